@@ -5,7 +5,7 @@ use clap::Args;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use miette::{IntoDiagnostic as _, Report, miette};
 use serde_json::{Value, json};
-use sim::consensus::costs::{self, Failure, Load, Pace, pause};
+use sim::consensus::costs::{self, Failure, LeaderRates, Load, pause};
 use std::io::Write as _;
 use switch::Nanos;
 
@@ -68,9 +68,9 @@ pub struct Paces {
     /// Size of a value, in bytes
     pub size: usize,
     /// Pace without the switch
-    pub without_switch: Pace,
+    pub without_switch: LeaderRates,
     /// Pace with the switch
-    pub with_switch: Pace,
+    pub with_switch: LeaderRates,
 }
 
 impl Paces {

@@ -54,7 +54,7 @@ pub trait Control<F: Function> {
 
     /// A process that connected to a memif port was refused as peer, for the reason `why`. The same reason is
     /// reported only once until a peer has connected or another reason occurs.
-    fn on_refused(&mut self, _port: &PortInfo, _why: &str) {}
+    fn on_peer_refused(&mut self, _port: &PortInfo, _why: &str) {}
 }
 
 /// Interface of the control plane to the workers.
@@ -142,9 +142,9 @@ impl<F: Function> ControlOutput<'_, F> {
 
 /// A control plane that does nothing, for functions that need none.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Passive;
+pub struct NoControl;
 
-impl<F: Function> Control<F> for Passive {
+impl<F: Function> Control<F> for NoControl {
     fn on_event(&mut self, _worker: usize, _event: F::Event, _out: &mut ControlOutput<'_, F>) {}
 
     fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, F>) {}

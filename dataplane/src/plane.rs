@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use switch::{Egress, Frame, Function, Nanos, PortId};
 
 /// Adapter for the control plane of a function with one worker.
-pub struct Plane<C: switch::Control> {
+pub struct SingleWorkerControl<C: switch::Control> {
     /// The control plane
     pub control: C,
     clock: Option<Clock>,
@@ -17,7 +17,7 @@ pub struct Plane<C: switch::Control> {
     frame: Vec<u8>,
 }
 
-impl<C: switch::Control> Plane<C> {
+impl<C: switch::Control> SingleWorkerControl<C> {
     /// Wraps a control plane.
     pub fn new(control: C) -> Self {
         Self { control, clock: None, commands: VecDeque::new(), frame: Vec::new() }
@@ -50,7 +50,7 @@ impl<C: switch::Control> Plane<C> {
     }
 }
 
-impl<C: switch::Control> Control<C::Function> for Plane<C> {
+impl<C: switch::Control> Control<C::Function> for SingleWorkerControl<C> {
     fn on_event(
         &mut self,
         _worker: usize,

@@ -350,8 +350,8 @@ impl<F: Function, C: Control<F>> MemifHooks for Hooks<'_, F, C> {
         self.control.on_link(&self.ports[port].info, up);
     }
 
-    fn on_refused(&mut self, port: usize, why: &str) {
-        self.control.on_refused(&self.ports[port].info, why);
+    fn on_peer_refused(&mut self, port: usize, why: &str) {
+        self.control.on_peer_refused(&self.ports[port].info, why);
     }
 }
 

@@ -94,13 +94,13 @@ impl<F: Function> Function for Stopwatch<F> {
     }
 
     #[inline]
-    fn glimpse(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
-        self.function.glimpse(frame, fetch);
+    fn prefetch_table(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.function.prefetch_table(frame, fetch);
     }
 
     #[inline]
-    fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
-        self.function.foresee(frame, fetch);
+    fn prefetch_state(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.function.prefetch_state(frame, fetch);
     }
 
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {

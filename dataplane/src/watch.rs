@@ -11,34 +11,34 @@ use switch::counters::Counter;
 use switch::{DropReason, Frame as _, Full, Nanos, Output, PortId, Verdict};
 
 /// Maximum length that is copied of a frame, in bytes: all headers, and the start of the payload
-pub const KEPT: usize = 256;
+pub const SNAP_LEN: usize = 256;
 /// Maximum count of sent frames that are recorded for one received frame, besides the received frame and its
 /// result
 const MAX_TX_RECORDS: usize = 32;
 
 /// A record of one frame.
 #[derive(Clone, Copy, Debug)]
-pub struct Sight {
+pub struct FrameRecord {
     /// Event number, common to a received frame and all frames sent for it; counted by worker
-    pub occasion: u64,
+    pub event_id: u64,
     /// Time since the watch was created
     pub at: Nanos,
     /// Count of selected frames before this one that could not be recorded, since the watch was created
     pub missed: u64,
     /// Count of frames sent for the same received frame before this one that were not recorded, because there
     /// were too many
-    pub left_out: u64,
+    pub omitted: u64,
     /// What happened to the frame
-    pub what: What,
+    pub action: TraceAction,
     /// Length of the frame, in bytes
     pub len: u32,
     kept: u16,
-    bytes: [u8; KEPT],
+    bytes: [u8; SNAP_LEN],
 }
 
 /// What happened to a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum TraceAction {
     /// The frame was received.
     In(PortId),
     /// The frame was sent: the received frame, rewritten, or one generated for it. Without a received frame,
@@ -54,26 +54,26 @@ pub enum What {
     Consumed,
 }
 
-impl Sight {
-    /// Returns the start of the frame, up to [`KEPT`] bytes; empty if the frame is no longer available.
+impl FrameRecord {
+    /// Returns the start of the frame, up to [`SNAP_LEN`] bytes; empty if the frame is no longer available.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.kept)]
     }
 }
 
 /// Predicate that selects frames, by the bytes that are recorded of them.
-pub type Wanted = Arc<dyn Fn(&[u8]) -> bool + Send + Sync>;
+pub type FrameFilter = Arc<dyn Fn(&[u8]) -> bool + Send + Sync>;
 
 /// A worker's end of a packet trace.
 pub struct Watch {
-    wanted: Wanted,
-    ring: Producer<Sight>,
+    filter: FrameFilter,
+    ring: Producer<FrameRecord>,
     missed: Arc<Counter>,
     clock: Clock,
     at: Nanos,
-    occasion: u64,
+    event_id: u64,
     /// Records of the current event: the received frame, some of the frames sent for it, and its result
-    records: Vec<Sight>,
+    records: Vec<FrameRecord>,
     left_out: u64,
     any_selected: bool,
     /// Whether the current event has a received frame
@@ -82,28 +82,28 @@ pub struct Watch {
 
 /// The control plane's end of a packet trace.
 pub struct Watcher {
-    ring: Consumer<Sight>,
+    ring: Consumer<FrameRecord>,
     missed: Arc<Counter>,
     clock: Clock,
 }
 
 /// Creates packet traces for `workers` workers, each with room for `room` records that have not been read.
 /// Their times begin now. The EAL has to be initialised.
-pub fn watches(workers: usize, wanted: &Wanted, room: usize) -> (Vec<Box<Watch>>, Vec<Watcher>) {
+pub fn watches(workers: usize, filter: &FrameFilter, room: usize) -> (Vec<Box<Watch>>, Vec<Watcher>) {
     let clock = Clock::start();
-    (0..workers).map(|_| watch(Arc::clone(wanted), room, clock)).unzip()
+    (0..workers).map(|_| watch(Arc::clone(filter), room, clock)).unzip()
 }
 
-fn watch(wanted: Wanted, room: usize, clock: Clock) -> (Box<Watch>, Watcher) {
+fn watch(filter: FrameFilter, room: usize, clock: Clock) -> (Box<Watch>, Watcher) {
     let (producer, consumer) = RingBuffer::new(room);
     let missed = Arc::<Counter>::default();
     let watch = Watch {
-        wanted,
+        filter,
         ring: producer,
         missed: Arc::clone(&missed),
         clock,
         at: Nanos::ZERO,
-        occasion: 0,
+        event_id: 0,
         records: Vec::with_capacity(MAX_TX_RECORDS + 2),
         left_out: 0,
         any_selected: false,
@@ -114,13 +114,13 @@ fn watch(wanted: Wanted, room: usize, clock: Clock) -> (Box<Watch>, Watcher) {
 
 impl Watcher {
     /// Returns the next record, in the worker's order. The records of an event become available together.
-    pub fn pop(&mut self) -> Option<Sight> {
+    pub fn pop(&mut self) -> Option<FrameRecord> {
         self.ring.pop().ok()
     }
 
     /// Returns the time of the next record, if there is one.
     pub fn next_at(&self) -> Option<Nanos> {
-        self.ring.peek().ok().map(|sight| sight.at)
+        self.ring.peek().ok().map(|record| record.at)
     }
 
     /// Returns the time since the watches were created.
@@ -129,9 +129,9 @@ impl Watcher {
     }
 
     /// Returns the next record if it belongs to this event.
-    pub fn next_of(&mut self, occasion: u64) -> Option<Sight> {
+    pub fn next_of(&mut self, event_id: u64) -> Option<FrameRecord> {
         let next = self.ring.peek().ok()?;
-        if next.occasion == occasion { self.pop() } else { None }
+        if next.event_id == event_id { self.pop() } else { None }
     }
 
     /// Returns whether no record is available.
@@ -157,50 +157,50 @@ impl Watch {
     }
 
     /// Adds a record, unless there are `within` records already.
-    fn record(&mut self, frame: Option<&Mbuf>, what: What, within: usize) {
+    fn record(&mut self, frame: Option<&Mbuf>, action: TraceAction, within: usize) {
         let bytes = frame.map_or(&[][..], |frame| frame.bytes());
-        self.any_selected |= frame.is_some() && (self.wanted)(bytes);
+        self.any_selected |= frame.is_some() && (self.filter)(bytes);
         if self.records.len() >= within {
             self.left_out += 1;
             return;
         }
-        let mut sight = Sight {
-            occasion: self.occasion,
+        let mut record = FrameRecord {
+            event_id: self.event_id,
             at: self.at,
             missed: self.missed.get(),
-            left_out: self.left_out,
-            what,
+            omitted: self.left_out,
+            action,
             len: frame.map_or(0, |frame| frame.frame_len() as u32),
-            kept: bytes.len().min(KEPT) as u16,
-            bytes: [0; KEPT],
+            kept: bytes.len().min(SNAP_LEN) as u16,
+            bytes: [0; SNAP_LEN],
         };
-        sight.bytes[..usize::from(sight.kept)].copy_from_slice(&bytes[..usize::from(sight.kept)]);
-        self.records.push(sight);
+        record.bytes[..usize::from(record.kept)].copy_from_slice(&bytes[..usize::from(record.kept)]);
+        self.records.push(record);
     }
 
     /// Records a received frame before the function handles it.
     pub(crate) fn record_rx(&mut self, frame: &Mbuf, port: PortId) {
         self.has_rx = true;
-        self.record(Some(frame), What::In(port), 1);
+        self.record(Some(frame), TraceAction::In(port), 1);
     }
 
     /// Records the verdict, before it is carried out. There is always room for this record.
     pub(crate) fn record_verdict(&mut self, frame: &Mbuf, verdict: Verdict) {
-        let (frame, what) = match verdict {
-            Verdict::Forward(port) => (Some(frame), What::Out(port)),
-            Verdict::Drop(reason) => (None, What::Dropped(reason)),
-            Verdict::Punt => (None, What::Punted),
-            Verdict::Consume => (None, What::Consumed),
+        let (frame, action) = match verdict {
+            Verdict::Forward(port) => (Some(frame), TraceAction::Out(port)),
+            Verdict::Drop(reason) => (None, TraceAction::Dropped(reason)),
+            Verdict::Punt => (None, TraceAction::Punted),
+            Verdict::Consume => (None, TraceAction::Consumed),
         };
-        self.record(frame, what, MAX_TX_RECORDS + 2);
+        self.record(frame, action, MAX_TX_RECORDS + 2);
     }
 
     /// Completes the event after the verdict was carried out; `lost` is the reason if the frame was lost.
     pub(crate) fn finish_event(&mut self, lost: Option<DropReason>) {
-        if let (Some(reason), Some(sight)) = (lost, self.records.last_mut()) {
-            sight.what = match sight.what {
-                What::Out(port) => What::Lost(port, reason),
-                _ => What::Dropped(reason),
+        if let (Some(reason), Some(record)) = (lost, self.records.last_mut()) {
+            record.action = match record.action {
+                TraceAction::Out(port) => TraceAction::Lost(port, reason),
+                _ => TraceAction::Dropped(reason),
             };
         }
         self.has_rx = false;
@@ -209,15 +209,15 @@ impl Watch {
 
     /// Records a frame before it is sent, as part of an event or alone.
     pub(crate) fn record_tx(&mut self, frame: &Mbuf, port: PortId) {
-        self.record(Some(frame), What::Out(port), MAX_TX_RECORDS + 1);
+        self.record(Some(frame), TraceAction::Out(port), MAX_TX_RECORDS + 1);
     }
 
     /// Corrects the last record after the frame was sent; `lost` is the reason if the frame was lost.
     pub(crate) fn correct_tx(&mut self, lost: Option<DropReason>) {
-        if let (Some(reason), Some(sight), 0) = (lost, self.records.last_mut(), self.left_out)
-            && let What::Out(port) = sight.what
+        if let (Some(reason), Some(record), 0) = (lost, self.records.last_mut(), self.left_out)
+            && let TraceAction::Out(port) = record.action
         {
-            sight.what = What::Lost(port, reason);
+            record.action = TraceAction::Lost(port, reason);
         }
         if !self.has_rx {
             self.publish();
@@ -231,7 +231,7 @@ impl Watch {
                 Ok(chunk) => _ = chunk.fill_from_iter(self.records.iter().copied()),
                 Err(_) => self.missed.add(1),
             }
-            self.occasion += 1;
+            self.event_id += 1;
         }
         (self.any_selected, self.left_out) = (false, 0);
         self.records.clear();

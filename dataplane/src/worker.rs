@@ -126,11 +126,11 @@ impl<F: Function> Worker<F> {
         }
         for &mbuf in burst.iter().take(TABLE_DISTANCE) {
             // SAFETY: the frame was just received.
-            self.function.glimpse(&*unsafe { borrow(mbuf) }, fetch);
+            self.function.prefetch_table(&*unsafe { borrow(mbuf) }, fetch);
         }
         for &mbuf in burst.iter().take(STATE_DISTANCE) {
             // SAFETY: as above.
-            self.function.foresee(&*unsafe { borrow(mbuf) }, fetch);
+            self.function.prefetch_state(&*unsafe { borrow(mbuf) }, fetch);
         }
         let mut bytes = 0;
         let mut to_free = FreeList { frames: [null_mut(); BURST], len: 0 };
@@ -140,11 +140,11 @@ impl<F: Function> Worker<F> {
             }
             if let Some(&ahead) = burst.get(at + TABLE_DISTANCE) {
                 // SAFETY: the frame has not been handled yet.
-                self.function.glimpse(&*unsafe { borrow(ahead) }, fetch);
+                self.function.prefetch_table(&*unsafe { borrow(ahead) }, fetch);
             }
             if let Some(&ahead) = burst.get(at + STATE_DISTANCE) {
                 // SAFETY: as above.
-                self.function.foresee(&*unsafe { borrow(ahead) }, fetch);
+                self.function.prefetch_state(&*unsafe { borrow(ahead) }, fetch);
             }
             // SAFETY: drivers write non-null pointers to buffers that the receiver owns.
             let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };

@@ -5,7 +5,7 @@ use rocev2::checksum::Sum;
 use rocev2::ethernet::Ethernet;
 use std::io;
 use std::path::Path;
-use switch::Chance;
+use switch::Rng;
 use understudy_tests::captures;
 
 /// Most frames that are taken of a capture: enough for every opcode of it
@@ -181,7 +181,7 @@ fn rdmc(frame: &[u8]) -> Vec<Vec<u8>> {
 
 /// Returns `input` with one to four changes: a bit flipped, a byte set, a part removed, repeated, or taken from another of
 /// `inputs`.
-pub fn mutate(input: &[u8], inputs: &[Vec<u8>], chance: &mut Chance) -> Vec<u8> {
+pub fn mutate(input: &[u8], inputs: &[Vec<u8>], chance: &mut Rng) -> Vec<u8> {
     let mut bytes = input.to_vec();
     for _ in 0..chance.between(1, 4) {
         if bytes.is_empty() {

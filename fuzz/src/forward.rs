@@ -41,6 +41,6 @@ pub(crate) fn run(input: &[u8]) {
             assert!(port.0 < PORTS);
         }
         while forward.poll_event().is_some() {}
-        forward.on_timer(now, &mut switch::memory::Sent::with_room(0));
+        forward.on_timer(now, &mut switch::memory::FrameCollector::with_room(0));
     }
 }

@@ -3,10 +3,10 @@
 
 use rocev2::Psn;
 use switch::impair::{Action, Config, Field, Impair, Match, Operations, PsnRange, Rule};
-use switch::memory::{Sent, run_frame};
-use switch::{Frame, Function, Nanos, PortId, Share, Verdict};
+use switch::memory::{FrameCollector, run_frame};
+use switch::{Frame, Function, Nanos, PortId, Probability, Verdict};
 
-fn rules(share: Share) -> Vec<Rule> {
+fn rules(share: Probability) -> Vec<Rule> {
     let rule = |name: &str, matching, action| Rule {
         name: name.into(),
         matching,
@@ -30,7 +30,7 @@ fn rules(share: Share) -> Vec<Rule> {
 }
 
 /// Returns all frames that leave, in order.
-fn play(share: Share, mut rest: &[u8]) -> Vec<(Vec<u8>, PortId)> {
+fn play(share: Probability, mut rest: &[u8]) -> Vec<(Vec<u8>, PortId)> {
     let mut impair = Impair::new(
         &Config {
             ports: 2,
@@ -69,7 +69,7 @@ fn play(share: Share, mut rest: &[u8]) -> Vec<(Vec<u8>, PortId)> {
 }
 
 fn tick(impair: &mut Impair, now: Nanos, room: usize, sent: &mut Vec<(Vec<u8>, PortId)>) {
-    let mut out = Sent::with_room(room);
+    let mut out = FrameCollector::with_room(room);
     impair.on_timer(now, &mut out);
     sent.extend(out.frames.into_iter().map(|(frame, port)| (frame.bytes().to_vec(), port)));
 }
@@ -77,6 +77,6 @@ fn tick(impair: &mut Impair, now: Nanos, room: usize, sent: &mut Vec<(Vec<u8>, P
 /// Runs one input.
 pub(crate) fn run(input: &[u8]) {
     let Some((&share, rest)) = input.split_first() else { return };
-    let share = Share::percent(u64::from(share % 101));
+    let share = Probability::percent(u64::from(share % 101));
     assert!(play(share, rest) == play(share, rest));
 }

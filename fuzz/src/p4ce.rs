@@ -10,7 +10,7 @@ use rnic::Interface;
 use rocev2::aeth::Syndrome;
 use rocev2::ethernet::MacAddr;
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn, icrc};
-use switch::memory::{Sent, run_frame};
+use switch::memory::{FrameCollector, run_frame};
 use switch::{Control as _, Function as _, Nanos, PortId, Verdict};
 
 const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
@@ -139,7 +139,7 @@ pub(crate) fn run(input: &[u8]) {
         if verdict == Verdict::Punt {
             control.on_punt(&frame, PortId(host.into()), now);
         }
-        function.on_timer(now, &mut Sent::with_room(0));
+        function.on_timer(now, &mut FrameCollector::with_room(0));
         while let Some(event) = function.poll_event() {
             control.on_event(event, now);
         }

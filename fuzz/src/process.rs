@@ -4,11 +4,11 @@
 //! the order of the calls, whether buffered or sent at once, and with consecutive PSNs. Each scattering has
 //! its own timestamp, and is settled once.
 
-use representative::process::{Beacons, Config, Event, Message, Peer, Process, ProcessId, Scattering};
+use representative::process::{BeaconPeer, Config, Event, Message, Peer, Process, ProcessId, Scattering};
 use rocev2::deth::Deth;
 use rocev2::ethernet::MacAddr;
-use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused, Timestamp};
-use rocev2::route::{Ends, Route};
+use rocev2::onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
+use rocev2::route::{Route, RouteFields};
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
 use std::collections::BTreeSet;
 use switch::Nanos;
@@ -44,7 +44,7 @@ struct Host {
 impl Host {
     fn new(how: u8) -> Self {
         let Peer { mac, address, qpn, .. } = peer(TOR);
-        let mut config = Config::new(peer(0), Beacons { mac, address, qpn, detour: Vec::new() });
+        let mut config = Config::new(peer(0), BeaconPeer { mac, address, qpn, detour: Vec::new() });
         config.peers = (1..=PEERS).map(peer).collect();
         config.mtu = 256;
         config.barriers_in_messages = how & 1 != 0;
@@ -84,7 +84,7 @@ impl Host {
     }
 
     fn deliver(&mut self, from: u8, header: &OnePipe, payload: &[u8]) {
-        let ends = Ends {
+        let ends = RouteFields {
             src_mac: peer(from).mac,
             dst_mac: peer(0).mac,
             vlan: None,
@@ -122,16 +122,16 @@ impl Host {
             2 => {
                 let psn = psns.1.add(b as i8 as u32 & 0xff_ffff);
                 let header = OnePipe::new(OnePipeOpcode::ACK, clock, psn);
-                let mut arrivals = [0; Arrivals::LEN];
+                let mut arrivals = [0; AckBody::LEN];
                 let len = bytes.len().min(28);
                 arrivals[..len].copy_from_slice(&bytes[..len]);
-                let mut arrivals = Arrivals::read_from_bytes(&arrivals).unwrap();
+                let mut arrivals = AckBody::read_from_bytes(&arrivals).unwrap();
                 arrivals.set_next(psn.add(c as i8 as u32 & 0xff_ffff));
                 self.deliver(from, &header, arrivals.as_bytes());
             }
             3 => {
                 let header = OnePipe::new(OnePipeOpcode::NAK, clock, psns.1.sub(b.into()));
-                self.deliver(from, &header, Refused::new(c).as_bytes());
+                self.deliver(from, &header, NakBody::new(c).as_bytes());
             }
             4 => {
                 let header = OnePipe::new(OnePipeOpcode::BEACON, near(b, 100), Psn::ZERO);

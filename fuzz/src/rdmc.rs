@@ -7,8 +7,8 @@ use core::net::IpAddr;
 use rdmc::{Algorithm, Config, Event, GroupConfig, Memory, Node};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use rnic::{
-    Access, Buffer, Completed, ConnParam, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu, Pd,
-    QpInit, ReadyToReceive, ReadyToSend, RecvRequest, Remote, Rnic, SendRequest, Sge, Status, Transport,
+    Access, Buffer, CompletionOpcode, ConnParam, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu,
+    Pd, QpInit, ReadyToReceive, ReadyToSend, RecvRequest, Remote, Rnic, SendRequest, Sge, Status, Transport,
 };
 use rocev2::aeth::RnrTimer;
 use rocev2::ethernet::MacAddr;
@@ -142,7 +142,7 @@ impl Peer {
         }
         while let Some(done) = self.nic.poll_cq(self.cq) {
             let is_own_connection = self.connection.is_some_and(|(qpn, _)| qpn == done.qpn);
-            if done.of != Completed::Recv || done.status != Status::Success || !is_own_connection {
+            if done.opcode != CompletionOpcode::Recv || done.status != Status::Success || !is_own_connection {
                 continue;
             }
             assert_eq!(done.len as usize, LEN);
@@ -462,7 +462,7 @@ impl Host {
     }
 
     fn check(&self) {
-        let (held, links) = (self.nic.held(), self.node.held());
+        let (held, links) = (self.nic.resource_counts(), self.node.held());
         assert!(links.queue_pairs <= 8 && self.node.words() <= CONNECTIONS);
         assert!(held.queue_pairs <= links.queue_pairs + CONNECTIONS, "{held:?}");
         let messages = self.lent.lock().unwrap().buffers.len();
@@ -484,7 +484,7 @@ impl Host {
         self.run();
         assert!(self.lent.lock().unwrap().buffers.is_empty(), "memory of messages was not returned");
         assert_eq!(self.node.words(), 0);
-        assert_eq!(self.nic.held(), self.node.held());
+        assert_eq!(self.nic.resource_counts(), self.node.held());
     }
 }
 

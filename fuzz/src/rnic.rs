@@ -36,7 +36,7 @@ impl Host {
     fn change(&mut self, how: u8, which: u8) {
         let flags = [WRITES[0], WRITES[1], WRITES[2], Access::REMOTE_READ, Access::REMOTE_INVALIDATE];
         let chosen = flags.iter().enumerate().filter(|(at, _)| which >> at & 1 != 0);
-        let access = chosen.fold(Access::LOCAL_READ, |all, (_, flag)| all.and(*flag));
+        let access = chosen.fold(Access::LOCAL_READ, |all, (_, flag)| all.union(*flag));
         // A SEND with invalidate may have invalidated it.
         self.mr = self.mr.filter(|mr| self.nic.region(*mr).is_some());
         match (how % 4, self.mr) {
@@ -58,7 +58,7 @@ impl Host {
             }
         }
         let region = self.mr.and_then(|mr| self.nic.region(mr));
-        let may_write = region.is_some_and(|region| WRITES.iter().any(|flag| region.access.has(*flag)));
+        let may_write = region.is_some_and(|region| WRITES.iter().any(|flag| region.access.contains(*flag)));
         self.unwritable = (!may_write).then(|| self.nic.bytes(self.buffers[0]).to_vec());
     }
 

@@ -10,7 +10,7 @@
 use rocev2::aeth::Syndrome;
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn, icrc};
 use std::collections::{HashMap, VecDeque};
-use switch::memory::{Sent, run_frame};
+use switch::memory::{FrameCollector, run_frame};
 use switch::{Frame as _, Function as _, Nanos, PortId};
 use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
 
@@ -227,7 +227,7 @@ impl Net {
             #[cfg(debug_assertions)]
             bug: planted(),
             ageing: if how & 32 == 0 { Nanos::from_secs(600) } else { Nanos::from_millis(2) },
-            failed_cas: if how & 16 == 0 { swordbox::FailedCas::Write } else { swordbox::FailedCas::Answer },
+            failed_cas: if how & 16 == 0 { swordbox::FailedCas::Write } else { swordbox::FailedCas::Respond },
             ..Config::new(switch::forward::Config::bridge(3, 8))
         });
         Self {
@@ -415,7 +415,7 @@ pub(crate) fn run(input: &[u8]) {
             12 => _ = net.to_clients.pop_front(),
             13 => {
                 net.now = net.now + Nanos(u64::from(more) << 12);
-                let mut out = Sent::with_room(64);
+                let mut out = FrameCollector::with_room(64);
                 let counters = net.function.counters();
                 let before = counters.forgotten.get();
                 net.function.on_timer(net.now, &mut out);
@@ -456,8 +456,8 @@ pub(crate) fn run(input: &[u8]) {
             }
         }
         while let Some(event) = net.function.poll_event() {
-            if let Event::Diverging(connection) = event {
-                net.function.on_command(Command::Permit(connection), net.now);
+            if let Event::TranslationRequested(connection) = event {
+                net.function.on_command(Command::PermitTranslation(connection), net.now);
             }
         }
         let [used, ..] = net.function.usage();

@@ -1,7 +1,7 @@
 //! A short deterministic run of each target: its first inputs, and mutations of those from a fixed seed.
 
 use crate::corpus::{first_inputs, mutate};
-use switch::Chance;
+use switch::Rng;
 
 /// Mutations that each target is run with
 const MUTATIONS: usize = 2000;
@@ -13,7 +13,7 @@ fn smoke(name: &str) {
     for input in &inputs {
         run(input);
     }
-    let mut chance = Chance::new(1);
+    let mut chance = Rng::new(1);
     for n in 0..MUTATIONS {
         let input = mutate(&inputs[n % inputs.len()], &inputs, &mut chance);
         // The panic of a target does not say for which input it happened.

@@ -3,7 +3,7 @@
 mod control;
 
 use crate::config::Config;
-use crate::function::{Host, ORIGIN, Rings, Shared, decode_origin};
+use crate::function::{ORIGIN, ProcessFunction, Rings, Shared, decode_origin};
 use crate::ring::{MAX_INLINE, Reader, Writer, ring};
 use crate::submit::{self, Limits};
 use control::Request;
@@ -392,12 +392,12 @@ impl Endpoint {
     pub fn without_threads(
         config: &process::Config,
         tell_settled: bool,
-    ) -> Result<(Self, Host), ConfigError> {
+    ) -> Result<(Self, ProcessFunction), ConfigError> {
         let (app, polling) = create_rings(config);
         let shared = Arc::clone(&app.shared);
         let process = Process::new(config.clone())?;
         let counters = process.counters();
-        let host = Host::new(process, tell_settled, polling, shared);
+        let host = ProcessFunction::new(process, tell_settled, polling, shared);
         let (requests, _) = crossbeam_channel::bounded(0);
         Ok((Self::new(app, config, counters, requests, None), host))
     }

@@ -4,7 +4,7 @@
 use crate::config::{Clock, Config, Settings};
 use core::net::IpAddr;
 use core::ops::Range;
-use representative::process::{self, Beacons, Peer, ProcessId};
+use representative::process::{self, BeaconPeer, Peer, ProcessId};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::OnePipe;
@@ -55,7 +55,7 @@ fn read_all(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Option<Co
 pub fn check_runtime(runtime: &Runtime, problems: &Problems) {
     let why = "[process] has one worker, its polling thread: its frames leave in one order";
     runtime.check_one_worker(why, problems);
-    runtime.check_goes_on_when_idle("[process]", "a process runs until it leaves", problems);
+    runtime.reject_stop_when_idle("[process]", "a process runs until it leaves", problems);
 }
 
 /// Reads the table `[process]` of a file with these ports. Returns `None` if it is invalid; the problems are
@@ -108,7 +108,7 @@ impl Numbers {
         let placeholder =
             Peer { id: ProcessId(0), mac: MacAddr::default(), address: [0; 4].into(), qpn: Qpn::new(0) };
         let Peer { mac, address, qpn, .. } = placeholder;
-        let default = process::Config::new(placeholder, Beacons { mac, address, qpn, detour: Vec::new() });
+        let default = process::Config::new(placeholder, BeaconPeer { mac, address, qpn, detour: Vec::new() });
         let ack_delay = micros("ack_delay_us", 1..=MAX_US, default.ack_delay.0 / 1_000);
         let interval = table.number("beacon_interval_ns", 1_000..=1_000_000, default.beacon_interval.0);
         Self {
@@ -211,7 +211,7 @@ fn one_port(table: &Table<'_>, ports: &Ports) {
 }
 
 /// Reads the switch that keeps the barriers of the process's link.
-fn beacons(table: &Table<'_>, own: Option<IpAddr>) -> Option<(String, Beacons)> {
+fn beacons(table: &Table<'_>, own: Option<IpAddr>) -> Option<(String, BeaconPeer)> {
     let mut tables = subsections(table, "beacons", BEACONS)?.into_iter();
     let first = tables.next();
     for second in tables {
@@ -219,7 +219,7 @@ fn beacons(table: &Table<'_>, own: Option<IpAddr>) -> Option<(String, Beacons)> 
         table.problems().add(problem.help(
             "keep one: a process has one link. On a host at two switches, keep the switch that its routes pass",
         ));
-        second.forget();
+        second.discard();
     }
     let Some(table) = first else {
         let problem = table
@@ -239,7 +239,7 @@ fn beacons(table: &Table<'_>, own: Option<IpAddr>) -> Option<(String, Beacons)> 
     let detour = table.get("detour", "[\"10.255.0.1\"]");
     let detour = detour.map_or(Some(Vec::new()), |value| self::detour(&value, own));
     table.finish();
-    let beacons = Beacons { mac: mac?, address: address?, qpn: Qpn::new(qpn? as u32), detour: detour? };
+    let beacons = BeaconPeer { mac: mac?, address: address?, qpn: Qpn::new(qpn? as u32), detour: detour? };
     Some((switch?.to_owned(), beacons))
 }
 

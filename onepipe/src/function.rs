@@ -70,7 +70,7 @@ pub enum Command {
 
 /// Event: the process has left.
 #[derive(Clone, Copy, Debug)]
-pub struct Gone;
+pub struct ProcessLeft;
 
 /// Progress of a process that leaves
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +108,7 @@ pub(crate) fn decode_origin(head: &[u8; ORIGIN]) -> (Timestamp, ProcessId) {
 }
 
 /// Process on a port, between the rings of its application: the switch function of the polling thread.
-pub struct Host {
+pub struct ProcessFunction {
     process: Process,
     sends: Reader<0>,
     deliveries: Writer<ORIGIN>,
@@ -127,7 +127,7 @@ pub struct Host {
     list: Vec<(ProcessId, &'static [u8])>,
 }
 
-impl Host {
+impl ProcessFunction {
     pub(crate) fn new(
         process: Process,
         tell_settled: bool,
@@ -262,7 +262,7 @@ impl Host {
             || !self.refused.is_empty()
             || !self.sends.is_empty()
             // Includes window updates for messages that the application has just taken.
-            || self.process.has_answers()
+            || self.process.has_acks_to_send()
     }
 }
 
@@ -280,7 +280,7 @@ fn refuse(
         SendError::Left => Failure::Left,
         why => unreachable!("the sender has checked the scattering: {why}"),
     };
-    let scattering = process.skip();
+    let scattering = process.skip_number();
     let failed = |(part, &(dst, _)): (u32, &(ProcessId, &[u8]))| Event::SendFailed {
         scattering,
         timestamp: None,
@@ -299,9 +299,9 @@ fn may_request_address(frame: &[u8]) -> bool {
     of(ethertype::ARP) || of(ethertype::IPV6) && frame.get(Ethernet::LEN + 6) == Some(&ICMPV6)
 }
 
-impl Function for Host {
+impl Function for ProcessFunction {
     type Command = Command;
-    type Event = Gone;
+    type Event = ProcessLeft;
 
     fn on_frame<O: Output>(
         &mut self,
@@ -347,15 +347,15 @@ impl Function for Host {
         self.has_input = true;
     }
 
-    fn poll_event(&mut self) -> Option<Gone> {
+    fn poll_event(&mut self) -> Option<ProcessLeft> {
         matches!(self.leaving, Some(Leaving::Left)).then(|| {
             self.leaving = Some(Leaving::Reported);
-            Gone
+            ProcessLeft
         })
     }
 }
 
-impl fmt::Debug for Host {
+impl fmt::Debug for ProcessFunction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Host").field("process", &self.process).finish_non_exhaustive()
     }

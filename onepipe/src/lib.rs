@@ -52,7 +52,7 @@ mod submit;
 pub use config::{Clock, Config, Settings};
 pub use endpoint::{Endpoint, Failed, Handle, InitError, Receiver, Sender};
 pub use file::load;
-pub use function::{Command, Gone, Host};
+pub use function::{Command, ProcessFunction, ProcessLeft};
 pub use representative::process::{
     Counters, Event, Failure, Message, ProcessId, Refusal, Scattering, SendError,
 };

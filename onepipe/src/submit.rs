@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use core::net::IpAddr;
     use representative::Process;
-    use representative::process::{Beacons, Peer};
+    use representative::process::{BeaconPeer, Peer};
     use rocev2::Qpn;
     use rocev2::ethernet::MacAddr;
     use switch::Nanos;
@@ -207,7 +207,7 @@ mod tests {
             qpn: Qpn::new(0x11),
         };
         let Peer { mac, address, qpn, .. } = peer(99);
-        let mut config = Config::new(peer(1), Beacons { mac, address, qpn, detour: Vec::new() });
+        let mut config = Config::new(peer(1), BeaconPeer { mac, address, qpn, detour: Vec::new() });
         config.peers = vec![peer(2), peer(3), peer(4)];
         (config.receive_window, config.send_buffer, config.max_unsettled) = (50_000, 120_000, 40);
         let bytes = vec![0; MAX_MESSAGE + 1];

@@ -165,7 +165,7 @@ impl P4ce {
             config.queue_pairs
         );
         Self {
-            forward: Forward::alone(&config.forward),
+            forward: Forward::embedded(&config.forward),
             slots: vec![UNUSED_SLOT; config.queue_pairs].into(),
             groups: (0..config.groups).map(|_| None).collect(),
             counters: Arc::default(),
@@ -518,7 +518,7 @@ impl P4ce {
     /// Returns whether a frame to a multicast or broadcast address requests one of the switch's own
     /// addresses.
     fn requests_own_address(&self, frame: &[u8]) -> bool {
-        neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
+        neighbour::resolution_target(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
     }
 
     fn exclude_stalled(&mut self, now: Nanos) {
@@ -591,7 +591,7 @@ impl Function for P4ce {
     }
 
     #[inline]
-    fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+    fn prefetch_state(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
         // The position in most packets: without VLAN tag, IPv4 without options.
         const DEST_QP: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN + Bth::DEST_QP_WORD;
         let Some(word) = frame.bytes().get(DEST_QP..).and_then(|bytes| bytes.first_chunk()) else { return };

@@ -344,7 +344,7 @@ impl Gather {
             progress.member &= !is_dropped;
             self.dropped |= u16::from(is_dropped) << member;
             #[cfg(debug_assertions)]
-            if self.bug == Some(crate::Bug::LeftBehind) && progress.acked.precedes(self.frontier) {
+            if self.bug == Some(crate::Bug::LagIgnored) && progress.acked.precedes(self.frontier) {
                 progress.acked = self.frontier;
             }
         }

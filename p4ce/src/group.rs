@@ -6,7 +6,7 @@ use core::net::IpAddr;
 use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
-use rocev2::redirect::{Fixed, Redirect};
+use rocev2::redirect::{FlowFields, Redirect};
 use rocev2::repr::{Ip, Repr};
 use rocev2::rewrite::Rewriter;
 use rocev2::{Bth, Layout, Opcode, Packet, Psn, Qpn};
@@ -219,8 +219,9 @@ impl Member {
     fn new(config: &GroupConfig, replica: &Replica) -> Option<Self> {
         let (leader, peer) = (&config.leader, &replica.peer);
         let from =
-            Fixed { src: leader.remote, dst: leader.local, dest_qp: leader.local_qp, rkey: config.rkey };
-        let to = Fixed { src: peer.local, dst: peer.remote, dest_qp: peer.remote_qp, rkey: replica.rkey };
+            FlowFields { src: leader.remote, dst: leader.local, dest_qp: leader.local_qp, rkey: config.rkey };
+        let to =
+            FlowFields { src: peer.local, dst: peer.remote, dest_qp: peer.remote_qp, rkey: replica.rkey };
         Some(Self {
             redirect: Redirect::new(&from, &to, config.own, peer.mac)?,
             psn_ahead: peer.first.distance(leader.first) as u32,
@@ -232,7 +233,7 @@ impl Member {
     /// Returns whether a packet comes from this replica and is addressed to the switch.
     #[inline]
     pub(crate) fn is_from(&self, packet: &Packet<'_>) -> bool {
-        self.redirect.is_answered_by(packet)
+        self.redirect.matches_reverse(packet)
     }
 
     /// Rewrites a packet of the leader into one to the replica (P4CE, section IV-B).

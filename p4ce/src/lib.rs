@@ -40,9 +40,9 @@ pub enum Bug {
     /// Leaders and replicas keep the ports that they had when their group was opened
     FixedPorts,
     /// Requests for groups are not limited
-    AnyRequest,
+    UnlimitedRequests,
     /// A replica counts as if it held everything that a quorum holds
-    LeftBehind,
+    LagIgnored,
     /// A leader is identified by the UDP source port of its first packet, too
     LeaderByPort,
 }
@@ -57,8 +57,8 @@ impl Bug {
         Self::StaleNakPending,
         Self::DroppedSilently,
         Self::FixedPorts,
-        Self::AnyRequest,
-        Self::LeftBehind,
+        Self::UnlimitedRequests,
+        Self::LagIgnored,
         Self::LeaderByPort,
     ];
 }

@@ -2,7 +2,7 @@
 //! number and one table lookup.
 
 use crate::profile::Choice;
-use switch::Chance;
+use switch::Rng;
 
 /// Chooses among a fixed number of items.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ impl Chooser {
 
     #[expect(clippy::inline_always, reason = "a call for each packet would cost more than most choices do")]
     #[inline(always)]
-    pub(crate) fn choose(&mut self, rng: &mut Chance) -> u32 {
+    pub(crate) fn choose(&mut self, rng: &mut Rng) -> u32 {
         match self {
             Self::RoundRobin { next, count } => round_robin(next, *count),
             Self::Uniform { count } => ((u64::from(rng.bits() as u32) * u64::from(*count)) >> 32) as u32,
@@ -77,7 +77,7 @@ impl AliasTable {
     }
 
     #[inline]
-    pub(crate) fn choose(&self, rng: &mut Chance) -> u32 {
+    pub(crate) fn choose(&self, rng: &mut Rng) -> u32 {
         let bits = rng.bits();
         let column = ((u64::from(bits as u32) * self.0.len() as u64) >> 32) as u32;
         let Column { own, other } = self.0[column as usize];
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn zipf_draws_follow_the_law() {
-        let mut rng = Chance::new(3);
+        let mut rng = Rng::new(3);
         for exponent in [0.0, 0.99, 1.5] {
             let (count, draws) = (1000, 400_000);
             let alias = AliasTable::zipf(count, exponent);
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn every_choice_reaches_all_items_of_its_range() {
-        let mut rng = Chance::new(1);
+        let mut rng = Rng::new(1);
         for choice in [Choice::Turn, Choice::Uniform, Choice::Zipf { thousandths: 990 }] {
             for count in [1, 2, 7] {
                 let mut chooser = Chooser::new(choice, count);

@@ -204,7 +204,7 @@ impl Function for Pktgen {
     }
 
     #[inline]
-    fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+    fn prefetch_state(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
         self.receiver.foresee(frame, fetch);
     }
 

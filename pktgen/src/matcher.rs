@@ -151,8 +151,8 @@ impl FrameMatcher {
         let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let (qpn, psn) = (word(QPN_WORD) & 0xff_ffff, word(PSN_WORD));
         let mut changes = Changes::new();
-        changes.weighted(psn.swap_bytes(), self.psn_weight);
-        changes.weighted(word(VA_WORD).swap_bytes(), self.va_weight);
+        changes.add_weighted(psn.swap_bytes(), self.psn_weight);
+        changes.add_weighted(word(VA_WORD).swap_bytes(), self.va_weight);
         let mut icrc_rest = self.icrc ^ u32::from_le_bytes(*frame.last_chunk()?);
         let stamp = match self.stamp {
             None => None,
@@ -188,8 +188,8 @@ impl FrameMatcher {
     fn restamp(&mut self, at: usize, value: u64) {
         let mut changes = Changes::new();
         let follow = self.len - 4 - at;
-        changes.word(((value >> 32) as u32).swap_bytes(), follow - 4);
-        changes.word((value as u32).swap_bytes(), follow - 8);
+        changes.add_word(((value >> 32) as u32).swap_bytes(), follow - 4);
+        changes.add_word((value as u32).swap_bytes(), follow - 8);
         self.last_stamp = (value, changes.effect());
     }
 }

@@ -143,5 +143,5 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
 /// Returns whether packets of this opcode carry a virtual address.
 fn names_memory(opcode: Opcode) -> bool {
     let headers = opcode.headers();
-    headers.has(Headers::RETH) || headers.has(Headers::ATOMIC)
+    headers.contains(Headers::RETH) || headers.contains(Headers::ATOMIC)
 }

@@ -9,7 +9,7 @@ use core::net::IpAddr;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
 use rocev2::{MAX_PAYLOAD, Psn, Qpn};
-use switch::{Nanos, PortId, Share};
+use switch::{Nanos, PortId, Probability};
 
 /// Configuration of a generator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub struct Stream {
     /// Whether payloads begin with the time of sending
     pub stamp: bool,
     /// Share of malformed packets. They take no PSN and count for the rate, but not as packets of the stream
-    pub malformed: Share,
+    pub malformed: Probability,
 }
 
 /// Kind of a stream's packets.
@@ -427,7 +427,7 @@ impl Stream {
         }
         if let Some(packets) = self.packets {
             range("packets", packets, 1, u64::MAX)?;
-            if self.malformed == Share::ALWAYS {
+            if self.malformed == Probability::ALWAYS {
                 return Err(ProfileError::NeverEnds { stream, packets });
             }
         }

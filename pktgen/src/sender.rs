@@ -18,7 +18,7 @@ use rocev2::ipv6::Ipv6;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::udp::Udp;
 use rocev2::{Bth, Fault, Opcode, Packet, Psn};
-use switch::{Chance, Frame as _, Full, Nanos, Output, PortId, Share};
+use switch::{Frame as _, Full, Nanos, Output, PortId, Probability, Rng};
 use zerocopy::IntoBytes as _;
 
 /// Packets that a stream sends in one turn of the worker at most, so that other streams and received frames
@@ -76,7 +76,7 @@ pub(crate) struct Sender {
     slot: Chooser,
     va: u64,
     slot_len: u64,
-    rng: Chance,
+    rng: Rng,
     rate: Rate,
     pace: Pace,
     /// Packets of a burst, and a packet's mean length in the rate's units
@@ -94,7 +94,7 @@ pub(crate) struct Sender {
     ack_every: u32,
     /// Messages of a queue pair since the last that requested an acknowledgement; empty if all or none do
     since_ack_req: Box<[u32]>,
-    malformed: Share,
+    malformed: Probability,
     malformed_frames: Box<[(Fault, Box<[u8]>)]>,
     requester: Option<Requester>,
     /// Locks of compare and swap, by queue pair
@@ -184,7 +184,7 @@ impl Sender {
             slot: Chooser::new(stream.memory.choice, stream.memory.slots),
             va: stream.memory.va,
             slot_len: stream.slot_len(),
-            rng: Chance::stream(profile.seed, index as u64),
+            rng: Rng::stream(profile.seed, index as u64),
             rate: stream.rate,
             pace: Pace::new(stream.rate, Nanos::ZERO, profile.catch_up),
             burst,

@@ -37,7 +37,7 @@ impl Address {
     pub(crate) fn new(qpn: u32) -> Self {
         // Shifted to the word with the queue pair number, so that both contribute as one word from there on
         let mut flow = Changes::new();
-        flow.word((Self::flow(qpn) << 16).swap_bytes(), FLOW_TO_QPN);
+        flow.add_word((Self::flow(qpn) << 16).swap_bytes(), FLOW_TO_QPN);
         Self { qpn, effect: flow.effect() ^ qpn.swap_bytes() }
     }
 
@@ -123,7 +123,7 @@ impl Template {
             payload: layout.payload(),
             icrc_at: layout.icrc(),
             icrc: repr.icrc,
-            has_aeth: opcode.headers().has(Headers::AETH),
+            has_aeth: opcode.headers().contains(Headers::AETH),
             qpn_weight: Weight::of(behind(Bth::DEST_QP_WORD)),
             psn_weight: Weight::of(behind(PSN_WORD)),
         }
@@ -135,15 +135,15 @@ impl Template {
         let mut patch = Patch { bytes, icrc_at: self.icrc_at, icrc: self.icrc, changes: Changes::new() };
         let psn = psn | u32::from(ack_req) << 31;
         self.write_head(patch.bytes, to.qpn, psn);
-        patch.changes.weighted(to.effect, self.qpn_weight);
-        patch.changes.weighted(psn.swap_bytes(), self.psn_weight);
+        patch.changes.add_weighted(to.effect, self.qpn_weight);
+        patch.changes.add_weighted(psn.swap_bytes(), self.psn_weight);
         patch
     }
 
     /// Returns what a destination contributes to the ICRC of copies.
     pub(crate) fn effect_of_address(&self, to: Address) -> u32 {
         let mut changes = Changes::new();
-        changes.weighted(to.effect, self.qpn_weight);
+        changes.add_weighted(to.effect, self.qpn_weight);
         changes.effect()
     }
 
@@ -160,8 +160,8 @@ impl Template {
     /// Returns what eight bytes at an offset contribute to the ICRC.
     fn effect_of_long(&self, at: usize, value: u64) -> u32 {
         let mut changes = Changes::new();
-        changes.word(((value >> 32) as u32).swap_bytes(), self.icrc_at - at - 4);
-        changes.word((value as u32).swap_bytes(), self.icrc_at - at - 8);
+        changes.add_word(((value >> 32) as u32).swap_bytes(), self.icrc_at - at - 4);
+        changes.add_word((value as u32).swap_bytes(), self.icrc_at - at - 8);
         changes.effect()
     }
 
@@ -228,15 +228,15 @@ impl Patch<'_> {
     #[inline]
     pub(crate) fn long(&mut self, at: usize, value: u64) {
         self.bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
-        self.changes.word(((value >> 32) as u32).swap_bytes(), self.icrc_at - at - 4);
-        self.changes.word((value as u32).swap_bytes(), self.icrc_at - at - 8);
+        self.changes.add_word(((value >> 32) as u32).swap_bytes(), self.icrc_at - at - 4);
+        self.changes.add_word((value as u32).swap_bytes(), self.icrc_at - at - 8);
     }
 
     /// Writes four bytes that are 0 in the template and have a known weight.
     #[inline]
     pub(crate) fn weighted_word(&mut self, at: usize, value: u32, weight: Weight) {
         self.bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
-        self.changes.weighted(value.swap_bytes(), weight);
+        self.changes.add_weighted(value.swap_bytes(), weight);
     }
 
     /// Writes bytes that are 0 in the template; their number has to be a multiple of four.
@@ -244,7 +244,7 @@ impl Patch<'_> {
     pub(crate) fn words(&mut self, at: usize, value: &[u8]) {
         self.bytes[at..at + value.len()].copy_from_slice(value);
         for (n, word) in value.as_chunks::<4>().0.iter().enumerate() {
-            self.changes.word(u32::from_le_bytes(*word), self.icrc_at - at - 4 * n - 4);
+            self.changes.add_word(u32::from_le_bytes(*word), self.icrc_at - at - 4 * n - 4);
         }
     }
 
@@ -252,7 +252,7 @@ impl Patch<'_> {
     #[inline]
     pub(crate) fn low_24(&mut self, at: usize, value: u32) {
         self.bytes[at + 1..at + 4].copy_from_slice(&value.to_be_bytes()[1..]);
-        self.changes.word(value.swap_bytes(), self.icrc_at - at - 4);
+        self.changes.add_word(value.swap_bytes(), self.icrc_at - at - 4);
     }
 
     /// Updates the ICRC.

@@ -101,8 +101,8 @@ impl UniformBurst<'_> {
             let va = first.wrapping_add(slot.wrapping_mul(slot_len));
             qp.position = qp.position.wrapping_add(step);
             let mut changes = Changes::new();
-            changes.weighted(psn.swap_bytes(), psn_weight);
-            changes.weighted(va.swap_bytes(), weight);
+            changes.add_weighted(psn.swap_bytes(), psn_weight);
+            changes.add_weighted(va.swap_bytes(), weight);
             let icrc = icrc ^ qp.effect ^ changes.effect();
             let to = qp.address;
             let head = copy.first_chunk_mut::<HEAD>().expect("a copy is as long as the template");

@@ -4,7 +4,7 @@ use crate::group::Depth;
 use crate::mesh;
 use crate::schedule::{Algorithm, ScheduleError};
 use core::net::IpAddr;
-use p4ce::consensus::Through;
+use p4ce::consensus::SwitchAddress;
 use rnic::{MemoryError, Mr, QpError};
 use switch::Nanos;
 
@@ -97,7 +97,7 @@ pub struct GroupConfig {
     /// an acknowledgement.
     pub ahead: u32,
     /// P4CE switch that copies blocks, for [`Algorithm::InNetwork`].
-    pub through: Option<Through>,
+    pub through: Option<SwitchAddress>,
 }
 
 impl GroupConfig {

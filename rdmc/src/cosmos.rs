@@ -4,7 +4,7 @@
 
 use crate::model::{Network, Object, run};
 use crate::{Algorithm, Schedule};
-use switch::Chance;
+use switch::Rng;
 
 const MB: f64 = 1e6;
 /// Bytes of a block.
@@ -16,7 +16,7 @@ pub const RATE_BPS: f64 = 100e9;
 /// Cosmos: the mean of the logarithm is that of the median, and its variance is twice the logarithm of mean
 /// over median. Sizes are clamped to 300 bytes to 900 MB.
 pub fn sizes(count: usize, seed: u64) -> Vec<u64> {
-    let mut rng = Chance::new(seed);
+    let mut rng = Rng::new(seed);
     let mut uniform = || rng.below(1 << 53) as f64 / (1_u64 << 53) as f64;
     let sigma = (2.0 * (29.0_f64 / 12.0).ln()).sqrt();
     let mut normal = || (-2.0 * (1.0 - uniform()).ln()).sqrt() * (core::f64::consts::TAU * uniform()).cos();
@@ -41,7 +41,7 @@ pub fn groups() -> Vec<[usize; 3]> {
 /// If `groups` is empty, or names a host above 15.
 pub fn latencies(algorithm: &Algorithm, sizes: &[u64], groups: &[[usize; 3]]) -> Vec<f64> {
     let network = Network::new(16, RATE_BPS, 1.5e-6);
-    let mut rng = Chance::new(3);
+    let mut rng = Rng::new(3);
     let latency = |bytes: &u64| {
         let [a, b, c] = *rng.pick(groups);
         let schedule = Schedule::new(algorithm.clone(), 4, bytes.div_ceil(BLOCK) as u32);

@@ -597,7 +597,7 @@ impl Group {
         let write = SendRequest::new(0, Operation::Write(remote_ready_word), Data::Inline(ready_word));
         let request = SendRequest { signaled: false, ..write };
         // A queue pair that has failed completes the request with an error.
-        let is_room = nic.sends_pending(neighbour.qpn) < neighbour.ready_write_limit;
+        let is_room = nic.pending_sends(neighbour.qpn) < neighbour.ready_write_limit;
         neighbour.ready_word_stale = !is_room || nic.post_send(neighbour.qpn, request).is_err();
         !neighbour.ready_word_stale
     }

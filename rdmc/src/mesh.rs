@@ -11,7 +11,7 @@ use crate::wire::{HELLO, LEN, Message, is_hello};
 use core::net::IpAddr;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use rnic::{
-    Access, Buffer, Completed, Completion, ConnParam, Cq, Data, Modify, Mr, Operation, Pd, QpInit,
+    Access, Buffer, Completion, CompletionOpcode, ConnParam, Cq, Data, Modify, Mr, Operation, Pd, QpInit,
     RecvRequest, Rnic, SendRequest, Sge, Status, Transport,
 };
 use rocev2::Qpn;
@@ -425,11 +425,11 @@ impl Mesh {
         };
         if done.status != Status::Success {
             self.drop_link(nic, peer, now);
-        } else if done.of == Completed::RecvWriteImm {
+        } else if done.opcode == CompletionOpcode::RecvWriteImm {
             // An empty WRITE with immediate data, which needs no access right.
             connection.post(nic, done.id);
             self.malformed += 1;
-        } else if done.of == Completed::Recv {
+        } else if done.opcode == CompletionOpcode::Recv {
             link.last_received = now;
             let at = done.id as usize * LEN;
             let bytes = &nic.bytes(connection.buffer)[at..at + (done.len as usize).min(LEN)];

@@ -13,9 +13,9 @@ use crate::mesh::{Mesh, NicHandles};
 use crate::wire::{Create, Message, NOTE};
 use core::net::IpAddr;
 use rnic::cm::{Conn, PortSpace};
-use rnic::{Access, Held, Pd, Rnic};
+use rnic::{Access, Pd, ResourceCounts, Rnic};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 /// Maximum number of groups that one other node has created and this node has not (yet).
 const MAX_EARLY: usize = 4096;
@@ -137,7 +137,7 @@ impl Node {
             cq,
             ready_words,
             free_ready_words: (0..word_count).rev().collect(),
-            rng: Chance::stream(self.config.seed, 0x5244),
+            rng: Rng::stream(self.config.seed, 0x5244),
             uses: BTreeMap::new(),
             ack_timeout: self.config.ack_timeout,
             retry_count: self.config.retry_count,
@@ -156,10 +156,10 @@ impl Node {
 
     /// Returns the resources that the node has taken of its NIC besides those of groups and their messages: a
     /// queue pair and a region for each link to another node, and a region for the ready words of all groups.
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> ResourceCounts {
         let links = self.mesh.connection_count();
         let regions = links + usize::from(self.resources.is_some());
-        Held { queue_pairs: links, regions, buffers: regions }
+        ResourceCounts { queue_pairs: links, regions, buffers: regions }
     }
 
     /// Returns the number of ready words in use by groups, one for each block connection.
@@ -385,7 +385,7 @@ impl Node {
             }
             // A request may fail as soon as it is posted. Nothing is left in the completion queue, which has
             // room for all completions until the next call.
-            if !nic.cq_has_some(handles.cq) {
+            if !nic.cq_has_completions(handles.cq) {
                 break;
             }
         }

@@ -21,7 +21,8 @@ use zerocopy::IntoBytes;
 /// checked.
 fn detour_headers(config: &Config, link: &Link, packet: &[u8]) -> Vec<u8> {
     let tunnels = config.tunnels(link).expect("the configuration was checked");
-    tunnel::headers(&tunnels, packet).expect("the configuration was checked, and a beacon is short enough")
+    tunnel::encapsulation_headers(&tunnels, packet)
+        .expect("the configuration was checked, and a beacon is short enough")
 }
 
 /// Precomputed beacon of one link, complete except for the fields that change with each beacon.
@@ -86,7 +87,11 @@ impl Template {
 
     /// Sends a beacon, behind all frames that were queued at the port before.
     #[inline]
-    pub(crate) fn send<O: Output>(&mut self, contents: &beacon::Said, out: &mut O) -> Result<(), Full> {
+    pub(crate) fn send<O: Output>(
+        &mut self,
+        contents: &beacon::BeaconHeader,
+        out: &mut O,
+    ) -> Result<(), Full> {
         let mut frame = out.make_from(&self.frame)?;
         // No checksum of the beacon covers the Ethernet header, and no outer checksum covers the beacon.
         self.beacon.fill(&mut frame.bytes_mut()[self.outer_len..], self.psn, contents);

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::Timestamp;
-use switch::tunnel::{self, EntranceError};
+use switch::tunnel::{self, EncapsulationError};
 use switch::{Nanos, PortId, forward};
 
 /// Minimum of [`Config::dead_after_intervals`]. A barrier that does not rise is repeated every other
@@ -203,7 +203,7 @@ pub enum ConfigError {
     LongDetour(u16, usize),
     /// A detour's addresses are of different IP versions, or not valid as the ends of a tunnel
     #[error("link {0}: invalid detour: {1}")]
-    Detour(u16, EntranceError),
+    Detour(u16, EncapsulationError),
     /// The switch has no address of the IP version of a link's neighbour
     #[error("link {0}: the switch has no address of the neighbour's IP version; add one to addresses")]
     NoOwnAddress(u16),
@@ -243,7 +243,7 @@ impl Config {
                 return Err(ConfigError::LongDetour(number, link.detour.len()));
             }
             let tunnels = self.tunnels(link).ok_or(ConfigError::NoOwnAddress(number))?;
-            tunnel::check(&tunnels).map_err(|why| ConfigError::Detour(number, why))?;
+            tunnel::check_tunnels(&tunnels).map_err(|why| ConfigError::Detour(number, why))?;
         }
         Ok(())
     }

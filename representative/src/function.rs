@@ -38,7 +38,7 @@ pub enum Command {
     /// The link takes part in the reliable service again.
     AddCommit(LinkId),
     /// Copies the registers to the [gauges](Representative::gauges).
-    Show,
+    PublishGauges,
 }
 
 /// Event reported by a representative to the control plane.
@@ -181,7 +181,7 @@ impl Representative {
             half.barrier.plant(config.bug);
         }
         let mut function = Self {
-            forward: Forward::alone(&config.forward),
+            forward: Forward::embedded(&config.forward),
             halves,
             expected: config.links.iter().map(|link| Expected::new(link.port)).collect(),
             links: links.into(),
@@ -216,7 +216,7 @@ impl Representative {
         Arc::clone(&self.counters)
     }
 
-    /// Returns the registers, as they were at the last [`Command::Show`].
+    /// Returns the registers, as they were at the last [`Command::PublishGauges`].
     pub fn gauges(&self) -> Arc<Gauges> {
         Arc::clone(&self.gauges)
     }
@@ -251,7 +251,7 @@ impl Representative {
     #[inline]
     fn is_own(&self, frame: &[u8]) -> bool {
         frame.first_chunk::<6>().is_some_and(|to| *to == self.config.mac.0)
-            && self.forward.ends_here(frame, &self.config.addresses)
+            && self.forward.is_addressed_to_switch(frame, &self.config.addresses)
     }
 
     fn report(&mut self, event: Event) {
@@ -364,7 +364,7 @@ impl Function for Representative {
                     self.halves[half].barrier.add_commit(input);
                 }
             }
-            Command::Show => self.publish(),
+            Command::PublishGauges => self.publish(),
             Command::Remove(_) => {}
         }
     }

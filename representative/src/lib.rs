@@ -26,7 +26,7 @@ pub use config::{
 pub use counters::{Counters, Refusal};
 pub use function::{Command, Event, LinkId, Representative};
 pub use process::{Process, ProcessId};
-pub use view::{Gauges, Lagging, LinkState, View, Watch};
+pub use view::{Gauges, LagMonitor, LagReport, LinkState, View};
 
 /// Bugs that can be planted, to check that the tests find them.
 #[cfg(debug_assertions)]

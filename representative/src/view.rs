@@ -3,8 +3,8 @@
 //! significantly).
 //!
 //! None of this is on a packet's path. The worker copies its registers when the control plane requests it
-//! ([`Command::Show`](crate::Command::Show)), all at one moment; the control plane reads them
-//! ([`Gauges::read`]) and evaluates them ([`Watch`]).
+//! ([`Command::PublishGauges`](crate::Command::PublishGauges)), all at one moment; the control plane reads them
+//! ([`Gauges::read`]) and evaluates them ([`LagMonitor`]).
 
 use crate::config::Side;
 use crate::function::LinkId;
@@ -67,7 +67,7 @@ pub(crate) struct HalfBarriers {
     pub(crate) loopback: Option<u64>,
 }
 
-/// Registers of a representative at the last [`Command::Show`](crate::Command::Show): written by its worker,
+/// Registers of a representative at the last [`Command::PublishGauges`](crate::Command::PublishGauges): written by its worker,
 /// read by any thread (a sequence lock).
 #[derive(Debug)]
 pub struct Gauges {
@@ -238,7 +238,7 @@ impl View {
 
 /// A link that holds a barrier, and lags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lagging {
+pub struct LagReport {
     /// The link
     pub link: LinkId,
     /// State of the link; one that is [`Waiting`](LinkState::Waiting) has carried no barrier at all
@@ -250,7 +250,7 @@ pub struct Lagging {
 /// Detects links that are alive and hold back a barrier: the neighbour's clock, or one upstream of the
 /// neighbour, is slow.
 #[derive(Clone, Debug)]
-pub struct Watch {
+pub struct LagMonitor {
     threshold: Nanos,
     /// When a link of either half was last reported
     reported_at: [Option<Nanos>; 2],
@@ -259,7 +259,7 @@ pub struct Watch {
     silent: [Option<(LinkId, Nanos)>; 2],
 }
 
-impl Watch {
+impl LagMonitor {
     /// Creates a watch that reports lags above `threshold`.
     pub const fn new(threshold: Nanos) -> Self {
         Self { threshold, reported_at: [None; 2], silent: [None; 2] }
@@ -273,7 +273,7 @@ impl Watch {
     }
 
     /// Returns the links that lag, at most one a second for either half.
-    pub fn look(&mut self, view: &View, now: Nanos) -> impl Iterator<Item = Lagging> + use<> {
+    pub fn check(&mut self, view: &View, now: Nanos) -> impl Iterator<Item = LagReport> + use<> {
         let lagging = [(UP, view.above), (DOWN, view.below)].map(|(half, barrier)| {
             let link = barrier.holder?;
             let LinkView { side, state, lag, .. } = view.link(link);
@@ -298,7 +298,7 @@ impl Watch {
                 return None;
             }
             self.reported_at[half] = Some(now);
-            Some(Lagging { link, state, lag })
+            Some(LagReport { link, state, lag })
         });
         lagging.into_iter().flatten()
     }
@@ -350,66 +350,66 @@ mod tests {
 
     #[test]
     fn one_fast_clock_does_not_make_other_links_lag() {
-        let mut watch = Watch::new(Nanos(100));
+        let mut watch = LagMonitor::new(Nanos(100));
         let seen = view([5_000, 5_010], [5_000, 900_000], ALIVE);
-        assert_eq!(watch.look(&seen, Nanos::ZERO).count(), 0, "{seen:?}");
+        assert_eq!(watch.check(&seen, Nanos::ZERO).count(), 0, "{seen:?}");
     }
 
     #[test]
     fn lag_is_reported_once_a_second() {
-        let mut watch = Watch::new(Nanos(100));
+        let mut watch = LagMonitor::new(Nanos(100));
         let close = view([5_000, 5_100], [5_100, 5_000], ALIVE);
-        assert_eq!(watch.look(&close, Nanos::ZERO).count(), 0, "at the threshold");
+        assert_eq!(watch.check(&close, Nanos::ZERO).count(), 0, "at the threshold");
         let far = view([5_000, 5_101], [4_000, 5_101], ALIVE);
         let expected = [(0, 101), (2, 1_000)];
-        let expected = expected.map(|(link, lag)| Lagging {
+        let expected = expected.map(|(link, lag)| LagReport {
             link: LinkId(link),
             state: LinkState::Alive,
             lag: Nanos(lag),
         });
-        assert_eq!(watch.look(&far, Nanos(1)).collect::<Vec<_>>(), expected);
-        assert_eq!(watch.look(&far, Nanos(1_000_000_000)).count(), 0, "less than a second later");
-        assert_eq!(watch.look(&far, Nanos(1_000_000_001)).collect::<Vec<_>>(), expected);
+        assert_eq!(watch.check(&far, Nanos(1)).collect::<Vec<_>>(), expected);
+        assert_eq!(watch.check(&far, Nanos(1_000_000_000)).count(), 0, "less than a second later");
+        assert_eq!(watch.check(&far, Nanos(1_000_000_001)).collect::<Vec<_>>(), expected);
     }
 
     #[test]
     fn link_that_never_carries_a_barrier_is_reported() {
-        let mut watch = Watch::new(Nanos(100));
+        let mut watch = LagMonitor::new(Nanos(100));
         let states = [LinkState::Waiting, LinkState::Alive, LinkState::Alive, LinkState::Alive];
         let seen = view([0, 5_000], [5_000, 5_000], states);
         assert_eq!(seen.links[0].lag, None);
-        assert_eq!(watch.look(&seen, Nanos(1_000)).count(), 0);
-        let expected = Lagging { link: LinkId(0), state: LinkState::Waiting, lag: Nanos(101) };
-        assert_eq!(watch.look(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected]);
+        assert_eq!(watch.check(&seen, Nanos(1_000)).count(), 0);
+        let expected = LagReport { link: LinkId(0), state: LinkState::Waiting, lag: Nanos(101) };
+        assert_eq!(watch.check(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected]);
         // Before any link has carried a barrier, no link is late.
-        let mut watch = Watch::new(Nanos(100));
+        let mut watch = LagMonitor::new(Nanos(100));
         let seen = view([0, 0], [0, 0], [LinkState::Waiting; 4]);
-        assert_eq!(watch.look(&seen, Nanos(1_000)).count() + watch.look(&seen, Nanos(2_000)).count(), 0);
+        assert_eq!(watch.check(&seen, Nanos(1_000)).count() + watch.check(&seen, Nanos(2_000)).count(), 0);
         // The time for which all links were silent does not count.
         let seen = view([0, 5_000], [5_000, 5_000], states);
-        assert_eq!(watch.look(&seen, Nanos(3_000)).count() + watch.look(&seen, Nanos(3_100)).count(), 0);
-        assert_eq!(watch.look(&seen, Nanos(3_101)).collect::<Vec<_>>(), [expected]);
+        assert_eq!(watch.check(&seen, Nanos(3_000)).count() + watch.check(&seen, Nanos(3_100)).count(), 0);
+        assert_eq!(watch.check(&seen, Nanos(3_101)).collect::<Vec<_>>(), [expected]);
     }
 
     /// The only link to above can be compared only with the links below.
     #[test]
     fn only_link_of_a_side_is_reported_too() {
         use LinkState::{Alive, Left, Waiting};
-        let expected = |link| Lagging { link: LinkId(link), state: Waiting, lag: Nanos(101) };
-        let mut watch = Watch::new(Nanos(100));
+        let expected = |link| LagReport { link: LinkId(link), state: Waiting, lag: Nanos(101) };
+        let mut watch = LagMonitor::new(Nanos(100));
         let seen = view([5_000, 5_100], [0, 0], [Alive, Alive, Waiting, Left]);
         assert_eq!((seen.below.holder, seen.below.best_effort), (Some(LinkId(2)), None));
         assert_eq!(seen.above.best_effort, Some(Timestamp::new(5_000)));
-        assert_eq!(watch.look(&seen, Nanos(1_000)).count(), 0);
-        assert_eq!(watch.look(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected(2)]);
+        assert_eq!(watch.check(&seen, Nanos(1_000)).count(), 0);
+        assert_eq!(watch.check(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected(2)]);
         // The same for the only link from below, for which the links above wait
-        let mut watch = Watch::new(Nanos(100));
+        let mut watch = LagMonitor::new(Nanos(100));
         let seen = view([0, 0], [5_000, 6_000], [Left, Waiting, Alive, Alive]);
-        assert_eq!(watch.look(&seen, Nanos(1_000)).count(), 0);
-        assert_eq!(watch.look(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected(1)], "{seen:?}");
+        assert_eq!(watch.check(&seen, Nanos(1_000)).count(), 0);
+        assert_eq!(watch.check(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected(1)], "{seen:?}");
         // Two links that have carried no barrier: the up half has none for which the down half could wait.
-        let mut watch = Watch::new(Nanos(100));
+        let mut watch = LagMonitor::new(Nanos(100));
         let seen = view([0, 0], [0, 0], [Left, Waiting, Waiting, Left]);
-        assert_eq!(watch.look(&seen, Nanos(1_000)).count() + watch.look(&seen, Nanos(2_000)).count(), 0);
+        assert_eq!(watch.check(&seen, Nanos(1_000)).count() + watch.check(&seen, Nanos(2_000)).count(), 0);
     }
 }

@@ -34,7 +34,7 @@ pub struct Dcqcn {
 
 impl Dcqcn {
     /// Returns the paper's parameters for a link of this rate.
-    pub const fn of_paper(line_rate_bps: u64) -> Self {
+    pub const fn paper_defaults(line_rate_bps: u64) -> Self {
         Self {
             line_rate_bps,
             min_rate_bps: 10_000_000,
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_cnp_halves_the_rate_and_time_restores_it() {
-        let dcqcn = Dcqcn::of_paper(100_000_000_000);
+        let dcqcn = Dcqcn::paper_defaults(100_000_000_000);
         let mut pacer = Pacer::default();
         assert!(pacer.may_send(Nanos::ZERO) && pacer.bps().is_none());
         pacer.on_cnp(Nanos::ZERO, &dcqcn);
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn rate_grows_faster_when_both_counters_passed_fast_recovery() {
-        let dcqcn = Dcqcn::of_paper(1_000_000_000_000);
+        let dcqcn = Dcqcn::paper_defaults(1_000_000_000_000);
         assert!(dcqcn.hyper_bps > 2 * dcqcn.additive_bps);
         let [additive, hyper] = [Nanos::ZERO, dcqcn.increase_timer].map(|round| gains(&dcqcn, round));
         assert!(additive.abs_diff(10 * dcqcn.additive_bps) < dcqcn.additive_bps, "{additive}");
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_paced_packet_waits_until_its_send_time() {
-        let dcqcn = Dcqcn::of_paper(100_000_000_000);
+        let dcqcn = Dcqcn::paper_defaults(100_000_000_000);
         let mut pacer = Pacer::default();
         pacer.on_cnp(Nanos::ZERO, &dcqcn);
         pacer.on_sent(1250, Nanos::ZERO, &dcqcn);
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn a_cnp_after_a_pause_cuts_less() {
         let never = Nanos::from_secs(1000);
-        let dcqcn = Dcqcn { increase_timer: never, ..Dcqcn::of_paper(100_000_000_000) };
+        let dcqcn = Dcqcn { increase_timer: never, ..Dcqcn::paper_defaults(100_000_000_000) };
         let (mut pacer, mut alpha, mut rate) = (Pacer::default(), 1.0, 100e9);
         let g = 1.0 / f64::from(1 << dcqcn.g_shift);
         let mut half_timers = 0;
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn the_target_rises_after_the_increases_of_fast_recovery() {
-        let dcqcn = Dcqcn::of_paper(100_000_000_000);
+        let dcqcn = Dcqcn::paper_defaults(100_000_000_000);
         let (mut pacer, mut now) = (Pacer::default(), Nanos::ZERO);
         // The second CNP sets the target to half the line rate.
         pacer.on_cnp(now, &dcqcn);
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn many_cnps_reduce_the_rate_to_the_minimum() {
-        let dcqcn = Dcqcn::of_paper(10_000_000_000);
+        let dcqcn = Dcqcn::paper_defaults(10_000_000_000);
         let mut pacer = Pacer::default();
         for n in 0..100 {
             pacer.on_cnp(Nanos::from_micros(50 * n), &dcqcn);

@@ -5,7 +5,7 @@
 use crate::cm::{self, Cm, Peer};
 use crate::neighbour::{Interface, Neighbours};
 use crate::qp::Path;
-use crate::wire::{Ends, Route, src_port};
+use crate::wire::{Route, RouteFields, src_port};
 use core::net::IpAddr;
 use rocev2::cm::{MAD_LEN, mad_of};
 use rocev2::deth::Deth;
@@ -158,7 +158,7 @@ impl Endpoint {
             Some(mac) => mac,
             None => self.resolve(path.dst, now)?,
         };
-        Route::new(&Ends {
+        Route::new(&RouteFields {
             src_mac: self.interface().mac,
             dst_mac,
             vlan: self.interface().vlan,

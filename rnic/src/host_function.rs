@@ -4,7 +4,7 @@ use crate::Rnic;
 use core::fmt;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
-/// An application on a [`Station`]. All times are readings of its host's clock.
+/// An application on a [`HostFunction`]. All times are readings of its host's clock.
 pub trait App: Send + 'static {
     /// Called when the host starts, or restarts after a crash; the NIC is new.
     fn start(&mut self, nic: &mut Rnic, now: Nanos);
@@ -22,7 +22,7 @@ pub trait App: Send + 'static {
 }
 
 /// A call on an application and its NIC, sent as a command by the control plane.
-pub type Call<A> = Box<dyn FnOnce(&mut A, &mut Rnic, Nanos) + Send>;
+pub type HostCall<A> = Box<dyn FnOnce(&mut A, &mut Rnic, Nanos) + Send>;
 
 /// Frames on their way to port 0.
 #[derive(Debug, Default)]
@@ -72,14 +72,14 @@ impl Outbox {
 }
 
 /// A NIC on port 0 with an application: a [`Function`] that consumes frames.
-pub struct Station<A> {
+pub struct HostFunction<A> {
     nic: Rnic,
     app: A,
     started: bool,
     outbox: Outbox,
 }
 
-impl<A: App> Station<A> {
+impl<A: App> HostFunction<A> {
     /// Creates a host whose application starts at the first frame, timer or command.
     pub fn new(nic: Rnic, app: A) -> Self {
         Self { nic, app, started: false, outbox: Outbox::default() }
@@ -111,8 +111,8 @@ impl<A: App> Station<A> {
     }
 }
 
-impl<A: App> Function for Station<A> {
-    type Command = Call<A>;
+impl<A: App> Function for HostFunction<A> {
+    type Command = HostCall<A>;
     type Event = ();
 
     fn on_frame<O: Output>(
@@ -143,7 +143,7 @@ impl<A: App> Function for Station<A> {
         [self.nic.next_timer(), self.app.next_timer()].into_iter().flatten().min()
     }
 
-    fn on_command(&mut self, call: Call<A>, now: Nanos) {
+    fn on_command(&mut self, call: HostCall<A>, now: Nanos) {
         self.start(now);
         call(&mut self.app, &mut self.nic, now);
         // Requests that the call posted leave at the next timer.
@@ -155,9 +155,9 @@ impl<A: App> Function for Station<A> {
     }
 }
 
-impl<A> fmt::Debug for Station<A> {
+impl<A> fmt::Debug for HostFunction<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Station").field("started", &self.started).finish_non_exhaustive()
+        f.debug_struct("HostFunction").field("started", &self.started).finish_non_exhaustive()
     }
 }
 
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
     use crate::{Config, Interface};
     use rocev2::ethernet::MacAddr;
-    use switch::memory::{MemoryFrame, Sent};
+    use switch::memory::{FrameCollector, MemoryFrame};
 
     #[derive(Default)]
     struct Counting {
@@ -191,8 +191,8 @@ mod tests {
     #[test]
     fn an_application_starts_once_and_runs_on_every_event() {
         let interface = Interface::new(MacAddr([2, 0, 0, 0, 0, 1]), [10, 0, 0, 1].into(), 24);
-        let mut station = Station::new(Rnic::new(Config::new(interface)), Counting::default());
-        let mut out = Sent::with_room(4);
+        let mut station = HostFunction::new(Rnic::new(Config::new(interface)), Counting::default());
+        let mut out = FrameCollector::with_room(4);
         assert_eq!(station.next_timer(), Some(Nanos::ZERO), "the application has not started");
         station.on_command(Box::new(|app, _, now| app.ran += now.0 as u32), Nanos(10));
         assert_eq!((station.app.started, station.app.ran), (1, 11));

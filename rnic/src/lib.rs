@@ -51,13 +51,14 @@ pub use congestion::Dcqcn;
 pub use counters::Counters;
 pub use endpoint::Endpoint;
 pub use gsi::{ConnError, ConnParam};
-pub use host_function::{App, Call, Outbox, Station};
+pub use host_function::{App, HostCall, HostFunction, Outbox};
 pub use memory::{Access, AccessError, Buffer, MemoryError, Mr, Pd, Region};
 pub use neighbour::Interface;
-pub use nic::{Config, Event, Held, Rnic};
+pub use nic::{Config, Event, ResourceCounts, Rnic};
 pub use qp::{Modify, Path, PathMtu, QpError, QpInit, ReadyToReceive, ReadyToSend, State, Transport};
 pub use queue::{
-    Completed, Completion, Cq, Data, Datagram, Operation, RecvRequest, Remote, SendRequest, Sge, Srq, Status,
+    Completion, CompletionOpcode, Cq, Data, Datagram, Operation, RecvRequest, Remote, SendRequest, Sge, Srq,
+    Status,
 };
 pub use responder::AckPolicy;
 

@@ -6,7 +6,7 @@
 //! change while packets arrive: Mu's leader change revokes the old leader's write access that way.
 
 use core::ops::Range;
-use switch::Chance;
+use switch::Rng;
 use switch::table::DenseTable;
 
 /// A protection domain: a queue pair can access regions of its own domain only.
@@ -44,12 +44,12 @@ impl Access {
 
     /// Returns the union of both sets.
     #[must_use]
-    pub const fn and(self, other: Self) -> Self {
+    pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
     /// Returns whether all flags of `other` are in the set.
-    pub const fn has(self, other: Self) -> bool {
+    pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 }
@@ -134,11 +134,11 @@ pub(crate) struct Memory {
     /// The low byte of the latest key at each index, so that a deregistered region's key differs from the
     /// next one's
     key_variants: Vec<u8>,
-    rng: Chance,
+    rng: Rng,
 }
 
 impl Memory {
-    pub(crate) fn new(max_regions: usize, rng: Chance) -> Self {
+    pub(crate) fn new(max_regions: usize, rng: Rng) -> Self {
         // The key has 24 bits for the index.
         let regions = max_regions.min(1 << 24);
         Self {
@@ -244,7 +244,7 @@ impl Memory {
         if at.checked_add(len).is_none_or(|end| end > region.len) {
             return Err(AccessError::Bounds);
         }
-        if !region.access.has(access) {
+        if !region.access.contains(access) {
             return Err(AccessError::Rights);
         }
         Ok(Span { buffer: region.buffer, at: region.offset + at as usize })
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn access_is_granted_within_flags_and_bounds() {
-        let mut memory = Memory::new(4, Chance::new(1));
+        let mut memory = Memory::new(4, Rng::new(1));
         let (pd, other) = (memory.alloc_pd(), memory.alloc_pd());
         let buffer = memory.alloc(vec![0; 100]).unwrap();
         let mr = memory.register(pd, buffer, 10..90, 0x1000, Access::REMOTE_WRITE).unwrap();
@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn a_key_is_reused_after_255_registrations_at_the_earliest() {
         for seed in 0..100 {
-            let mut memory = Memory::new(2, Chance::new(seed));
+            let mut memory = Memory::new(2, Rng::new(seed));
             let pd = memory.alloc_pd();
             let buffer = memory.alloc(vec![0; 16]).unwrap();
             let mut keys = std::collections::HashSet::new();
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_buffer_is_freed_only_after_its_regions() {
-        let mut memory = Memory::new(2, Chance::new(1));
+        let mut memory = Memory::new(2, Rng::new(1));
         let pd = memory.alloc_pd();
         let buffer = memory.alloc(vec![7; 16]).unwrap();
         let register = |memory: &mut Memory, range, va| memory.register(pd, buffer, range, va, Access::ALL);

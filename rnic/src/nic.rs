@@ -15,7 +15,7 @@ use rocev2::ethernet::MacAddr;
 use rocev2::{Msn, Qpn};
 use std::collections::VecDeque;
 use switch::table::DenseTable;
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 /// Configuration of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Config {
 
 /// Resources of a NIC that applications have allocated and not freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Held {
+pub struct ResourceCounts {
     /// Queue pairs
     pub queue_pairs: usize,
     /// Memory regions
@@ -129,7 +129,7 @@ pub struct Rnic {
     /// A completion queue has overrun, and its queue pairs have to be moved to the error state
     pub(crate) overrun: bool,
     pub(crate) counters: Counters,
-    pub(crate) rng: Chance,
+    pub(crate) rng: Rng,
 }
 
 impl Rnic {
@@ -137,10 +137,7 @@ impl Rnic {
     pub fn new(config: Config) -> Self {
         let queues = config.max_qps.max(16) * 2;
         Self {
-            memory: Memory::new(
-                config.max_regions,
-                Chance::stream(config.key_seed.unwrap_or(config.seed), 0),
-            ),
+            memory: Memory::new(config.max_regions, Rng::stream(config.key_seed.unwrap_or(config.seed), 0)),
             slots: Vec::new(),
             free: VecDeque::new(),
             cqs: DenseTable::with_capacity(queues),
@@ -152,7 +149,7 @@ impl Rnic {
             events: VecDeque::new(),
             overrun: false,
             counters: Counters::default(),
-            rng: Chance::stream(config.seed, 1),
+            rng: Rng::stream(config.seed, 1),
             config,
         }
     }
@@ -179,10 +176,10 @@ impl Rnic {
     }
 
     /// Returns the numbers of allocated resources.
-    pub fn held(&self) -> Held {
+    pub fn resource_counts(&self) -> ResourceCounts {
         let (regions, buffers) = self.memory.counts();
         let queue_pairs = self.slots.iter().filter(|slot| slot.qp.is_some()).count();
-        Held { queue_pairs, regions, buffers }
+        ResourceCounts { queue_pairs, regions, buffers }
     }
 
     // Memory
@@ -288,7 +285,7 @@ impl Rnic {
     }
 
     /// Returns whether the queue holds a completion.
-    pub fn cq_has_some(&self, cq: Cq) -> bool {
+    pub fn cq_has_completions(&self, cq: Cq) -> bool {
         self.cqs.get(cq.0).is_some_and(|cq| !cq.is_empty())
     }
 
@@ -464,7 +461,7 @@ impl Rnic {
     }
 
     /// Returns the number of send requests that have not completed.
-    pub fn sends_pending(&self, qpn: Qpn) -> usize {
+    pub fn pending_sends(&self, qpn: Qpn) -> usize {
         self.qp(qpn).map_or(0, |qp| qp.req.queue.len())
     }
 

@@ -195,7 +195,7 @@ pub enum Status {
 
 /// Operation that a completion reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Completed {
+pub enum CompletionOpcode {
     /// SEND
     Send,
     /// RDMA WRITE
@@ -222,7 +222,7 @@ pub struct Completion {
     /// Status
     pub status: Status,
     /// Operation
-    pub of: Completed,
+    pub opcode: CompletionOpcode,
     /// Bytes received or fetched; on a UD queue pair including the 40 bytes of the GRH
     pub len: u32,
     /// Immediate data of the message

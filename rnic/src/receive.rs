@@ -3,7 +3,7 @@
 
 use crate::nic::{Event, QpContext, Rnic};
 use crate::qp::{State, Transport};
-use crate::queue::{Completed, Completion, RecvRequest, Status};
+use crate::queue::{Completion, CompletionOpcode, RecvRequest, Status};
 use rocev2::ethernet::Ethernet;
 use rocev2::{Class, Opcode, Packet, Qpn, classify};
 use switch::Nanos;
@@ -210,7 +210,7 @@ impl QpContext<'_> {
             id,
             qpn: self.qp.qpn,
             status: Status::Success,
-            of: Completed::Recv,
+            opcode: CompletionOpcode::Recv,
             len,
             immediate: packet.and_then(Packet::immediate).map(|imm| imm.data.get()),
             invalidated: packet.and_then(Packet::ieth).map(|ieth| ieth.rkey.get()),

@@ -3,7 +3,7 @@
 
 use crate::memory::Access;
 use crate::nic::{Event, QpContext};
-use crate::queue::{Completed, Completion, Data, Operation, Status};
+use crate::queue::{Completion, CompletionOpcode, Data, Operation, Status};
 use crate::requester::SendWqe;
 use rocev2::aeth::{Aeth, NakCode, Syndrome};
 use rocev2::{Msn, Opcode, Packet, Psn};
@@ -317,19 +317,19 @@ impl QpContext<'_> {
         if status == Status::Success && !request.signaled {
             return;
         }
-        let of = match request.operation {
-            Operation::Send | Operation::SendImm(_) | Operation::SendInvalidate(_) => Completed::Send,
-            Operation::Write(_) | Operation::WriteImm(..) => Completed::Write,
-            Operation::Read(_) => Completed::Read,
-            Operation::CompareSwap { .. } => Completed::CompareSwap,
-            Operation::FetchAdd { .. } => Completed::FetchAdd,
+        let opcode = match request.operation {
+            Operation::Send | Operation::SendImm(_) | Operation::SendInvalidate(_) => CompletionOpcode::Send,
+            Operation::Write(_) | Operation::WriteImm(..) => CompletionOpcode::Write,
+            Operation::Read(_) => CompletionOpcode::Read,
+            Operation::CompareSwap { .. } => CompletionOpcode::CompareSwap,
+            Operation::FetchAdd { .. } => CompletionOpcode::FetchAdd,
         };
         let fetched = request.operation.fetches() && status == Status::Success;
         let completion = Completion {
             id: request.id,
             qpn: self.qp.qpn,
             status,
-            of,
+            opcode,
             len: if fetched { request.data.len() as u32 } else { 0 },
             immediate: None,
             invalidated: None,

@@ -3,7 +3,7 @@
 use crate::memory::{Access, Mr, Region, Span};
 use crate::nic::{Event, QpContext};
 use crate::qp::State;
-use crate::queue::{Completed, Completion, Remote, Status};
+use crate::queue::{Completion, CompletionOpcode, Remote, Status};
 use crate::responder::{Executed, Message, Response, SPARE_RESPONSES};
 use crate::send::MAX_MESSAGE;
 use rocev2::aeth::{NakCode, Syndrome};
@@ -269,7 +269,7 @@ impl QpContext<'_> {
         if let Some(ieth) = packet.ieth() {
             let mr = Mr(ieth.rkey.get());
             let may_go = |region: &Region| {
-                region.pd == self.qp.init.pd && region.access.has(Access::REMOTE_INVALIDATE)
+                region.pd == self.qp.init.pd && region.access.contains(Access::REMOTE_INVALIDATE)
             };
             if !self.memory.region(mr).is_some_and(may_go) || self.memory.deregister(mr).is_err() {
                 self.fail_receive(id, Status::LocalProtection);
@@ -321,7 +321,7 @@ impl QpContext<'_> {
         self.qp.resp.message = None;
         if immediate && let Some(recv) = self.take_recv() {
             let completion = self.recv_completion(recv.id, len, Some(packet));
-            self.complete_recv(Completion { of: Completed::RecvWriteImm, ..completion });
+            self.complete_recv(Completion { opcode: CompletionOpcode::RecvWriteImm, ..completion });
         }
         self.qp.resp.msn = self.qp.resp.msn.add(1);
         Ok(())
@@ -333,7 +333,7 @@ impl QpContext<'_> {
         if self.has_bug(crate::Bug::AnyAccess) {
             return true;
         }
-        self.qp.access.has(access)
+        self.qp.access.contains(access)
     }
 
     /// Returns the span of memory that the remote side names, if it may access it so. Returns `None` for 0

@@ -440,10 +440,10 @@ impl QpContext<'_> {
             _ => {}
         }
         let headers = opcode.headers();
-        if headers.has(rocev2::opcode::Headers::RETH) {
+        if headers.contains(rocev2::opcode::Headers::RETH) {
             extended[0] = reth.as_bytes();
         }
-        if headers.has(rocev2::opcode::Headers::ATOMIC) {
+        if headers.contains(rocev2::opcode::Headers::ATOMIC) {
             extended[0] = atomic.as_bytes();
         }
         match operation {

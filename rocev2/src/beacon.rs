@@ -3,9 +3,9 @@
 //!
 //! All beacons of one sender to one receiver differ only in PSN, timestamps, IPv4 identification and
 //! checksums. The offset of every header is therefore known in advance, and one masked comparison of all
-//! other bytes replaces parsing ([`Known`]). The ICRC is linear (a CRC): the contribution of the constant
+//! other bytes replaces parsing ([`ExpectedBeacon`]). The ICRC is linear (a CRC): the contribution of the constant
 //! bytes is computed once, and that of each changing field is added with one multiplication. For beacons that
-//! carry the same times to many receivers the header's contribution is computed once as well ([`Said`],
+//! carry the same times to many receivers the header's contribution is computed once as well ([`BeaconHeader`],
 //! [`Template`]).
 
 use crate::checksum;
@@ -114,13 +114,13 @@ const fn psn_word(psn: Psn) -> u32 {
 /// The 1Pipe header of beacons that are sent at one moment, with PSN 0, and its contribution to the ICRC. One
 /// value serves all receivers.
 #[derive(Clone, Copy, Debug)]
-pub struct Said {
+pub struct BeaconHeader {
     wire: [u8; OnePipe::LEN],
     /// XOR difference of the ICRC between a frame with this header and the same frame with zeros in its place
     effect: u32,
 }
 
-impl Said {
+impl BeaconHeader {
     /// Prepares `header`, whose PSN has to be 0.
     #[inline]
     pub fn new(header: &OnePipe) -> Self {
@@ -179,7 +179,7 @@ impl Template {
     /// # Panics
     /// If `frame` is shorter than the template's beacon.
     #[inline]
-    pub fn fill(&self, frame: &mut [u8], psn_number: Psn, contents: &Said) {
+    pub fn fill(&self, frame: &mut [u8], psn_number: Psn, contents: &BeaconHeader) {
         let at = psn_offset(self.v6);
         let word = u32::from(self.ack) << 24 | psn_number.get();
         let psn_field = frame[at..].first_chunk_mut::<4>().expect("frame shorter than the template");
@@ -198,7 +198,7 @@ impl Template {
 /// The beacons expected of one neighbour: equal to one beacon that was checked completely, but for the fields
 /// that change.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct ExpectedBeacon {
     template: Template,
     layout: Layout,
     /// Identification and checksum of the IPv4 header of the checked beacon
@@ -207,7 +207,7 @@ pub struct Known {
     expected: [u8; MAX_LEN],
 }
 
-impl Known {
+impl ExpectedBeacon {
     /// Expects beacons like `beacon`, whose ICRC the caller has verified. Returns `None` if it has no
     /// [`Template`].
     pub fn new(beacon: &[u8], layout: Layout) -> Option<Self> {
@@ -272,7 +272,7 @@ impl Known {
         let mut right = self.template.icrc ^ icrc::end(psn_word, end - psn_offset(V6) - 4, wire);
         if !V6 && id_and_checksum(frame) != self.id_and_checksum {
             // Some senders increment the identification with each packet.
-            if !checksum::is_right(frame[Ethernet::LEN..].first_chunk().expect("an IPv4 header")) {
+            if !checksum::is_valid(frame[Ethernet::LEN..].first_chunk().expect("an IPv4 header")) {
                 return None;
             }
             let mut changes = Changes::new();

@@ -52,7 +52,7 @@ impl Sum {
 
 /// Returns whether the checksum of an IPv4 header without options is right.
 #[inline]
-pub fn is_right(header: &[u8; Ipv4::LEN]) -> bool {
+pub fn is_valid(header: &[u8; Ipv4::LEN]) -> bool {
     let (words, last) = header.as_chunks::<8>();
     let halves = |word: u64| (word >> 32) + (word & 0xffff_ffff);
     let mut sum = last.first_chunk().map_or(0, |last| u64::from(u32::from_ne_bytes(*last)));
@@ -106,7 +106,7 @@ mod tests {
                 wrong
             };
             header[10..12].copy_from_slice(&checksum.to_be_bytes());
-            prop_assert_eq!(is_right(&header), Sum::default().add(&header).folded() == 0xffff);
+            prop_assert_eq!(is_valid(&header), Sum::default().add(&header).folded() == 0xffff);
         }
 
         #[test]

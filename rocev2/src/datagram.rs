@@ -223,7 +223,7 @@ impl Expected {
             udp_len == at(Ethernet::LEN + 4)
         } else {
             let ip: &[u8; Ipv4::LEN] = head[Ethernet::LEN..].first_chunk()?;
-            at(Ethernet::LEN + 2) == udp_len.wrapping_add(Ipv4::LEN as u16) && checksum::is_right(ip)
+            at(Ethernet::LEN + 2) == udp_len.wrapping_add(Ipv4::LEN as u16) && checksum::is_valid(ip)
         };
         let pad = usize::from((head[bth + PAD] & PAD_BITS) >> PAD_BITS.trailing_zeros());
         // Length of the payload behind the DETH, and of the message behind the 1Pipe header

@@ -11,7 +11,7 @@ const NEIGHBOUR_SOLICITATION: u8 = 135;
 
 /// Returns the address that an ARP packet or a neighbour solicitation asks to resolve, or `None` for any
 /// other frame.
-pub fn asked_for(frame: &[u8]) -> Option<IpAddr> {
+pub fn resolution_target(frame: &[u8]) -> Option<IpAddr> {
     let mut kind = u16::from_be_bytes(*frame.get(12..Ethernet::LEN)?.first_chunk()?);
     let mut rest = &frame[Ethernet::LEN..];
     if ethertype::is_tag(kind) {
@@ -45,14 +45,14 @@ mod tests {
         for (kind, packet, expected) in cases {
             for tag in [&[][..], &[0x81, 0, 0, 7]] {
                 let frame = [&[2; 12], tag, &kind.to_be_bytes(), &packet].concat();
-                assert_eq!(asked_for(&frame), Some(expected), "{tag:?}");
+                assert_eq!(resolution_target(&frame), Some(expected), "{tag:?}");
                 for len in 0..frame.len() {
                     // The last bytes of a solicitation, if any, are options.
-                    let target = asked_for(&frame[..len]);
+                    let target = resolution_target(&frame[..len]);
                     assert!(target.is_none() || target == Some(expected), "{len} bytes");
                 }
                 let other = [&[2; 12], tag, &[8, 0], &packet].concat();
-                assert_eq!(asked_for(&other), None);
+                assert_eq!(resolution_target(&other), None);
             }
         }
     }

@@ -130,9 +130,9 @@ impl OnePipeOpcode {
     pub const RELIABLE_DATA: Self = Self(1);
     /// Beacon: barriers only, for one hop
     pub const BEACON: Self = Self(2);
-    /// Acknowledgement, with the receiver's [`Arrivals`]
+    /// Acknowledgement, with the receiver's [`AckBody`]
     pub const ACK: Self = Self(3);
-    /// Refusal of a message or a part of one, with [`Refused`]
+    /// Refusal of a message or a part of one, with [`NakBody`]
     pub const NAK: Self = Self(4);
     /// Recall: the receiver must not deliver the message
     pub const RECALL: Self = Self(5);
@@ -299,9 +299,9 @@ impl fmt::Display for OnePipe {
     Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
-pub struct Arrivals {
+pub struct AckBody {
     /// Bit n: the run that ended n packets before the highest PSN was accepted
-    pub taken: U128,
+    pub accepted: U128,
     /// Count of packets received since the connection began
     pub packets: U32,
     /// Count of received packets that a switch had marked "congestion experienced"
@@ -311,17 +311,17 @@ pub struct Arrivals {
     next: [u8; 3],
     /// Random incarnation number of the receiver. A change means that the receiver has restarted and has lost
     /// all earlier state
-    pub life: u8,
+    pub incarnation: u8,
 }
 
-impl Arrivals {
+impl AckBody {
     /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
-    /// Count of packets that [`taken`](Self::taken) covers
+    /// Count of packets that [`accepted`](Self::accepted) covers
     pub const HISTORY: u32 = u128::BITS;
 
     /// Returns the PSN before which everything is decided: runs that ended earlier and are not set in
-    /// [`taken`](Self::taken) were refused or lost.
+    /// [`accepted`](Self::accepted) were refused or lost.
     pub const fn next(&self) -> Psn {
         Psn::from_wire(self.next)
     }
@@ -337,13 +337,13 @@ impl Arrivals {
     Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
-pub struct Refused {
+pub struct NakBody {
     /// Reason: one of the constants
     pub reason: u8,
     reserved: [u8; 3],
 }
 
-impl Refused {
+impl NakBody {
     /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
     /// The barrier has passed the timestamp of the message (1Pipe, section 4.1)
@@ -382,13 +382,13 @@ mod tests {
     #[test]
     fn bodies_of_acks_and_naks_have_the_documented_layout() {
         let mut arrivals =
-            Arrivals { taken: 1.into(), packets: 2.into(), marked: 3.into(), ..Arrivals::default() };
+            AckBody { accepted: 1.into(), packets: 2.into(), marked: 3.into(), ..AckBody::default() };
         arrivals.window = 4.into();
         arrivals.set_next(Psn::new(0x05_0607));
         let wire =
             [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 5, 6, 7, 0];
         assert_eq!((arrivals.as_bytes(), arrivals.next()), (&wire[..], Psn::new(0x05_0607)));
-        assert_eq!(Refused::new(Refused::INCOMPLETE).as_bytes(), [2, 0, 0, 0]);
+        assert_eq!(NakBody::new(NakBody::INCOMPLETE).as_bytes(), [2, 0, 0, 0]);
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl Headers {
     }
 
     /// Returns whether the set contains `header`.
-    pub const fn has(self, header: Self) -> bool {
+    pub const fn contains(self, header: Self) -> bool {
         self.0 & header.0 != 0
     }
 
@@ -77,7 +77,7 @@ impl Headers {
         }
         // Bits below that of `header`, or all bits if `header` is NONE
         let before = self.0 & header.0.wrapping_sub(1);
-        let mut bytes = if self.has(Self::FETH) { 4 } else { 0 };
+        let mut bytes = if self.contains(Self::FETH) { 4 } else { 0 };
         let mut bit = 0;
         while bit < LEN.len() {
             if before & (1 << bit) != 0 {

@@ -137,7 +137,7 @@ impl Layout {
     /// Returns the layout of an IPv4 packet without VLAN tags and options, with this opcode, `headers` bytes
     /// of extended headers and no payload. Compare a packet's layout with it, and use the constant if they
     /// are equal: the compiler removes bounds checks on constant offsets.
-    pub const fn plain(opcode: Opcode, headers: usize) -> Self {
+    pub const fn ipv4_without_options(opcode: Opcode, headers: usize) -> Self {
         const BTH: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN;
         let icrc = BTH + Bth::LEN + headers;
         Self::new(opcode, false, headers as u8, Ethernet::LEN as u16, BTH as u16, icrc as u16)
@@ -293,7 +293,7 @@ fn classify_udp(frame: &[u8], l3: usize, header_len: usize) -> Class {
     }
     // Almost all headers have this length, and a constant length is faster.
     let right = match frame[l3..l4].first_chunk::<{ Ipv4::LEN }>() {
-        Some(header) if header_len == Ipv4::LEN => checksum::is_right(header),
+        Some(header) if header_len == Ipv4::LEN => checksum::is_valid(header),
         _ => Sum::default().add(&frame[l3..l4]).folded() == 0xffff,
     };
     if !right {
@@ -440,7 +440,7 @@ impl<'a> Packet<'a> {
     #[inline]
     fn extended<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self, header: Headers) -> Option<&'a T> {
         let headers = self.layout.opcode().headers();
-        headers.has(header).then(|| self.at(self.layout.bth() + Bth::LEN + headers.before(header)))
+        headers.contains(header).then(|| self.at(self.layout.bth() + Bth::LEN + headers.before(header)))
     }
 
     /// The Ethernet header

@@ -16,7 +16,7 @@ use core::net::IpAddr;
 
 /// Header fields that are the same in all packets of a connection in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fixed {
+pub struct FlowFields {
     /// Source address
     pub src: IpAddr,
     /// Destination address
@@ -57,7 +57,7 @@ pub struct Redirect {
 impl Redirect {
     /// Prepares a rewrite of packets with the fields `from` into packets with the fields `to` and these MAC
     /// addresses. Returns `None` if the addresses are not all of one family.
-    pub fn new(from: &Fixed, to: &Fixed, src: MacAddr, dst: MacAddr) -> Option<Self> {
+    pub fn new(from: &FlowFields, to: &FlowFields, src: MacAddr, dst: MacAddr) -> Option<Self> {
         let (old, v6) = addresses(from)?;
         let (new, new_v6) = addresses(to)?;
         if v6 != new_v6 {
@@ -177,7 +177,7 @@ impl Redirect {
     /// Returns whether a packet flows in the reverse direction: from the destination of rewritten packets to
     /// their source.
     #[inline]
-    pub fn is_answered_by(&self, packet: &Packet<'_>) -> bool {
+    pub fn matches_reverse(&self, packet: &Packet<'_>) -> bool {
         let header = &packet.bytes()[packet.layout().l3()..];
         if packet.layout().is_ipv6() != self.v6 {
             return false;
@@ -212,7 +212,7 @@ impl Redirect {
 }
 
 /// Returns both addresses in wire order, and whether they are IPv6.
-fn addresses(fixed: &Fixed) -> Option<([u8; 32], bool)> {
+fn addresses(fixed: &FlowFields) -> Option<([u8; 32], bool)> {
     let mut bytes = [0; 32];
     match (fixed.src, fixed.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
@@ -245,8 +245,8 @@ mod tests {
         }
     }
 
-    fn fixed(v6: bool, bits: [u128; 2], qpn: u32, rkey: u32) -> Fixed {
-        Fixed { src: ip(v6, bits[0]), dst: ip(v6, bits[1]), dest_qp: Qpn::new(qpn), rkey }
+    fn fixed(v6: bool, bits: [u128; 2], qpn: u32, rkey: u32) -> FlowFields {
+        FlowFields { src: ip(v6, bits[0]), dst: ip(v6, bits[1]), dest_qp: Qpn::new(qpn), rkey }
     }
 
     proptest! {
@@ -298,7 +298,7 @@ mod tests {
             }
             let mut expected = frame.clone();
             let (src, dst) = (MacAddr([2; 6]), MacAddr([4; 6]));
-            let va = opcode.headers().has(crate::opcode::Headers::RETH).then_some(vas[1]);
+            let va = opcode.headers().contains(crate::opcode::Headers::RETH).then_some(vas[1]);
             let mut rewriter = Rewriter::new(&mut expected, layout);
             rewriter.set_ethernet(src, dst);
             _ = match (to.src, to.dst) {
@@ -321,6 +321,8 @@ mod tests {
     fn mixed_address_families_are_rejected() {
         let (v4, v6) = (fixed(false, [1, 2], 1, 1), fixed(true, [1, 2], 1, 1));
         assert!(Redirect::new(&v4, &v6, MacAddr([0; 6]), MacAddr([0; 6])).is_none());
-        assert!(Redirect::new(&v4, &Fixed { src: v6.src, ..v4 }, MacAddr([0; 6]), MacAddr([0; 6])).is_none());
+        assert!(
+            Redirect::new(&v4, &FlowFields { src: v6.src, ..v4 }, MacAddr([0; 6]), MacAddr([0; 6])).is_none()
+        );
     }
 }

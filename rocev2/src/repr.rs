@@ -131,7 +131,7 @@ impl<'a> Repr<'a> {
         };
         let headers = layout.opcode().headers();
         let raw = |header: Headers| {
-            headers.has(header).then(|| &frame[layout.bth() + Bth::LEN + headers.before(header)..])
+            headers.contains(header).then(|| &frame[layout.bth() + Bth::LEN + headers.before(header)..])
         };
         let extended = Extended {
             feth: raw(Headers::FETH).and_then(|b| b.first_chunk()).copied().unwrap_or_default(),
@@ -206,7 +206,7 @@ impl<'a> Repr<'a> {
         out.put(&self.udp)?;
         out.put(&self.bth)?;
         for (header, bytes) in self.extended.in_order() {
-            if self.headers().has(header) {
+            if self.headers().contains(header) {
                 out.put(bytes)?;
             }
         }
@@ -284,26 +284,26 @@ impl fmt::Display for Repr<'_> {
         write!(f, " {}", self.bth)?;
         let headers = self.headers();
         let extended = &self.extended;
-        if headers.has(Headers::DETH) {
+        if headers.contains(Headers::DETH) {
             write!(f, " {}", extended.deth)?;
         }
-        if headers.has(Headers::RETH) {
+        if headers.contains(Headers::RETH) {
             write!(f, " {}", extended.reth)?;
         }
-        if headers.has(Headers::ATOMIC) {
+        if headers.contains(Headers::ATOMIC) {
             write!(f, " {}", extended.atomic)?;
         }
-        if headers.has(Headers::AETH) {
+        if headers.contains(Headers::AETH) {
             let [syndrome, msn @ ..] = extended.aeth;
             write!(f, " {} msn {}", crate::aeth::Syndrome::from_wire(syndrome), crate::Msn::from_wire(msn))?;
         }
-        if headers.has(Headers::ATOMIC_ACK) {
+        if headers.contains(Headers::ATOMIC_ACK) {
             write!(f, " {}", extended.atomic_ack)?;
         }
-        if headers.has(Headers::IMM) {
+        if headers.contains(Headers::IMM) {
             write!(f, " {}", extended.immediate)?;
         }
-        if headers.has(Headers::IETH) {
+        if headers.contains(Headers::IETH) {
             write!(f, " {}", extended.ieth)?;
         }
         write!(f, " payload {} B", self.payload.len())

@@ -55,7 +55,7 @@ impl<'a> Rewriter<'a> {
         let word = self.word_mut(at);
         let old = u32::from_be_bytes(*word);
         *word = new.to_be_bytes();
-        self.changes.word((old ^ new).swap_bytes(), self.layout.icrc() - at - 4);
+        self.changes.add_word((old ^ new).swap_bytes(), self.layout.icrc() - at - 4);
         self.udp_change.0 += u64::from(!old);
         self.udp_change.1 += u64::from(new);
         old
@@ -165,7 +165,7 @@ impl<'a> Rewriter<'a> {
     #[inline]
     fn extended(&self, header: Headers) -> Result<usize, NoSuchHeader> {
         let headers = self.layout.opcode().headers();
-        if headers.has(header) {
+        if headers.contains(header) {
             Ok(self.layout.bth() + Bth::LEN + headers.before(header))
         } else {
             Err(NoSuchHeader)
@@ -460,7 +460,7 @@ mod tests {
             prop_assert_eq!(has_address, packet.reth().is_some() || packet.atomic().is_some());
             prop_assert_eq!(packet.atomic().map(|atomic| atomic.va.get()), packet.atomic().map(|_| va));
             prop_assert_eq!(packet.aeth().copied(), has_aeth.then_some(aeth));
-            prop_assert_eq!(has_aeth, opcode.headers().has(Headers::AETH));
+            prop_assert_eq!(has_aeth, opcode.headers().contains(Headers::AETH));
             onepipe.set_barrier(barrier);
             onepipe.set_commit(commit);
             let carries = opcode == Opcode::UD_SEND_ONLY || opcode == Opcode::UC_WRITE_ONLY;

@@ -27,7 +27,7 @@ pub struct Route {
 
 /// Header fields of a route.
 #[derive(Clone, Copy, Debug)]
-pub struct Ends {
+pub struct RouteFields {
     /// The sender's MAC address
     pub src_mac: MacAddr,
     /// MAC address of the next hop
@@ -48,7 +48,7 @@ pub struct Ends {
 
 impl Route {
     /// Builds the headers. Returns `None` if the addresses are of different families.
-    pub fn new(ends: &Ends) -> Option<Self> {
+    pub fn new(ends: &RouteFields) -> Option<Self> {
         let mut headers = [0; MAX];
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
@@ -147,7 +147,7 @@ mod tests {
     fn emitted_frames_are_valid_for_every_payload_length() {
         let addresses = [["10.0.0.1", "10.0.0.2"], ["fd00::1", "fd00::2"]];
         for (pair, vlan) in addresses.into_iter().flat_map(|pair| [(pair, None), (pair, Some(0x6005))]) {
-            let ends = Ends {
+            let ends = RouteFields {
                 src_mac: MacAddr([2, 0, 0, 0, 0, 1]),
                 dst_mac: MacAddr([2, 0, 0, 0, 0, 2]),
                 vlan,

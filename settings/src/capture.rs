@@ -23,7 +23,7 @@ impl Size {
 
 /// The reason why a capture cannot be played.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Flaw {
+pub struct CaptureError {
     /// Problem message
     pub message: String,
     /// Short form of the message, for the label
@@ -32,7 +32,7 @@ pub struct Flaw {
     pub remedy: String,
 }
 
-impl Flaw {
+impl CaptureError {
     fn new(message: String, label: &'static str, remedy: impl Into<String>) -> Self {
         Self { message, label, remedy: remedy.into() }
     }
@@ -45,26 +45,26 @@ const ETHERNET: u32 = 1;
 /// pcap.
 ///
 /// # Errors
-/// [`Flaw`] if the file cannot be read, or is not such a capture.
-pub fn examine(path: &Path, count: bool) -> Result<Size, Flaw> {
+/// [`CaptureError`] if the file cannot be read, or is not such a capture.
+pub fn examine(path: &Path, count: bool) -> Result<Size, CaptureError> {
     let shown = path.display();
     let unreadable = |error: io::Error| match error.kind() {
-        ErrorKind::NotFound => Flaw::new(
+        ErrorKind::NotFound => CaptureError::new(
             format!("there is no file `{shown}`"),
             "not there",
             "correct the path; a relative one begins in the folder of the configuration file",
         ),
-        ErrorKind::PermissionDenied => Flaw::new(
+        ErrorKind::PermissionDenied => CaptureError::new(
             format!("`{shown}` may not be read"),
             "no permission",
             format!("allow it: chmod a+r {shown}"),
         ),
-        ErrorKind::UnexpectedEof => Flaw::new(
+        ErrorKind::UnexpectedEof => CaptureError::new(
             format!("`{shown}` ends before its first frame"),
             "not a whole capture",
             "record it again: tcpdump -w FILE -i INTERFACE",
         ),
-        _ => Flaw::new(
+        _ => CaptureError::new(
             format!("`{shown}` cannot be read: {}", plain(&error)),
             "unreadable",
             "name another file",
@@ -72,7 +72,11 @@ pub fn examine(path: &Path, count: bool) -> Result<Size, Flaw> {
     };
     let file = File::open(path).map_err(unreadable)?;
     if file.metadata().map_err(unreadable)?.is_dir() {
-        return Err(Flaw::new(format!("`{shown}` is a folder"), "not a file", "name a capture in it"));
+        return Err(CaptureError::new(
+            format!("`{shown}` is a folder"),
+            "not a file",
+            "name a capture in it",
+        ));
     }
     let mut file = BufReader::new(file);
     let mut header = [0; 24];
@@ -83,14 +87,14 @@ pub fn examine(path: &Path, count: bool) -> Result<Size, Flaw> {
         // pcapng states link types per interface, in blocks that libpcap parses.
         [0x0a, 0x0d, 0x0d, 0x0a] => return Ok(Size::default()),
         [0x1f, 0x8b, ..] => {
-            return Err(Flaw::new(
+            return Err(CaptureError::new(
                 format!("`{shown}` is compressed"),
                 "gzip, not pcap",
                 format!("unpack it first: gunzip -k {shown}"),
             ));
         }
         _ => {
-            return Err(Flaw::new(
+            return Err(CaptureError::new(
                 format!("`{shown}` is not a capture"),
                 "neither pcap nor pcapng",
                 "name a file that tcpdump or Wireshark has written",
@@ -104,7 +108,7 @@ pub fn examine(path: &Path, count: bool) -> Result<Size, Flaw> {
     };
     let link = word(&header[20..]) & 0x0fff_ffff;
     if link != ETHERNET {
-        return Err(Flaw::new(
+        return Err(CaptureError::new(
             format!("`{shown}` has frames of link type {link}, not of Ethernet"),
             "not Ethernet",
             "record on an Ethernet interface, not on `any`: tcpdump -w FILE -i eth0",
@@ -142,7 +146,7 @@ mod tests {
         bytes
     }
 
-    fn examined(bytes: &[u8]) -> Result<Size, Flaw> {
+    fn examined(bytes: &[u8]) -> Result<Size, CaptureError> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), bytes).unwrap();
         examine(file.path(), true)

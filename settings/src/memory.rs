@@ -31,7 +31,7 @@ fn port_buffers(port: &ReadPort, workers: usize, problems: &Problems) -> u64 {
         port.descriptors,
         rx + tx
     );
-    let message = format!("{} needs {needed} buffers or more", port.called());
+    let message = format!("{} needs {needed} buffers or more", port.display_name());
     problems.add(
         Problem::at(buffers.span(), message)
             .label("too few")
@@ -127,8 +127,10 @@ pub fn check_hugepages(runtime: &Runtime, ports: &[ReadPort], problems: &Problem
     }
     for port in ports.iter().filter(hardware) {
         let Some(device) = &port.device else { continue };
-        let problem =
-            Problem::at(device.key.clone(), format!("{} is hardware, which needs huge pages", port.called()));
+        let problem = Problem::at(
+            device.key.clone(),
+            format!("{} is hardware, which needs huge pages", port.display_name()),
+        );
         problems.add(problem.label("needs huge pages").help(
             "add `hugepages = true` to [runtime] and reserve some (as root: echo 512 > /proc/sys/vm/nr_hugepages); \
              `understudy doctor` shows the reserved pages",

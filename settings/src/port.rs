@@ -4,7 +4,7 @@ use crate::conflicts;
 use crate::device::{self, PlacedDevice};
 use crate::report::Problem;
 use crate::tree::{Table, Value, sections};
-use crate::words::{all_of, meant};
+use crate::words::{all_of, closest};
 use dataplane::config::Port;
 use std::path::Path;
 use switch::PortId;
@@ -65,7 +65,7 @@ pub fn read(root: &Table<'_>, folder: &Path) -> Ports {
     let complete = complete && list.iter().all(|port| port.name.is_some());
     let ports = Ports { list, complete };
     ports.report_equal_names(root);
-    let devices = ports.list.iter().filter_map(|port| Some((port.called(), port.device.as_ref()?)));
+    let devices = ports.list.iter().filter_map(|port| Some((port.display_name(), port.device.as_ref()?)));
     conflicts::report(devices, root.problems());
     ports
 }
@@ -119,7 +119,7 @@ impl Ports {
             return Some(PortId(index as u16));
         }
         if self.complete && !self.list.is_empty() {
-            let meant = meant(text, self.names());
+            let meant = closest(text, self.names());
             let meant = meant.map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
             let problem = value.problem(format!("there is no port `{text}`")).label("not the name of a port");
             value.add(problem.help(format!("{meant}the ports are {}", all_of(self.names()))));
@@ -141,7 +141,7 @@ impl Ports {
 
 impl ReadPort {
     /// Name in messages
-    pub fn called(&self) -> String {
+    pub fn display_name(&self) -> String {
         self.name.as_ref().map_or("a port".into(), |name| format!("port `{}`", name.get_ref()))
     }
 

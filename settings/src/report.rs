@@ -90,7 +90,7 @@ pub struct Report {
 
 /// A position in a file; line and column count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     /// Line
     pub line: usize,
     /// Column, in characters
@@ -101,7 +101,7 @@ pub struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finding<'a> {
     /// Position
-    pub place: Place,
+    pub position: Position,
     /// Problem message
     pub message: &'a str,
     /// Remedy
@@ -119,18 +119,18 @@ impl Report {
     /// Returns the problems with their positions, for JSON output.
     pub fn findings(&self) -> impl Iterator<Item = Finding<'_>> {
         self.problems.iter().map(|problem| Finding {
-            place: self.place(problem),
+            position: self.place(problem),
             message: &problem.message,
             help: &problem.help,
         })
     }
 
     /// Returns the position of a problem; the first character if the problem is not at one position.
-    fn place(&self, problem: &Problem) -> Place {
+    fn place(&self, problem: &Problem) -> Position {
         let start = problem.span.as_ref().map_or(0, |span| span.start);
         let before = self.text.inner().get(..start).unwrap_or_default();
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        Place {
+        Position {
             line: before.matches('\n').count() + 1,
             column: before[line_start..].chars().filter(|&c| c != '\u{feff}').count() + 1,
         }

@@ -93,7 +93,7 @@ impl Runtime {
     }
 
     /// Reports `stop_when_idle_ms`, for programs that do not stop when idle; `remedy` states what stops them.
-    pub fn check_goes_on_when_idle(&self, table: &str, remedy: &str, problems: &Problems) {
+    pub fn reject_stop_when_idle(&self, table: &str, remedy: &str, problems: &Problems) {
         if self.stop_when_idle.is_some() {
             let problem = Problem::of_file(format!("`stop_when_idle_ms` is not valid with {table}"));
             problems.add(problem.help(format!("remove it: {remedy}")));

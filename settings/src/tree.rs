@@ -4,7 +4,7 @@
 //! reports everything.
 
 use crate::report::Problem;
-use crate::words::{all_of, meant, one_of};
+use crate::words::{all_of, closest, one_of};
 use core::cell::{Cell, RefCell};
 use core::ops::{Range, RangeInclusive};
 use toml::Spanned;
@@ -38,12 +38,12 @@ impl Problems {
     }
 
     /// Returns whether any problem was found so far.
-    pub fn are_there(&self) -> bool {
+    pub fn any(&self) -> bool {
         !self.found.borrow().is_empty()
     }
 
     /// Adds the tables, with their keys, of functions that the file does not configure.
-    pub fn know_tables_of(&self, other: Self) {
+    pub fn add_known_tables(&self, other: Self) {
         self.unconfigured.borrow_mut().extend(other.known.into_inner());
     }
 
@@ -69,7 +69,7 @@ impl UnknownKey {
         let candidates = if at_top { known } else { &known[..in_file] };
         let other = |name: &str| name != table && name != ROOT;
         let elsewhere = candidates.iter().find(|(name, keys)| other(name) && keys.contains(&key.as_str()));
-        let close = meant(key, keys.iter().copied());
+        let close = closest(key, keys.iter().copied());
         if table == ROOT {
             let tables = one_of(keys.iter().map(|table| header(table)));
             if self.is_table {
@@ -118,7 +118,7 @@ pub struct Table<'a> {
     entries: Option<&'a DeTable<'a>>,
     requested: RefCell<Vec<&'static str>>,
     problems: &'a Problems,
-    /// Whether `finish` or `forget` was called; dropping a table before would hide its unknown keys
+    /// Whether `finish` or `discard` was called; dropping a table before would hide its unknown keys
     finished: Cell<bool>,
 }
 
@@ -238,7 +238,7 @@ impl<'a> Table<'a> {
     }
 
     /// Ends reading without reporting unknown keys, for tables whose valid keys could not be determined.
-    pub fn forget(self) {
+    pub fn discard(self) {
         self.finished.set(true);
     }
 
@@ -300,7 +300,7 @@ impl<'a> Value<'a> {
 
     /// Replaces the example for messages.
     #[must_use]
-    pub fn like(self, example: &'a str) -> Self {
+    pub fn with_example(self, example: &'a str) -> Self {
         Self { example, ..self }
     }
 
@@ -459,7 +459,7 @@ impl<'a> Value<'a> {
         let text = self.text()?;
         let known = words.iter().find(|word| **word == text).copied();
         if known.is_none() {
-            let close = meant(text, words.iter().copied());
+            let close = closest(text, words.iter().copied());
             let close = close.map(|close| format!("did you mean `{close}`? ")).unwrap_or_default();
             self.add(
                 self.problem(format!("{} cannot be `{text}`", self.name))

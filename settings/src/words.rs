@@ -20,7 +20,7 @@ fn listed<S: AsRef<str>>(items: impl IntoIterator<Item = S>, last: &str) -> Stri
 }
 
 /// Returns the candidate closest to `word`, if one is close enough to suggest.
-pub fn meant<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     /// Minimum length of a prefix that identifies a word, as `memory` does `memory_mb`
     const MIN_PREFIX: usize = 3;
     let plain = |text: &str| text.to_lowercase().replace('-', "_");
@@ -64,7 +64,7 @@ mod tests {
             ("cpus", None),
             ("x", None),
         ] {
-            assert_eq!(meant(word, keys), meaning, "{word}");
+            assert_eq!(closest(word, keys), meaning, "{word}");
         }
     }
 }

@@ -13,7 +13,7 @@ pub const EPOCH: Nanos = Nanos::from_secs(1000);
 pub struct Clock {
     /// Reading at `at`
     reading: i128,
-    /// Time of the world at which the clock read `shows`
+    /// Time of the world at which the clock read `reading`
     at: Nanos,
     /// Drift in parts per billion; positive if the clock runs fast
     drift_ppb: i64,
@@ -27,7 +27,7 @@ impl Clock {
     }
 
     /// Returns the reading at a time of the world.
-    pub fn shows(&self, world: Nanos) -> Nanos {
+    pub fn reading_at(&self, world: Nanos) -> Nanos {
         if self.drift_ppb == 0 {
             // The usual case, without the division, which is slow.
             return clamp(self.reading + i128::from(world.0) - i128::from(self.at.0));
@@ -47,7 +47,7 @@ impl Clock {
 
     /// Sets the clock ahead by `by_ns`, or back if that is negative.
     pub fn step(&mut self, world: Nanos, by_ns: i64) {
-        self.reading = i128::from(self.shows(world).0) + i128::from(by_ns);
+        self.reading = i128::from(self.reading_at(world).0) + i128::from(by_ns);
         self.at = world;
     }
 
@@ -80,11 +80,11 @@ mod tests {
     #[test]
     fn clocks_have_offset_drift_and_steps() {
         let mut clock = Clock::new(-5_000, 20_000);
-        assert_eq!(clock.shows(Nanos::ZERO), Nanos(EPOCH.0 - 5_000));
-        assert_eq!(clock.shows(Nanos::from_secs(1)), Nanos(EPOCH.0 - 5_000 + 1_000_020_000));
+        assert_eq!(clock.reading_at(Nanos::ZERO), Nanos(EPOCH.0 - 5_000));
+        assert_eq!(clock.reading_at(Nanos::from_secs(1)), Nanos(EPOCH.0 - 5_000 + 1_000_020_000));
         clock.set_drift(Nanos::from_secs(1), 0);
         clock.step(Nanos::from_secs(1), -20_000);
-        assert_eq!(clock.shows(Nanos::from_secs(2)), Nanos(EPOCH.0 - 5_000 + 2_000_000_000));
+        assert_eq!(clock.reading_at(Nanos::from_secs(2)), Nanos(EPOCH.0 - 5_000 + 2_000_000_000));
     }
 
     proptest! {
@@ -97,8 +97,8 @@ mod tests {
             let clock = Clock::new(offset, drift);
             let local = Nanos(EPOCH.0 + 2_000_000 + local);
             let at = clock.when(local, Nanos::ZERO);
-            prop_assert!(clock.shows(at) >= local);
-            prop_assert!(clock.shows(at).since(local) <= Nanos(3), "at most 3 ns late");
+            prop_assert!(clock.reading_at(at) >= local);
+            prop_assert!(clock.reading_at(at).since(local) <= Nanos(3), "at most 3 ns late");
         }
     }
 }

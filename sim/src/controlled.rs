@@ -4,7 +4,7 @@ use crate::node::{Node, Ports};
 use crate::switch_node::Switch;
 use std::collections::VecDeque;
 use switch::memory::MemoryFrame;
-use switch::{Chance, Control, Egress, Frame, Function, Nanos, Output, PortId};
+use switch::{Control, Egress, Frame, Function, Nanos, Output, PortId, Rng};
 
 /// Time until the control plane receives an event or a punted frame: it is a thread that polls periodically.
 pub const CONTROL_LATENCY: Nanos = Nanos::from_micros(50);
@@ -18,7 +18,7 @@ pub struct Queues {
     pub down: Nanos,
     /// Capacity of the queue to the control plane: events and punted frames. A frame that finds it full is
     /// lost; an event waits at the function
-    pub room: usize,
+    pub capacity: usize,
 }
 
 impl Default for Queues {
@@ -29,16 +29,16 @@ impl Default for Queues {
 
 impl Queues {
     /// Queues of a machine with little load: 50 us up, no latency down, unbounded
-    pub const USUAL: Self = Self { up: CONTROL_LATENCY, down: Nanos::ZERO, room: usize::MAX };
+    pub const USUAL: Self = Self { up: CONTROL_LATENCY, down: Nanos::ZERO, capacity: usize::MAX };
 
     /// Draws the queues from the seed: each direction has extra latency in half of the seeds (up to 150 us
     /// up, 100 us down), and the capacity is 32 to 256 in a quarter of them.
     pub fn drawn(seed: u64) -> Self {
-        let mut rng = Chance::stream(seed, 0x7175_6575_6573);
+        let mut rng = Rng::stream(seed, 0x7175_6575_6573);
         let mut below = |most: u64| if rng.below(2) == 0 { Nanos(rng.below(most)) } else { Nanos::ZERO };
         let (up, down) = (below(150_000), below(100_000));
-        let room = if rng.below(4) == 0 { rng.between(32, 256) as usize } else { usize::MAX };
-        Self { up: CONTROL_LATENCY + up, down, room }
+        let capacity = if rng.below(4) == 0 { rng.between(32, 256) as usize } else { usize::MAX };
+        Self { up: CONTROL_LATENCY + up, down, capacity }
     }
 }
 
@@ -90,11 +90,11 @@ impl<C: Control> Controlled<C> {
     /// Queues the function's events and punted frames for the control plane.
     fn queue_upward(&mut self, now: Nanos) {
         let at = now + self.queues.up;
-        let room = self.queues.room - self.up.len();
+        let room = self.queues.capacity - self.up.len();
         let events = self.switch.events.len().min(room);
         let events = self.switch.events.drain(..events).map(|event| (at, Upward::Event(event)));
         self.up.extend(events);
-        let room = self.queues.room - self.up.len();
+        let room = self.queues.capacity - self.up.len();
         let punts = self.switch.punted.drain(..).take(room);
         self.up.extend(punts.map(|(frame, port)| (at, Upward::Punt(frame, port))));
     }

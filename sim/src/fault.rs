@@ -25,9 +25,9 @@ pub enum Fault {
     Unmute(NodeId, Vec<LinkId>),
     /// Frames between two interfaces are lost on every link, in both directions; no other frames are: a
     /// partition that is not transitive
-    Part(MacAddr, MacAddr),
-    /// Ends [`Part`](Self::Part): the two interfaces reach each other again
-    Join(MacAddr, MacAddr),
+    PartitionPair(MacAddr, MacAddr),
+    /// Ends [`PartitionPair`](Self::PartitionPair): the two interfaces reach each other again
+    HealPair(MacAddr, MacAddr),
     /// MTU of a link from now on (bytes of the IP packet); longer packets are lost
     Mtu(LinkId, usize),
     /// Two links of a switch exchange their ports, as when the hosts behind them have moved

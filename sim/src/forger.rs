@@ -9,10 +9,10 @@ use rocev2::cm::{self, Dreq, Kind, MAD_LEN, MadHeader, Rep, Req};
 use rocev2::deth::Deth;
 use rocev2::ethernet::MacAddr;
 use rocev2::reth::Reth;
-use rocev2::route::{Ends, Route};
+use rocev2::route::{Route, RouteFields};
 use rocev2::{Bth, Msn, Opcode, Psn, Qpn};
 use switch::memory::MemoryFrame;
-use switch::{Chance, Nanos, Output, PortId};
+use switch::{Nanos, Output, PortId, Rng};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// First queue pair number of a host
@@ -32,7 +32,7 @@ pub(crate) fn packet(
     extended: &[&[u8]],
     payload: &[u8],
 ) -> Vec<u8> {
-    let ends = Ends {
+    let ends = RouteFields {
         src_mac,
         dst_mac,
         vlan: None,
@@ -78,7 +78,7 @@ pub struct ForgerConfig {
 #[derive(Debug)]
 pub struct Forger {
     config: ForgerConfig,
-    rng: Chance,
+    rng: Rng,
     qpn_count: u64,
     remaining: u32,
     next: Nanos,
@@ -88,8 +88,8 @@ impl Forger {
     /// Creates a host that forges packets.
     pub fn new(config: ForgerConfig) -> Self {
         Self {
-            rng: Chance::stream(config.seed, 0x6c69_6172),
-            qpn_count: *Chance::stream(config.seed, 0x7170_6e73).pick(&QPN_COUNTS),
+            rng: Rng::stream(config.seed, 0x6c69_6172),
+            qpn_count: *Rng::stream(config.seed, 0x7170_6e73).pick(&QPN_COUNTS),
             remaining: config.rounds,
             next: config.from,
             config,

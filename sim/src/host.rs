@@ -4,11 +4,11 @@ use crate::node::{Node, Ports};
 use crate::responder::{Costs, Executed, Responder};
 use rnic::{App, Rnic};
 use switch::memory::MemoryFrame;
-use switch::{Chance, Nanos, PortId, Share};
+use switch::{Nanos, PortId, Probability, Rng};
 
 /// Draws whether the NIC of a host is forgetful ([`rnic::Config::forgetful`]); `share` of the hosts are.
-pub(crate) fn draws_forgetful(seed: u64, host: u64, share: Share) -> bool {
-    Chance::stream(seed ^ host << 32, 0x666f_7267).happens(share)
+pub(crate) fn draws_forgetful(seed: u64, host: u64, share: Probability) -> bool {
+    Rng::stream(seed ^ host << 32, 0x666f_7267).happens(share)
 }
 
 /// Returns a factory of a host's NIC for [`Host::new`]. Each incarnation has another seed. If a restarted NIC

@@ -1,6 +1,6 @@
 //! Links: their parameters and their counters.
 
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 
 /// Bytes of a frame on the link that are not part of its buffer: preamble, start delimiter, frame check
 /// sequence and inter-packet gap.
@@ -16,17 +16,17 @@ pub struct Link {
     /// Upper bound of the random extra delay of each frame. Jitter alone does not reorder frames
     pub jitter: Nanos,
     /// Share of frames that are lost
-    pub loss: Share,
+    pub loss: Probability,
     /// Share of frames that arrive twice
-    pub duplicate: Share,
+    pub duplicate: Probability,
     /// Share of frames that later frames overtake, because they take longer by up to
     /// [`reorder_by`](Self::reorder_by)
-    pub reorder: Share,
+    pub reorder: Probability,
     /// Upper bound of a reordered frame's extra delay
     pub reorder_by: Nanos,
     /// Share of frames of which one bit is flipped. In one world all damage sets bits, or all damage clears
     /// bits
-    pub corrupt: Share,
+    pub corrupt: Probability,
     /// MTU: bytes of the longest IP packet. A frame may have 14 bytes more, and 4 more for each VLAN tag
     pub mtu: usize,
     /// Capacity of the send queue in bytes; frames that do not fit are dropped
@@ -42,11 +42,11 @@ impl Default for Link {
             rate_bps: 100_000_000_000,
             delay: Nanos::from_micros(1),
             jitter: Nanos::ZERO,
-            loss: Share::NEVER,
-            duplicate: Share::NEVER,
-            reorder: Share::NEVER,
+            loss: Probability::NEVER,
+            duplicate: Probability::NEVER,
+            reorder: Probability::NEVER,
             reorder_by: Nanos::from_micros(20),
-            corrupt: Share::NEVER,
+            corrupt: Probability::NEVER,
             mtu: 1500,
             queue: 1 << 20,
             ecn: None,
@@ -77,12 +77,12 @@ pub struct Ecn {
     /// Queue length in bytes from which on every packet is marked
     pub max: usize,
     /// Share of packets that are marked just below `max`; it grows linearly from 0 at `min`
-    pub share: Share,
+    pub share: Probability,
 }
 
 impl Ecn {
     /// Returns whether to mark a packet that finds `queued` bytes in the queue.
-    pub(crate) fn marks(&self, queued: usize, rng: &mut Chance) -> bool {
+    pub(crate) fn marks(&self, queued: usize, rng: &mut Rng) -> bool {
         if queued >= self.max {
             return true;
         }
@@ -90,13 +90,13 @@ impl Ecn {
             return false;
         }
         let part = (queued - self.min) as f64 / (self.max - self.min) as f64;
-        Share::new(part * self.share.get()).is_some_and(|share| rng.happens(share))
+        Probability::new(part * self.share.get()).is_some_and(|share| rng.happens(share))
     }
 }
 
 /// Frames of one direction of a link, by their fate.
 ///
-/// `offered + duplicated` is the sum of `too_long`, `queue_full`, `lost`, `cut`, `unheard`, `arrived` and the
+/// `offered + duplicated` is the sum of `too_long`, `queue_full`, `lost`, `cut`, `undelivered`, `arrived` and the
 /// frames that are still [under way](Self::under_way).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Counters {
@@ -123,7 +123,7 @@ pub struct Counters {
     /// Frames that the queue marked with "congestion experienced"
     pub marked: u64,
     /// Frames that arrived at a node that was down, or paused with a full inbox
-    pub unheard: u64,
+    pub undelivered: u64,
     /// Frames handed to the host or switch
     pub arrived: u64,
     /// Bytes handed to the host or switch
@@ -135,7 +135,7 @@ pub struct Counters {
 impl Counters {
     /// Returns the number of frames in the queue or in flight.
     pub fn under_way(&self) -> u64 {
-        let ended = self.too_long + self.queue_full + self.lost + self.cut + self.unheard + self.arrived;
+        let ended = self.too_long + self.queue_full + self.lost + self.cut + self.undelivered + self.arrived;
         self.offered + self.duplicated - ended
     }
 }

@@ -6,7 +6,7 @@ use crate::pcap::Capture;
 use core::cmp::Reverse;
 use rocev2::ethernet::MacAddr;
 use std::collections::{BinaryHeap, VecDeque};
-use switch::{Chance, Full, Nanos, PortId};
+use switch::{Full, Nanos, PortId, Rng};
 
 /// An entry of the event queue. Small, because the heap moves entries about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,17 +43,17 @@ pub(crate) struct Direction {
 /// One random stream for each kind of damage, so that changing one kind's share does not change the others.
 #[derive(Debug)]
 struct DamageRngs {
-    loss: Chance,
-    duplicate: Chance,
-    reorder: Chance,
-    corrupt: Chance,
-    jitter: Chance,
-    ecn: Chance,
+    loss: Rng,
+    duplicate: Rng,
+    reorder: Rng,
+    corrupt: Rng,
+    jitter: Rng,
+    ecn: Rng,
 }
 
 impl DamageRngs {
     fn new(seed: u64, direction: u64) -> Self {
-        let stream = |n| Chance::stream(seed, direction << 8 | n);
+        let stream = |n| Rng::stream(seed, direction << 8 | n);
         Self {
             loss: stream(1),
             duplicate: stream(2),

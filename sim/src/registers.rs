@@ -38,12 +38,12 @@ struct Zone {
 
 impl History {
     /// Adds a write of a register.
-    pub fn wrote(&mut self, register: u64, observed: Observed) {
+    pub fn add_write(&mut self, register: u64, observed: Observed) {
         self.writes.entry(register).or_default().push(observed);
     }
 
     /// Adds a read of a register.
-    pub fn read(&mut self, register: u64, observed: Observed) {
+    pub fn add_read(&mut self, register: u64, observed: Observed) {
         self.reads.entry(register).or_default().push(observed);
     }
 
@@ -159,10 +159,10 @@ mod tests {
         let check = |writes: &[Observed], reads: &[Observed]| {
             let mut history = History::default();
             for write in writes {
-                history.wrote(1, *write);
+                history.add_write(1, *write);
             }
             for read in reads {
-                history.read(1, *read);
+                history.add_read(1, *read);
             }
             history.check().is_ok()
         };
@@ -179,9 +179,9 @@ mod tests {
         assert!(!check(&[at(1, 1, 2), at(2, 3, 4), at(3, 5, 6)], &[at(1, 7, 8)]));
         let mut history = History::default();
         for write in writes {
-            history.wrote(1, write);
+            history.add_write(1, write);
         }
-        history.wrote(1, at(3, 31, 40));
+        history.add_write(1, at(3, 31, 40));
         assert!(history.check_order(1, &[2, 1, 3]).is_ok() && history.check_order(1, &[1, 2, 3]).is_ok());
         assert!(history.check_order(1, &[1, 3, 2]).is_err() && history.check_order(1, &[1, 2]).is_err());
     }

@@ -17,7 +17,7 @@ use core::cmp::Reverse;
 use core::ops::Range;
 use rocev2::{Class, Opcode, Packet, Qpn, classify};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 
 /// Picoseconds per nanosecond
 const PS: u64 = 1_000;
@@ -58,7 +58,7 @@ pub struct Costs {
     /// Share of requests that later ones overtake, because they take longer from the link to the execution.
     /// Requests of one queue pair stay in order. The authors measured 3 % of requests out of order, by up to
     /// 15 requests at a million requests per second (figure "PDF of request reorderings")
-    pub overtaken: Share,
+    pub overtaken: Probability,
     /// Upper bound of that extra time
     pub overtaken_by: Nanos,
     /// Seed that decides which requests are overtaken
@@ -96,7 +96,7 @@ impl Costs {
             nic_write_ps: every_ps(103_600_000),
             nic_read_ps: every_ps(84_500_000),
             nic_atomic_ps: every_ps(55_000_000),
-            overtaken: Share::NEVER,
+            overtaken: Probability::NEVER,
             overtaken_by: Nanos::ZERO,
             seed: 0,
         }
@@ -226,7 +226,7 @@ pub(crate) struct Responder {
     /// Requests by the end of their execution
     finished: BTreeMap<(u64, u64), Vec<u8>>,
     sequence: u64,
-    rng: Chance,
+    rng: Rng,
     waiting: u64,
     executed: Executed,
 }
@@ -235,7 +235,7 @@ impl Responder {
     /// Creates an idle NIC.
     pub(crate) fn new(costs: Costs) -> Self {
         Self {
-            rng: Chance::stream(costs.seed, 0x6f76_6572),
+            rng: Rng::stream(costs.seed, 0x6f76_6572),
             costs,
             queues: BTreeMap::new(),
             memory: Memory::default(),
@@ -424,7 +424,7 @@ mod tests {
     #[test]
     fn requests_overtake_other_queue_pairs_but_stay_in_order_within_theirs() {
         let mut costs = Costs::connect_x5(None);
-        (costs.overtaken, costs.overtaken_by) = (Share::percent(10), Nanos::from_micros(10));
+        (costs.overtaken, costs.overtaken_by) = (Probability::percent(10), Nanos::from_micros(10));
         let mut responder = Responder::new(costs);
         let mut executed = Vec::new();
         for n in 0..10_000 {

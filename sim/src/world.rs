@@ -139,14 +139,14 @@ impl World {
 
     /// Returns the reading of a node's clock.
     pub fn clock(&self, node: NodeId) -> Nanos {
-        self.nodes[node.0].clock.shows(self.net.now)
+        self.nodes[node.0].clock.reading_at(self.net.now)
     }
 
     /// Returns the time of the world at which a node's clock showed `local`: exact without drift, and up to 3
     /// ns late with it. Where a fault changed the clock, the reading before the change counts.
     pub fn when(&self, node: NodeId, local: Nanos) -> Nanos {
         let Slot { clock, earlier_clocks, .. } = &self.nodes[node.0];
-        let shown = earlier_clocks.iter().find(|(until, clock)| local < clock.shows(*until));
+        let shown = earlier_clocks.iter().find(|(until, clock)| local < clock.reading_at(*until));
         shown.map_or(clock, |(_, clock)| clock).when(local, Nanos::ZERO)
     }
 
@@ -277,7 +277,7 @@ impl World {
 
     fn start_node(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
-        let now = slot.clock.shows(self.net.now);
+        let now = slot.clock.reading_at(self.net.now);
         slot.node.start(now, &mut Ports { net: &mut self.net, node });
         self.service(node);
     }
@@ -297,7 +297,7 @@ impl World {
                 direction.counters.arrived += 1;
                 direction.counters.arrived_bytes += frame.len() as u64;
                 net.arrivals += 1;
-                let now = slot.clock.shows(net.now);
+                let now = slot.clock.reading_at(net.now);
                 slot.node.on_frame(MemoryFrame::new(frame), port, now, &mut Ports { net, node });
                 self.service(node);
             }
@@ -307,7 +307,7 @@ impl World {
                 inbox.push_back((frame, port));
             }
             RunState::Paused(_) | RunState::Down => {
-                direction.counters.unheard += 1;
+                direction.counters.undelivered += 1;
                 net.lose(frame);
             }
         }
@@ -322,7 +322,7 @@ impl World {
         if slot.state != RunState::Up {
             return;
         }
-        let now = slot.clock.shows(self.net.now);
+        let now = slot.clock.reading_at(self.net.now);
         if slot.node.next_timer().is_some_and(|at| at <= now) {
             slot.node.on_timer(now, &mut Ports { net: &mut self.net, node });
         }
@@ -346,7 +346,7 @@ impl World {
         let direction = net.direction_of(node, port.index());
         while net.is_idle(direction) {
             let mut frame = net.spare();
-            if !slot.node.poll_transmit(port, slot.clock.shows(net.now), &mut frame) {
+            if !slot.node.poll_transmit(port, slot.clock.reading_at(net.now), &mut frame) {
                 net.recycle(frame);
                 return;
             }
@@ -386,8 +386,8 @@ impl World {
             Fault::Unmute(NodeId(node), links) => {
                 self.change_cuts_from(node, &links, |cuts| cuts.saturating_sub(1));
             }
-            Fault::Part(a, b) => self.net.partitioned.push([a, b]),
-            Fault::Join(a, b) => {
+            Fault::PartitionPair(a, b) => self.net.partitioned.push([a, b]),
+            Fault::HealPair(a, b) => {
                 let at = self.net.partitioned.iter().position(|pair| *pair == [a, b] || *pair == [b, a]);
                 at.map(|at| self.net.partitioned.swap_remove(at));
             }
@@ -446,7 +446,7 @@ impl World {
             return;
         }
         let RunState::Paused(inbox) = core::mem::replace(&mut slot.state, RunState::Up) else { return };
-        let now = slot.clock.shows(self.net.now);
+        let now = slot.clock.reading_at(self.net.now);
         for (frame, port) in inbox {
             self.net.arrivals += 1;
             slot.node.on_frame(MemoryFrame::new(frame), port, now, &mut Ports { net: &mut self.net, node });

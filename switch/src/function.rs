@@ -200,16 +200,16 @@ pub trait Function {
     fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O)
     -> Verdict;
 
-    /// Prefetch hint for a frame that [`foresee`](Self::foresee) will get next: calls `fetch` with the
-    /// addresses of the table slots that `foresee` will search.
+    /// Prefetch hint for a frame that [`prefetch_state`](Self::prefetch_state) will get next: calls `fetch` with the
+    /// addresses of the table slots that `prefetch_state` will search.
     #[inline]
-    fn glimpse(&self, _frame: &impl Frame, _fetch: impl Fn(*const u8)) {}
+    fn prefetch_table(&self, _frame: &impl Frame, _fetch: impl Fn(*const u8)) {}
 
     /// Prefetch hint for a frame that [`on_frame`](Self::on_frame) will get soon: calls `fetch` with the
     /// addresses of the state that it will need, as far as a cheap look-up can determine them. The runner
     /// prefetches them into the cache.
     #[inline]
-    fn foresee(&self, _frame: &impl Frame, _fetch: impl Fn(*const u8)) {}
+    fn prefetch_state(&self, _frame: &impl Frame, _fetch: impl Fn(*const u8)) {}
 
     /// Handles the expiry of the timer that [`next_timer`](Self::next_timer) returned.
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O);

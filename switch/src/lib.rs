@@ -19,4 +19,4 @@ pub mod tunnel;
 pub use control::{Control, Egress};
 pub use drop::DropReason;
 pub use function::{Frame, Full, Function, Nanos, NoRoom, Output, PortId, Verdict};
-pub use random::{Chance, Share};
+pub use random::{Probability, Rng};

@@ -16,7 +16,7 @@ impl MemoryFrame {
     }
 
     /// Returns the first part of a frame that was longer than its buffer.
-    pub fn beginning(bytes: impl Into<Vec<u8>>) -> Self {
+    pub fn truncated(bytes: impl Into<Vec<u8>>) -> Self {
         Self { bytes: bytes.into(), whole: false }
     }
 
@@ -56,21 +56,21 @@ impl Frame for MemoryFrame {
 
 /// Output that collects the frames that a function sends, up to `room` of them.
 #[derive(Clone, Debug)]
-pub struct Sent {
+pub struct FrameCollector {
     /// Frames sent so far, and their ports
     pub frames: Vec<(MemoryFrame, PortId)>,
     /// Maximum count of frames
     pub room: usize,
 }
 
-impl Sent {
+impl FrameCollector {
     /// Returns an empty output for up to `room` frames.
     pub fn with_room(room: usize) -> Self {
         Self { frames: Vec::new(), room }
     }
 }
 
-impl Output for Sent {
+impl Output for FrameCollector {
     type Frame = MemoryFrame;
 
     fn make(&mut self, len: usize) -> Result<MemoryFrame, Full> {
@@ -102,7 +102,7 @@ pub fn run_frame<F: Function>(
     port: PortId,
     now: Nanos,
 ) -> (Verdict, Vec<(Vec<u8>, PortId)>) {
-    let mut out = Sent::with_room(usize::MAX);
+    let mut out = FrameCollector::with_room(usize::MAX);
     let mut frame = MemoryFrame::new(frame);
     let verdict = function.on_frame(&mut frame, port, now, &mut out);
     if let Verdict::Forward(port) = verdict {

@@ -2,13 +2,13 @@
 
 use core::fmt;
 use rand_xoshiro::Xoshiro256PlusPlus;
-use rand_xoshiro::rand_core::{Rng, SeedableRng};
+use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
 
 /// A seeded random number generator (xoshiro256++). Not for secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chance(Xoshiro256PlusPlus);
+pub struct Rng(Xoshiro256PlusPlus);
 
-impl Chance {
+impl Rng {
     /// Returns the generator of this seed.
     pub fn new(seed: u64) -> Self {
         Self(Xoshiro256PlusPlus::seed_from_u64(seed))
@@ -41,7 +41,7 @@ impl Chance {
     /// Returns `true` with probability `share`. Always draws one number, so that later numbers do not depend
     /// on the probability.
     #[inline]
-    pub fn happens(&mut self, share: Share) -> bool {
+    pub fn happens(&mut self, share: Probability) -> bool {
         (self.bits() >> 1) < share.0
     }
 
@@ -56,11 +56,11 @@ impl Chance {
 
 /// A probability, from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Share(u64);
+pub struct Probability(u64);
 
 const ALWAYS: u64 = 1 << 63;
 
-impl Share {
+impl Probability {
     /// Probability 0
     pub const NEVER: Self = Self(0);
     /// Probability 1
@@ -87,7 +87,7 @@ impl Share {
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for Probability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} %", self.get() * 100.0)
     }
@@ -99,24 +99,27 @@ mod tests {
 
     #[test]
     fn seed_yields_the_same_numbers_in_every_version() {
-        let mut chance = Chance::new(7);
-        let first = [chance.bits(), chance.below(1000), chance.between(5, 9)];
+        let mut rng = Rng::new(7);
+        let first = [rng.bits(), rng.below(1000), rng.between(5, 9)];
         assert_eq!(first, [1_021_219_803_524_665_661, 172, 8]);
-        assert_ne!(Chance::stream(7, 0), Chance::stream(7, 1));
+        assert_ne!(Rng::stream(7, 0), Rng::stream(7, 1));
     }
 
     #[test]
     fn events_happen_with_the_given_probability() {
-        let mut chance = Chance::new(1);
+        let mut rng = Rng::new(1);
         for (share, least, most) in [(0.0, 0, 0), (0.1, 9_700, 10_300), (1.0, 100_000, 100_000)] {
-            let share = Share::new(share).unwrap();
-            let times = (0..100_000).filter(|_| chance.happens(share)).count();
+            let share = Probability::new(share).unwrap();
+            let times = (0..100_000).filter(|_| rng.happens(share)).count();
             assert!((least..=most).contains(&times), "{share}: {times} times");
         }
-        assert_eq!((Share::new(1.5), Share::new(f64::NAN), Share::new(-0.1)), (None, None, None));
         assert_eq!(
-            (chance.below(0), Share::percent(100), Share::percent(250)),
-            (0, Share::ALWAYS, Share::ALWAYS)
+            (Probability::new(1.5), Probability::new(f64::NAN), Probability::new(-0.1)),
+            (None, None, None)
+        );
+        assert_eq!(
+            (rng.below(0), Probability::percent(100), Probability::percent(250)),
+            (0, Probability::ALWAYS, Probability::ALWAYS)
         );
     }
 }

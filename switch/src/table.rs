@@ -214,20 +214,20 @@ impl<K: Key> Index<K> {
 
     /// Returns the address of the first slot of a search for `key`, for prefetching.
     #[inline]
-    pub fn home_of(&self, key: &K) -> *const u8 {
+    pub fn slot_address(&self, key: &K) -> *const u8 {
         self.slots.as_ptr().wrapping_add(self.home(key.salted(self.salt))).cast()
     }
 
     /// Returns the ID in the first slot of a search for `key`, which most often is that of `key`, if it has
     /// one. For prefetching the data of a key.
     #[inline]
-    pub fn likely(&self, key: &K) -> u32 {
+    pub fn likely_id(&self, key: &K) -> u32 {
         self.slots[self.home(key.salted(self.salt))].id
     }
 
     /// Returns the address of the key with `id`, for prefetching.
     #[inline]
-    pub fn place_of(&self, id: u32) -> *const u8 {
+    pub fn key_address(&self, id: u32) -> *const u8 {
         self.keys.slots.as_ptr().wrapping_add(id as usize).cast()
     }
 
@@ -386,15 +386,15 @@ mod tests {
     /// Returns the first slots of searches for `keys` under `salt`, without duplicates.
     fn homes(keys: &[u64], salt: Salt) -> std::collections::HashSet<usize> {
         let index = Index::<u64>::salted(1000, salt);
-        keys.iter().map(|key| index.home_of(key) as usize - index.slots.as_ptr() as usize).collect()
+        keys.iter().map(|key| index.slot_address(key) as usize - index.slots.as_ptr() as usize).collect()
     }
 
     #[test]
     fn keys_that_collide_under_one_salt_spread_under_others() {
         let known = Salt::new(1);
         let mut index = Index::salted(1000, known);
-        let first = index.home_of(&0);
-        let crafted: Vec<u64> = (0..).filter(|key| index.home_of(key) == first).take(500).collect();
+        let first = index.slot_address(&0);
+        let crafted: Vec<u64> = (0..).filter(|key| index.slot_address(key) == first).take(500).collect();
         let inserted = crafted.iter().filter(|key| index.get_or_insert(**key).is_ok()).count();
         assert_eq!((inserted, homes(&crafted, known).len()), (Index::<u64>::MAX_PROBES, 1));
         for seed in 2..100 {

@@ -6,7 +6,7 @@ use crate::function::Swordbox;
 use crate::{Id, NONE};
 use switch::forward;
 use switch::forward::counters::HostQp;
-use switch::memory::Sent;
+use switch::memory::FrameCollector;
 use switch::{Function, Nanos};
 
 const SERVER: [u8; 4] = [10, 0, 0, 1];
@@ -61,7 +61,7 @@ fn a_tick_ages_64_endpoints_of_a_table_of_any_size() {
         let forgotten = swordbox.counters();
         let mut now = Nanos::from_secs(2);
         for tick in 1..=3 {
-            swordbox.on_timer(now, &mut Sent::with_room(64));
+            swordbox.on_timer(now, &mut FrameCollector::with_room(64));
             let expected = (tick * 64).min(u64::from(count));
             assert_eq!(forgotten.forgotten.get(), expected, "{count} endpoints, tick {tick}");
             now = swordbox.next_timer().expect("the next tick");

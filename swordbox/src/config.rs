@@ -77,12 +77,12 @@ pub struct Server {
     /// Data structures in the server's memory that Swordbox caches state of
     pub structures: Vec<Structure>,
     /// Address ranges that are never cached because programs on the server write to them
-    pub never: Vec<Range<u64>>,
+    pub never_cached: Vec<Range<u64>>,
     /// Number of atomics after which a word outside all tables is tracked like a word of a table; 0 to
     /// disable
-    pub detect: u32,
+    pub detect_after: u32,
     /// Client-owned connections that are shared at once at most
-    pub lanes: usize,
+    pub client_owned_qps: usize,
     /// Path MTU, in bytes, of connections that were set up without the connection manager; 0 to learn it from
     /// packets
     pub path_mtu: u16,
@@ -104,7 +104,7 @@ pub struct Connect {
     /// Private data of the REQ, behind the header of `rdma_cm`
     pub private_data: Vec<u8>,
     /// Number of switch-owned QPs
-    pub lanes: usize,
+    pub qps: usize,
 }
 
 /// Words of a server's memory, one every `stride` bytes.
@@ -154,7 +154,7 @@ pub enum FailedCas {
     Write,
     /// Answered by the switch if the result does not depend on an operation in flight, otherwise like
     /// [`Write`](Self::Write)
-    Answer,
+    Respond,
 }
 
 /// Identity of a connection: its two queue pairs.
@@ -213,8 +213,8 @@ impl Config {
         self.servers.iter().flat_map(move |server| {
             let first = next;
             let own = if self.interface.is_some() { server.connect.as_ref() } else { None };
-            let count = own.map_or(0, |own| own.lanes);
-            next = first + count + server.lanes;
+            let count = own.map_or(0, |own| own.qps);
+            next = first + count + server.client_owned_qps;
             own.into_iter().flat_map(move |own| {
                 (first..first + count).map(move |shared_qp| (shared_qp as Id, (server.host, own)))
             })
@@ -222,8 +222,9 @@ impl Config {
     }
 
     /// Returns the number of shared QPs, switch-owned and client-owned.
-    pub fn lanes(&self) -> usize {
-        self.switch_owned_qps().count() + self.servers.iter().map(|server| server.lanes).sum::<usize>()
+    pub fn shared_qps(&self) -> usize {
+        self.switch_owned_qps().count()
+            + self.servers.iter().map(|server| server.client_owned_qps).sum::<usize>()
     }
 }
 
@@ -234,9 +235,9 @@ impl Server {
             host,
             tables: Vec::new(),
             structures: Vec::new(),
-            never: Vec::new(),
-            detect: 0,
-            lanes: 4,
+            never_cached: Vec::new(),
+            detect_after: 0,
+            client_owned_qps: 4,
             path_mtu: 0,
             rd_atomic: 1,
             share: true,
@@ -256,6 +257,6 @@ impl Server {
 
     /// Returns whether the word at `va` overlaps a range that is never cached.
     pub(crate) fn is_never_cached(&self, va: u64) -> bool {
-        self.never.iter().any(|range| range.start < va.saturating_add(8) && va < range.end)
+        self.never_cached.iter().any(|range| range.start < va.saturating_add(8) && va < range.end)
     }
 }

@@ -5,15 +5,15 @@
 //! control plane          data plane              server
 //!   | ------------------------- REQ ------------> |
 //!   | <------------------------ REP ------------- |   queue pair, first PSN
-//!   | -- OpenLane -------> |                       |
-//!   | <- LaneOpened ------ |                       |
+//!   | -- OpenSharedQp ---> |                       |
+//!   | <- SharedQpOpened -- |                       |
 //!   | ------------------------- RTU ------------> |
 //! ```
 
 use crate::Id;
 use crate::config::{Config, Connect};
 use crate::function::{Command, Event};
-use crate::switch_owned::OpenLane;
+use crate::switch_owned::OpenSharedQp;
 use core::net::IpAddr;
 use rnic::cm::{self, Conn, ConnectRequest, Event as CmEvent, Peer, RemoteReply};
 use rnic::{Endpoint, Interface};
@@ -24,7 +24,7 @@ use rocev2::repr::{Ip, Repr};
 use rocev2::udp::PROTOCOL as UDP;
 use rocev2::{Bth, Opcode, Psn, Qpn};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use switch::{Chance, Egress, Nanos, PortId};
+use switch::{Egress, Nanos, PortId, Rng};
 use zerocopy::FromBytes;
 
 /// Maximum number of READs and atomics outstanding on a QP
@@ -87,7 +87,7 @@ struct SwitchOwnedQp {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectCounters {
     /// REQs sent
-    pub asked: u64,
+    pub requested: u64,
     /// QPs opened
     pub opened: u64,
     /// Attempts refused by the server
@@ -103,10 +103,10 @@ pub struct ConnectCounters {
 pub(crate) struct Connector {
     interface: Interface,
     endpoint: Endpoint,
-    rng: Chance,
+    rng: Rng,
     /// Port on which each neighbour's latest frame arrived
     ports: BTreeMap<[u8; 6], PortId>,
-    lanes: Vec<SwitchOwnedQp>,
+    shared_qps: Vec<SwitchOwnedQp>,
     qpns: BTreeSet<Qpn>,
     timeout: Nanos,
     reconnect_after: Nanos,
@@ -126,7 +126,7 @@ impl Connector {
     pub(crate) fn of(config: &Config, seed: u64) -> Option<Self> {
         let interface = config.interface.clone()?;
         let own = config.switch_owned_qps();
-        let lanes: Vec<_> = own
+        let shared_qps: Vec<_> = own
             .map(|(number, server)| SwitchOwnedQp {
                 number,
                 host: server.0,
@@ -136,17 +136,17 @@ impl Connector {
             })
             .collect();
         let cm = cm::Config {
-            capacity: 4 * lanes.len().max(1),
+            capacity: 4 * shared_qps.len().max(1),
             response_timeout: exponent(config.connect_timeout),
             max_retries: CM_RETRIES,
             ..cm::Config::default()
         };
-        (!lanes.is_empty()).then(|| Self {
+        (!shared_qps.is_empty()).then(|| Self {
             endpoint: Endpoint::new(interface.clone(), cm, seed),
             interface,
-            rng: Chance::stream(seed, 0x6c61_6e65),
+            rng: Rng::stream(seed, 0x6c61_6e65),
             ports: BTreeMap::new(),
-            lanes,
+            shared_qps,
             qpns: BTreeSet::new(),
             timeout: config.connect_timeout,
             reconnect_after: config.reconnect_after,
@@ -173,21 +173,27 @@ impl Connector {
 
     /// Handles an event of the data plane about a switch-owned QP.
     pub(crate) fn on_event(&mut self, event: Event, now: Nanos) {
-        let (Event::LaneOpened { shared_qp: number, qpn: of, .. }
-        | Event::LaneLost { shared_qp: number, qpn: of }) = event
+        let (Event::SharedQpOpened { shared_qp: number, qpn: of, .. }
+        | Event::SharedQpLost { shared_qp: number, qpn: of }) = event
         else {
             return;
         };
-        let Some(at) = self.lanes.iter().position(|shared_qp| shared_qp.number == number) else { return };
-        let Some((conn, qpn)) = self.lanes[at].stage.conn().filter(|(_, qpn)| *qpn == of) else { return };
+        let Some(at) = self.shared_qps.iter().position(|shared_qp| shared_qp.number == number) else {
+            return;
+        };
+        let Some((conn, qpn)) = self.shared_qps[at].stage.conn().filter(|(_, qpn)| *qpn == of) else {
+            return;
+        };
         match event {
-            Event::LaneOpened { opened: true, .. } if self.endpoint.cm_mut().confirm(conn, &[]).is_ok() => {
+            Event::SharedQpOpened { opened: true, .. }
+                if self.endpoint.cm_mut().confirm(conn, &[]).is_ok() =>
+            {
                 self.counters.opened += 1;
-                self.lanes[at].failures = 0;
-                self.lanes[at].stage = Stage::Open { conn, qpn };
+                self.shared_qps[at].failures = 0;
+                self.shared_qps[at].stage = Stage::Open { conn, qpn };
             }
-            Event::LaneOpened { opened: true, .. } => {
-                self.commands.push_back(Command::CloseLane { shared_qp: number, qpn });
+            Event::SharedQpOpened { opened: true, .. } => {
+                self.commands.push_back(Command::CloseSharedQp { shared_qp: number, qpn });
                 self.give_up(at, now);
             }
             _ => self.give_up(at, now),
@@ -203,7 +209,7 @@ impl Connector {
     }
 
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
-        let due = self.lanes.iter().filter_map(|shared_qp| match shared_qp.stage {
+        let due = self.shared_qps.iter().filter_map(|shared_qp| match shared_qp.stage {
             Stage::Waiting(at) => Some(at),
             Stage::Replied { next_lookup, .. } => Some(next_lookup),
             _ => None,
@@ -227,8 +233,8 @@ impl Connector {
         while let Some(event) = self.endpoint.cm_mut().poll_event() {
             self.on_cm(event, now);
         }
-        for at in 0..self.lanes.len() {
-            match self.lanes[at].stage {
+        for at in 0..self.shared_qps.len() {
+            match self.shared_qps[at].stage {
                 Stage::Waiting(time) if time <= now => self.send_req(at, now),
                 Stage::Replied { .. } => self.open(at, now),
                 _ => {}
@@ -239,8 +245,8 @@ impl Connector {
     fn on_cm(&mut self, event: CmEvent, now: Nanos) {
         let of =
             |shared_qp: &SwitchOwnedQp| shared_qp.stage.conn().is_some_and(|(conn, _)| conn == event.conn());
-        let Some(at) = self.lanes.iter().position(of) else { return };
-        let shared_qp = &mut self.lanes[at];
+        let Some(at) = self.shared_qps.iter().position(of) else { return };
+        let shared_qp = &mut self.shared_qps[at];
         match event {
             CmEvent::Replied { conn, reply } => {
                 if let Stage::Requested { qpn, .. } = shared_qp.stage {
@@ -255,14 +261,14 @@ impl Connector {
             CmEvent::Requested { .. } | CmEvent::Established { .. } => return,
         }
         if let Stage::Opening { qpn, .. } | Stage::Open { qpn, .. } = shared_qp.stage {
-            self.commands.push_back(Command::CloseLane { shared_qp: shared_qp.number, qpn });
+            self.commands.push_back(Command::CloseSharedQp { shared_qp: shared_qp.number, qpn });
         }
         self.give_up(at, now);
     }
 
     /// Sends a REQ for a QP.
     fn send_req(&mut self, at: usize, now: Nanos) {
-        let shared_qp = &mut self.lanes[at];
+        let shared_qp = &mut self.shared_qps[at];
         let peer =
             self.interface.source_for(shared_qp.host).map(|local| Peer { local, remote: shared_qp.host });
         let qpn = loop {
@@ -284,7 +290,7 @@ impl Connector {
             };
             self.endpoint.cm_mut().connect(&request, now).ok()
         });
-        self.counters.asked += 1;
+        self.counters.requested += 1;
         if let Some(conn) = attempt {
             shared_qp.stage = Stage::Requested { conn, qpn };
         } else {
@@ -295,7 +301,7 @@ impl Connector {
 
     /// Makes the data plane open a QP whose REP has arrived, if the server's link-layer address is known.
     fn open(&mut self, at: usize, now: Nanos) {
-        let shared_qp = &mut self.lanes[at];
+        let shared_qp = &mut self.shared_qps[at];
         let Stage::Replied { conn, qpn, reply, next_lookup, until } = &mut shared_qp.stage else { return };
         let (conn, qpn) = (*conn, *qpn);
         // The probes of keys need at least one READ.
@@ -312,7 +318,7 @@ impl Connector {
             return;
         };
         let template = template(&self.interface, (local, qpn), mac, (shared_qp.host, reply.qpn));
-        self.commands.push_back(Command::OpenLane(Box::new(OpenLane {
+        self.commands.push_back(Command::OpenSharedQp(Box::new(OpenSharedQp {
             shared_qp: shared_qp.number,
             qpn,
             template,
@@ -325,7 +331,7 @@ impl Connector {
 
     /// Closes a QP or an attempt, and schedules the next attempt with back-off.
     fn give_up(&mut self, at: usize, now: Nanos) {
-        let shared_qp = &mut self.lanes[at];
+        let shared_qp = &mut self.shared_qps[at];
         self.counters.lost += u64::from(matches!(shared_qp.stage, Stage::Open { .. }));
         if let Some((conn, qpn)) = shared_qp.stage.conn() {
             let cm = self.endpoint.cm_mut();

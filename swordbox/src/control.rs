@@ -38,13 +38,13 @@ impl Control {
     /// Adds the connection of switch-owned QPs, as configured in `config`. `seed` has to differ after each
     /// start.
     #[must_use]
-    pub fn with_lanes(mut self, config: &Config, seed: u64) -> Self {
+    pub fn with_switch_owned_qps(mut self, config: &Config, seed: u64) -> Self {
         self.connector = Connector::of(config, seed);
         self
     }
 
     /// Returns the counters of connection attempts of switch-owned QPs.
-    pub fn lanes(&self) -> ConnectCounters {
+    pub fn connect_counters(&self) -> ConnectCounters {
         self.connector.as_ref().map_or_else(ConnectCounters::default, Connector::counters)
     }
 
@@ -70,13 +70,13 @@ impl switch::Control for Control {
 
     fn on_event(&mut self, event: Event, now: Nanos) {
         match event {
-            Event::Diverging(connection) => match self.journal.add(connection) {
-                Ok(()) => self.commands.push_back(Command::Permit(connection)),
+            Event::TranslationRequested(connection) => match self.journal.add(connection) {
+                Ok(()) => self.commands.push_back(Command::PermitTranslation(connection)),
                 // The connection stays untranslated; its packets are forwarded unchanged.
                 Err(_) => self.failed += 1,
             },
-            Event::Over(connection) => self.journal.remove(connection),
-            Event::LaneOpened { .. } | Event::LaneLost { .. } => {
+            Event::ConnectionEnded(connection) => self.journal.remove(connection),
+            Event::SharedQpOpened { .. } | Event::SharedQpLost { .. } => {
                 if let Some(connector) = &mut self.connector {
                     connector.on_event(event, now);
                 }

@@ -18,7 +18,7 @@ use crate::sketch::Sketch;
 use crate::source::Sources;
 use crate::steering::Steering;
 use crate::successor::Successors;
-use crate::switch_owned::{OpenLane, RefusedKeys};
+use crate::switch_owned::{OpenSharedQp, RefusedKeys};
 use crate::{Id, NONE};
 use core::net::IpAddr;
 use rocev2::aeth::Aeth;
@@ -42,13 +42,13 @@ use zerocopy::FromBytes;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// The connection may be translated from now on.
-    Permit(Connection),
+    PermitTranslation(Connection),
     /// Replaces the enabled layers.
     Layers(Layers),
-    /// A switch-owned QP is connected. The reply is [`Event::LaneOpened`].
-    OpenLane(Box<OpenLane>),
+    /// A switch-owned QP is connected. The reply is [`Event::SharedQpOpened`].
+    OpenSharedQp(Box<OpenSharedQp>),
     /// A switch-owned QP is disconnected.
-    CloseLane {
+    CloseSharedQp {
         /// Index of the shared QP
         shared_qp: u32,
         /// The switch's queue pair number, which is new for each connection
@@ -59,13 +59,13 @@ pub enum Command {
 /// Event from the function to the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Requests permission to translate the connection. The reply is [`Command::Permit`], once the journal
+    /// Requests permission to translate the connection. The reply is [`Command::PermitTranslation`], once the journal
     /// has the connection.
-    Diverging(Connection),
+    TranslationRequested(Connection),
     /// The connection is over: the journal may drop it.
-    Over(Connection),
-    /// Result of [`Command::OpenLane`].
-    LaneOpened {
+    ConnectionEnded(Connection),
+    /// Result of [`Command::OpenSharedQp`].
+    SharedQpOpened {
         /// Index of the shared QP
         shared_qp: u32,
         /// The switch's queue pair number
@@ -74,7 +74,7 @@ pub enum Event {
         opened: bool,
     },
     /// A switch-owned QP failed.
-    LaneLost {
+    SharedQpLost {
         /// Index of the shared QP
         shared_qp: u32,
         /// The switch's queue pair number
@@ -315,14 +315,14 @@ impl Swordbox {
         let own: HashSet<Id> = config.switch_owned_qps().map(|(shared_qp, _)| shared_qp).collect();
         let counts = config.servers.iter().map(|server| {
             let own = server.connect.as_ref().filter(|_| config.interface.is_some());
-            own.map_or(0, |own| own.lanes) + server.lanes
+            own.map_or(0, |own| own.qps) + server.client_owned_qps
         });
         let shared_qps = counts.zip(0u8..).flat_map(|(count, server)| core::iter::repeat_n(server, count));
         let shared_qps = shared_qps
             .zip(0..)
             .map(|(server, number)| SharedQp::new(server, own.contains(&number), config.in_flight));
         Self {
-            forward: Forward::alone(&config.forward),
+            forward: Forward::embedded(&config.forward),
             index: Index::with_capacity(ends),
             endpoints: Vec::with_capacity(ends),
             flows: Vec::with_capacity(ends),
@@ -475,9 +475,9 @@ impl Swordbox {
     ) -> Verdict {
         // The layouts of nearly all packets when many clients share words. As constants, they let the
         // compiler specialise the handlers.
-        const ACK: Layout = Layout::plain(Opcode::RC_ACKNOWLEDGE, Aeth::LEN);
-        const CAS: Layout = Layout::plain(Opcode::RC_COMPARE_SWAP, AtomicEth::LEN);
-        const WRITE: Layout = Layout::plain(Opcode::RC_WRITE_ONLY, Reth::LEN);
+        const ACK: Layout = Layout::ipv4_without_options(Opcode::RC_ACKNOWLEDGE, Aeth::LEN);
+        const CAS: Layout = Layout::ipv4_without_options(Opcode::RC_COMPARE_SWAP, AtomicEth::LEN);
+        const WRITE: Layout = Layout::ipv4_without_options(Opcode::RC_WRITE_ONLY, Reth::LEN);
         if layout == ACK {
             return self.on_response(frame, ACK, port, now, out);
         }
@@ -602,12 +602,12 @@ impl Function for Swordbox {
     }
 
     #[inline]
-    fn glimpse(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+    fn prefetch_table(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
         self.prefetch_lookups(frame.bytes(), fetch);
     }
 
     #[inline]
-    fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+    fn prefetch_state(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
         self.prefetch_entries(frame.bytes(), fetch);
     }
 
@@ -639,9 +639,9 @@ impl Function for Swordbox {
 
     fn on_command(&mut self, command: Command, now: Nanos) {
         match command {
-            Command::OpenLane(shared_qp) => self.open_switch_owned(&shared_qp, now),
-            Command::CloseLane { shared_qp, qpn } => self.close_switch_owned(shared_qp, qpn),
-            Command::Permit(connection) => {
+            Command::OpenSharedQp(shared_qp) => self.open_switch_owned(&shared_qp, now),
+            Command::CloseSharedQp { shared_qp, qpn } => self.close_switch_owned(shared_qp, qpn),
+            Command::PermitTranslation(connection) => {
                 let key = HostQp::new(connection.server.0, connection.server.1);
                 let Some(id) = self.index.get(&key) else { return };
                 if self.connection_of(id) == Some(connection)

@@ -56,7 +56,7 @@ pub use control::{Control, Journal};
 pub use counters::Counters;
 pub use function::{Command, Event, Swordbox};
 pub use memory::Memory;
-pub use switch_owned::OpenLane;
+pub use switch_owned::OpenSharedQp;
 
 /// Index of an entry of a table
 type Id = u32;
@@ -72,7 +72,7 @@ pub enum Bug {
     /// Of the operations that a coalesced ACK covers, the first client gets no ACK
     LostAck,
     /// A retransmitted atomic is resolved a second time
-    DecidedAnew,
+    ResolvedTwice,
     /// A READ retransmitted by its client is forwarded with its old PSN
     OldRead,
     /// A packet with a different UDP source port is taken for a packet of a new connection
@@ -84,7 +84,7 @@ pub enum Bug {
     /// A cached word is kept when its shared QP ends or changes, although the server may have restarted
     KeptWord,
     /// A QP stays shared with an owner whose request does not complete while other clients wait
-    StuckLane,
+    StuckOwner,
     /// Middle and Last packets invalidate cached words only if they belong to the newest WRITE of their queue
     /// pair
     EarlierMessage,
@@ -98,13 +98,13 @@ impl Bug {
     pub const ALL: [Self; 11] = [
         Self::StaleWord,
         Self::LostAck,
-        Self::DecidedAnew,
+        Self::ResolvedTwice,
         Self::OldRead,
         Self::NewPort,
         Self::KeptRight,
         Self::DeadClient,
         Self::KeptWord,
-        Self::StuckLane,
+        Self::StuckOwner,
         Self::EarlierMessage,
         Self::KeptStructure,
     ];

@@ -228,14 +228,14 @@ impl Lines {
     /// Returns the address at which the lookup of the line at `va` begins, to prefetch it.
     #[inline]
     pub(crate) fn home_of(&self, server: u8, va: u64) -> *const u8 {
-        self.index.home_of(&LineKey { server, number: va >> LINE_SHIFT })
+        self.index.slot_address(&LineKey { server, number: va >> LINE_SHIFT })
     }
 
     /// Prefetches the likely line at `va`. Returns its shared QP.
     #[inline]
     pub(crate) fn prefetch(&self, server: u8, va: u64, fetch: impl Fn(*const u8)) -> Id {
-        let id = self.index.likely(&LineKey { server, number: va >> LINE_SHIFT });
-        fetch(self.index.place_of(id));
+        let id = self.index.likely_id(&LineKey { server, number: va >> LINE_SHIFT });
+        fetch(self.index.key_address(id));
         let line = self.all.as_ptr().wrapping_add(id as usize).cast::<u8>();
         fetch(line);
         fetch(line.wrapping_add(64));

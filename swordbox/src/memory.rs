@@ -36,7 +36,7 @@ impl Config {
     pub fn memory(&self) -> Memory {
         let ends = self.connections * 2;
         let end = size_of::<Endpoint>() + size_of::<Flow>() + self.rd_atomic * size_of::<Record>();
-        let lanes = self.lanes();
+        let shared_qps = self.shared_qps();
         Memory {
             connections: Index::<HostQp>::bytes(ends)
                 + ends * end
@@ -44,7 +44,7 @@ impl Config {
                 + Sources::bytes(ends)
                 + Handshakes::BYTES
                 + Successors::BYTES,
-            in_flight: lanes * SharedQp::bytes(self.in_flight),
+            in_flight: shared_qps * SharedQp::bytes(self.in_flight),
             lines: Lines::bytes(self.lines),
             held: Held::bytes(self.held),
             structures: Steering::bytes(self),

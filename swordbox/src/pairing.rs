@@ -320,7 +320,7 @@ impl Swordbox {
     /// connection.
     fn report_over(&mut self, key: &Connection) {
         if let Some(ended_connection) = self.ended.remove(key) {
-            self.events.push_back(Event::Over(ended_connection.connection));
+            self.events.push_back(Event::ConnectionEnded(ended_connection.connection));
         }
     }
 
@@ -505,12 +505,12 @@ impl Swordbox {
         } else if self.flows[id as usize].journaled
             && let Some(connection) = self.connection_of(id)
         {
-            self.events.push_back(Event::Over(connection));
+            self.events.push_back(Event::ConnectionEnded(connection));
         }
         if self.flows[to as usize].journaled
             && let Some(connection) = self.connection_of(to)
         {
-            self.events.push_back(Event::Over(connection));
+            self.events.push_back(Event::ConnectionEnded(connection));
         }
         self.remove_connection(to);
         true
@@ -523,7 +523,7 @@ impl Swordbox {
                 && self.flows[end as usize].journaled
                 && let Some(connection) = self.connection_of(end)
             {
-                self.events.push_back(Event::Over(connection));
+                self.events.push_back(Event::ConnectionEnded(connection));
             }
         }
         self.remove_connection(id);

@@ -62,7 +62,7 @@ impl Swordbox {
     #[inline]
     pub(crate) fn prefetch_lookups(&self, bytes: &[u8], fetch: impl Fn(*const u8)) {
         let Some(packet_head) = PacketHead::at(bytes) else { return };
-        fetch(self.index.home_of(&packet_head.key));
+        fetch(self.index.slot_address(&packet_head.key));
         if let Some(va) = packet_head.va
             && self.endpoints.len() > FEW
         {
@@ -77,8 +77,8 @@ impl Swordbox {
             return;
         }
         let Some(PacketHead { head, key, host, va }) = PacketHead::at(bytes) else { return };
-        let id = self.index.likely(&key);
-        fetch(self.index.place_of(id));
+        let id = self.index.likely_id(&key);
+        fetch(self.index.key_address(id));
         let server = self.server_of(host.to_ipv6_mapped().to_bits());
         if server != NO_SERVER {
             prefetch_element(&self.endpoints, id, &fetch);

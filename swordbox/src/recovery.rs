@@ -199,7 +199,7 @@ impl Swordbox {
     /// Returns whether the planted bug is active by which a QP stays shared although its owner is stuck.
     #[cfg(debug_assertions)]
     fn keeps_stuck_owners(&self) -> bool {
-        self.config.bug == Some(crate::Bug::StuckLane)
+        self.config.bug == Some(crate::Bug::StuckOwner)
     }
 
     #[cfg(not(debug_assertions))]

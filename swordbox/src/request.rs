@@ -378,7 +378,7 @@ impl Swordbox {
         if let Some(connection) = self.connection_of(id) {
             let flow = &mut self.flows[id as usize];
             (flow.stage, flow.journaled) = (Stage::Requesting, true);
-            self.events.push_back(Event::Diverging(connection));
+            self.events.push_back(Event::TranslationRequested(connection));
         }
     }
 

@@ -67,7 +67,7 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::DecidedAnew) && op.kind == Kind::Atomic {
+        if self.config.bug == Some(crate::Bug::ResolvedTwice) && op.kind == Kind::Atomic {
             return self.resolve_again(id, frame, layout, now);
         }
         match record {

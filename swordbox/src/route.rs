@@ -111,7 +111,7 @@ impl Swordbox {
         if declared.tables.iter().any(|table| table.range.contains(&access.va)) {
             self.counters.misplaced.add(1);
         }
-        let detect = declared.detect;
+        let detect = declared.detect_after;
         if detect > 0 && self.is_steering() && self.steering.at(server, access.va).is_some() {
             // A node receives one append only. And a withheld response would block the shared QP for the
             // operations that it waits for.

@@ -177,7 +177,7 @@ impl Swordbox {
     /// value was learnt from.
     fn can_respond(&self, id: Id, line: Id, shared_qp: Id, now: Nanos) -> bool {
         let acked_at = self.shared_qps[shared_qp as usize].acked_at;
-        self.config.failed_cas == FailedCas::Answer
+        self.config.failed_cas == FailedCas::Respond
             && acked_at != Nanos::ZERO
             && now.since(acked_at) <= self.config.settle
             && self.lines.get(line).in_flight == 0

@@ -33,7 +33,7 @@ const WORD: u32 = 8;
 
 /// Parameters of a connected switch-owned QP.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenLane {
+pub struct OpenSharedQp {
     /// Index of the shared QP
     pub shared_qp: u32,
     /// The switch's queue pair number
@@ -123,7 +123,9 @@ impl Swordbox {
         let Some(interface) = &self.config.interface else { return false };
         match bytes.first_chunk::<6>() {
             Some(dst) if *dst == interface.mac.0 => true,
-            Some(dst) if dst[0] & 1 != 0 => neighbour::asked_for(bytes).is_some_and(|ip| interface.has(ip)),
+            Some(dst) if dst[0] & 1 != 0 => {
+                neighbour::resolution_target(bytes).is_some_and(|ip| interface.has(ip))
+            }
             _ => false,
         }
     }
@@ -175,15 +177,15 @@ impl Swordbox {
         }
     }
 
-    /// Handles [`Command::OpenLane`](crate::Command::OpenLane).
-    pub(crate) fn open_switch_owned(&mut self, params: &OpenLane, now: Nanos) {
+    /// Handles [`Command::OpenSharedQp`](crate::Command::OpenSharedQp).
+    pub(crate) fn open_switch_owned(&mut self, params: &OpenSharedQp, now: Nanos) {
         let opened = self.try_open_switch_owned(params, now).is_some();
-        let &OpenLane { shared_qp, qpn, .. } = params;
+        let &OpenSharedQp { shared_qp, qpn, .. } = params;
         self.counters.own_lanes.add(u64::from(opened));
-        self.events.push_back(crate::Event::LaneOpened { shared_qp, qpn, opened });
+        self.events.push_back(crate::Event::SharedQpOpened { shared_qp, qpn, opened });
     }
 
-    fn try_open_switch_owned(&mut self, params: &OpenLane, now: Nanos) -> Option<()> {
+    fn try_open_switch_owned(&mut self, params: &OpenSharedQp, now: Nanos) -> Option<()> {
         let qp = self
             .shared_qps
             .get(params.shared_qp as usize)
@@ -233,7 +235,7 @@ impl Swordbox {
         }
     }
 
-    /// Handles [`Command::CloseLane`](crate::Command::CloseLane).
+    /// Handles [`Command::CloseSharedQp`](crate::Command::CloseSharedQp).
     pub(crate) fn close_switch_owned(&mut self, shared_qp: Id, qpn: Qpn) {
         let Some(qp) = self.shared_qps.get(shared_qp as usize).filter(|shared_qp| shared_qp.owner != NONE)
         else {
@@ -258,7 +260,7 @@ impl Swordbox {
             }
         }
         self.counters.own_lanes_lost.add(1);
-        self.events.push_back(crate::Event::LaneLost { shared_qp, qpn });
+        self.events.push_back(crate::Event::SharedQpLost { shared_qp, qpn });
     }
 
     /// Schedules a probe of a key, sent when nothing is in flight on the QP.

@@ -5,11 +5,11 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use rnic::{Data, Operation, Remote, SendRequest, Sge, Status};
-use sim::scenario::{Between, HostSpec, LinkSpec, Planted, Scenario, VerbsSpec, Work};
+use sim::scenario::{HostSpec, LinkSpec, NumberRange, Planted, Scenario, VerbsSpec, Work};
 use std::hint::black_box;
 use switch::impair::{self, Action, Impair, Match, Operations, Rule};
-use switch::memory::{MemoryFrame, Sent};
-use switch::{Function as _, Nanos, PortId, Share};
+use switch::memory::{FrameCollector, MemoryFrame};
+use switch::{Function as _, Nanos, PortId, Probability};
 use understudy_tests::nics::{VA, address, nic};
 
 const QPS: [usize; 3] = [1, 1000, 100_000];
@@ -77,17 +77,17 @@ fn reads(c: &mut Criterion) {
 fn simulator(c: &mut Criterion) {
     let mut group = c.benchmark_group("sim: packets that arrive");
     let mut scenario = Scenario {
-        limit: Between::just(100_000_000_000),
+        limit: NumberRange::fixed(100_000_000_000),
         hosts: vec![HostSpec::new("a", address(0), 24), HostSpec::new("b", address(1), 24)],
         switches: vec![],
         links: vec![LinkSpec::new("a", "b")],
-        work: Work::Verbs(VerbsSpec { operations: Between::just(2000), ..VerbsSpec::default() }),
+        work: Work::Verbs(VerbsSpec { operations: NumberRange::fixed(2000), ..VerbsSpec::default() }),
         faults: vec![],
     };
     for (name, damage) in [("a clean wire", 0), ("1 % lost, doubled, reordered, damaged each", 10_000_000)] {
         let link = &mut scenario.links[0];
         for share in [&mut link.loss, &mut link.duplicate, &mut link.reorder, &mut link.corrupt] {
-            *share = Between::just(damage);
+            *share = NumberRange::fixed(damage);
         }
         let outcome = sim::scenario::run(&scenario, 1, Planted::default(), Vec::new());
         assert_eq!(outcome.violation, None);
@@ -106,7 +106,7 @@ fn rules(c: &mut Criterion) {
     let rule = |number: usize| Rule {
         name: format!("rule {number}"),
         matching: Match { operations: Some(Operations::default()), ..Match::default() },
-        share: Share::ALWAYS,
+        share: Probability::ALWAYS,
         skip: 0,
         times: u64::MAX,
         action: Action::Drop,
@@ -127,7 +127,7 @@ fn rules(c: &mut Criterion) {
         );
         let mut frames: Vec<_> =
             (0..1024).map(|n| MemoryFrame::new(bench::traffic::write_only(n, 64))).collect();
-        let mut out = Sent::with_room(0);
+        let mut out = FrameCollector::with_room(0);
         let mut n = 0;
         group.bench_function(BenchmarkId::new("rules", count), |b| {
             b.iter(|| {

@@ -5,7 +5,7 @@
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use p4ce::{Command, Config, Group, P4ce};
 use rocev2::ethernet::MacAddr;
-use switch::memory::{MemoryFrame, Sent, run_frame};
+use switch::memory::{FrameCollector, MemoryFrame, run_frame};
 use switch::{Function as _, Nanos, PortId};
 
 fn function(groups: u32, replicas: u32) -> P4ce {
@@ -35,7 +35,7 @@ fn scatter(c: &mut Criterion) {
         let mut function = function(1024, 1);
         let frames: Vec<_> = (0..1024).map(|n| bench::traffic::write_only(n, payload)).collect();
         let mut frame = MemoryFrame::new(frames[0].clone());
-        let mut out = Sent::with_room(0);
+        let mut out = FrameCollector::with_room(0);
         let mut n = 0;
         group.bench_function(BenchmarkId::from_parameter(payload), |b| {
             b.iter(|| {

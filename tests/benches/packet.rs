@@ -9,7 +9,7 @@ use std::hint::black_box;
 use switch::drop::FaultSet;
 use switch::forward::config::Topology;
 use switch::forward::{Config, Forward};
-use switch::memory::{MemoryFrame, Sent};
+use switch::memory::{FrameCollector, MemoryFrame};
 use switch::{Function as _, Nanos, PortId};
 
 const PAYLOADS: [usize; 3] = [64, 1024, 4096];
@@ -50,7 +50,7 @@ fn rewrite(c: &mut Criterion) {
                 n = n.wrapping_add(0x9e37_79b9);
                 let mut changes = icrc::Changes::new();
                 for follow in [payload + 48, payload + 44, payload + 28, payload + 24] {
-                    changes.word(black_box(n), follow);
+                    changes.add_word(black_box(n), follow);
                 }
                 changes.effect()
             });
@@ -90,7 +90,7 @@ fn forward(c: &mut Criterion) {
             let mut function = Forward::new(&config);
             let mut frames: Vec<_> =
                 (0..1024).map(|n| MemoryFrame::new(bench::traffic::write_only(n, payload))).collect();
-            let mut out = Sent::with_room(0);
+            let mut out = FrameCollector::with_room(0);
             let mut n = 0;
             group.bench_function(BenchmarkId::new(name, payload), |b| {
                 b.iter(|| {
@@ -116,7 +116,7 @@ fn table(c: &mut Criterion) {
     let mut function = Forward::new(&config);
     let mut frames: Vec<_> =
         understudy_tests::packets::table().into_iter().map(|row| MemoryFrame::new(row.frame)).collect();
-    let mut out = Sent::with_room(0);
+    let mut out = FrameCollector::with_room(0);
     let mut group = c.benchmark_group("table of packets");
     group.throughput(Throughput::Elements(frames.len() as u64));
     group.bench_function("ICRC verified", |b| {

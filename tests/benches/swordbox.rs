@@ -4,7 +4,7 @@
 
 use bench::swordbox::load::{Load, Verb};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use switch::memory::{MemoryFrame, Sent};
+use switch::memory::{FrameCollector, MemoryFrame};
 use switch::{Frame as _, Function as _, Nanos, PortId};
 
 const LOAD: Load = Load { verb: Verb::Cas, connections: 1024, requests: 1, lines: 64, covered: 1 };
@@ -22,7 +22,7 @@ fn frames(c: &mut Criterion) {
     for (name, load) in loads {
         let (frames, mut replay) = load.make();
         let mut frame = MemoryFrame::new(vec![]);
-        let mut out = Sent::with_room(0);
+        let mut out = FrameCollector::with_room(0);
         let mut n = 0;
         group.bench_function(BenchmarkId::from_parameter(name), |b| {
             b.iter(|| {

@@ -7,7 +7,7 @@ use miette::{IntoDiagnostic as _, Report, miette};
 use representative::Incarnation;
 use serde_json::{Value, json};
 use sim::Fault;
-use sim::onepipe::{BEACON_INTERVAL, FatTree, Habits, Host, Made};
+use sim::onepipe::{BEACON_INTERVAL, Behaviour, FatTree, Host, Network};
 use std::io::{IsTerminal as _, Write as _};
 use switch::Nanos;
 
@@ -51,7 +51,7 @@ impl FailureEvent {
         }
     }
 
-    fn fault(self, made: &Made) -> Option<Fault> {
+    fn fault(self, made: &Network) -> Option<Fault> {
         match self {
             Self::Nothing => None,
             Self::HostFails => Some(Fault::Crash(made.hosts[FAILED_HOST])),
@@ -84,7 +84,7 @@ struct Row {
 
 /// A running testbed.
 struct Run {
-    made: Made,
+    made: Network,
     at: Nanos,
     alive: Vec<usize>,
     /// Sums at the end of the last row: messages delivered, their latencies in nanoseconds, and messages that
@@ -98,7 +98,7 @@ impl Run {
         tree.every = Nanos::from_micros(15);
         tree.skew_ns = 300;
         tree.lasts = Nanos::from_secs(1);
-        tree.habits = Habits { broadcasts: true, ..Habits::default() };
+        tree.behaviour = Behaviour { broadcasts: true, ..Behaviour::default() };
         let made = tree.build(seed);
         Self { alive: (0..made.hosts.len()).collect(), made, at: Nanos::ZERO, before: (0, 0, 0) }
     }
@@ -107,7 +107,11 @@ impl Run {
         let hosts = self.alive.iter().map(|&n| self.made.world.node::<Host>(self.made.hosts[n]));
         hosts.fold((0, 0, 0), |(delivered, took, failed), host| {
             let failures = host.sent.iter().filter(|sent| matches!(sent.fate, Some(Err(_)))).count();
-            (delivered + host.delivered.len(), took + host.took.iter().sum::<u64>(), failed + failures)
+            (
+                delivered + host.delivered.len(),
+                took + host.latencies_ns.iter().sum::<u64>(),
+                failed + failures,
+            )
         })
     }
 

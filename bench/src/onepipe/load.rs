@@ -188,7 +188,7 @@ impl Load {
 mod tests {
     use super::*;
     use switch::Function;
-    use switch::memory::{Sent, run_frame};
+    use switch::memory::{FrameCollector, run_frame};
 
     #[test]
     fn every_frame_raises_barriers_in_every_replay() {
@@ -210,7 +210,7 @@ mod tests {
                         "the barrier rises with each round"
                     );
                     before = Some(after);
-                    function.on_timer(now, &mut Sent::with_room(2048));
+                    function.on_timer(now, &mut FrameCollector::with_room(2048));
                     now = now + Nanos(100);
                 }
             }

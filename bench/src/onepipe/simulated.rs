@@ -6,7 +6,7 @@ use miette::{IntoDiagnostic as _, Report, miette};
 use representative::Incarnation;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
-use sim::onepipe::{BEACON_INTERVAL, FatTree, Latency, Made, Span};
+use sim::onepipe::{BEACON_INTERVAL, FatTree, Latency, Network, Span};
 use std::io::Write as _;
 use switch::Nanos;
 
@@ -87,7 +87,7 @@ pub fn lossy(
 ) -> Result<Latency, Report> {
     let mut tree = FatTree::testbed(incarnation);
     tree.hosts = hosts_per_rack;
-    tree.habits.friends = PEERS.min(2 * hosts_per_rack);
+    tree.behaviour.partners = PEERS.min(2 * hosts_per_rack);
     let measured = tree.losing(loss).latency(Span::new(LOSS_DURATION), seed);
     let measured =
         measured.map_err(|what| miette!("{} barriers, a loss of {loss:e}: {what}", name(incarnation)));
@@ -114,8 +114,8 @@ fn loss_row(
 }
 
 /// Returns the percentage of a link's bandwidth that switches' beacons take.
-fn beacon_percent(tree: &FatTree, made: &Made) -> f64 {
-    let beacons: u64 = (0..made.keepers.len()).map(|n| made.counters(n).beacons.get()).sum();
+fn beacon_percent(tree: &FatTree, made: &Network) -> f64 {
+    let beacons: u64 = (0..made.representatives.len()).map(|n| made.counters(n).beacons.get()).sum();
     // Each link has two ends; hosts send on theirs themselves.
     let outputs = (made.access.len() + 2 * made.uplinks.len()) as f64;
     let bits = beacons as f64 * BEACON * 8.0 / outputs;
@@ -165,13 +165,13 @@ pub fn scale(hosts: usize, rate_bps: u64, seed: u64) -> Result<Scale, Report> {
         ));
     };
     tree.link.rate_bps = rate_bps;
-    tree.habits.friends = PEERS.min(hosts / 2);
+    tree.behaviour.partners = PEERS.min(hosts / 2);
     let span = Span { settles: Nanos(10 * BEACON_INTERVAL.0), ..Span::new(SCALE_DURATION) };
     let measured = tree.losing(0.0).latency(span, seed);
     let (latency, made) = measured.map_err(|what| miette!("{hosts} hosts: {what}"))?;
     Ok(Scale {
         hosts,
-        switches: made.keepers.len(),
+        switches: made.representatives.len(),
         links: made.access.len() + made.uplinks.len(),
         latency,
         beacons_percent: beacon_percent(&tree, &made),

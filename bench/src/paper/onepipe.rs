@@ -128,7 +128,7 @@ fn idle(settings: &Settings) -> Result<Outcome, Report> {
             tree.skew_ns = 300;
             if hosts == 512 {
                 tree.hosts = hosts / 4;
-                tree.habits.friends = 32;
+                tree.behaviour.partners = 32;
             }
             // Few hosts send few messages, so they are measured for longer.
             let lasts = settings.choose(500, 2_000) * if hosts == 512 { 1 } else { 4 };
@@ -143,7 +143,7 @@ fn idle(settings: &Settings) -> Result<Outcome, Report> {
             }
             outcome.histograms.push(Distribution {
                 name: format!("{}-{hosts}-hosts", name(incarnation)),
-                counts: counts(&made.took(span.warm_up, span.warm_up + span.lasts)),
+                counts: counts(&made.latencies_ns(span.warm_up, span.warm_up + span.lasts)),
             });
         }
         curves.extend([mean, tail]);

@@ -82,7 +82,7 @@ fn goodput(settings: &Settings) -> Result<Outcome, Report> {
         let mut series = [Series::ours(direct, []), Series::ours(switch, [])];
         for &size in sizes {
             let paces = Paces::measure(replicas, size, settings.seed)?;
-            let share = |pace: sim::consensus::costs::Pace| 100.0 * pace.goodput_bps / RATE as f64;
+            let share = |pace: sim::consensus::costs::LeaderRates| 100.0 * pace.goodput_bps / RATE as f64;
             series[0].points.push((size as f64, share(paces.without_switch)));
             series[1].points.push((size as f64, share(paces.with_switch)));
         }

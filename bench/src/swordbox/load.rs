@@ -151,7 +151,7 @@ impl Patch {
     fn pass(&mut self, pass: u32) {
         self.bits = Psn::new(pass << self.shift).get().to_be_bytes();
         let mut changes = Changes::new();
-        changes.word(u32::from_le_bytes(self.bits), self.icrc - self.psn - 4);
+        changes.add_word(u32::from_le_bytes(self.bits), self.icrc - self.psn - 4);
         self.effect = changes.effect().to_le_bytes();
     }
 
@@ -300,13 +300,13 @@ impl Function for Replay {
     }
 
     #[inline]
-    fn glimpse(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
-        self.function.glimpse(frame, fetch);
+    fn prefetch_table(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.function.prefetch_table(frame, fetch);
     }
 
     #[inline]
-    fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
-        self.function.foresee(frame, fetch);
+    fn prefetch_state(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.function.prefetch_state(frame, fetch);
     }
 
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {

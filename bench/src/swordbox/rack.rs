@@ -251,8 +251,8 @@ impl Rack {
         self.now = self.now + Nanos(10);
         let (_, frames) = run_frame(&mut self.function, frame, PortId(0), self.now);
         while let Some(event) = self.function.poll_event() {
-            if let Event::Diverging(connection) = event {
-                self.function.on_command(Command::Permit(connection), self.now);
+            if let Event::TranslationRequested(connection) = event {
+                self.function.on_command(Command::PermitTranslation(connection), self.now);
             }
         }
         frames.into_iter().map(|(frame, _)| frame).collect()
@@ -290,7 +290,11 @@ fn config(connections: u32, lines: usize) -> Config {
     Config {
         connections: base.connections.max(connections as usize),
         lines: base.lines.max(4 * lines),
-        servers: vec![Server { tables: vec![table], lanes: SHARED_QPS, ..Server::new(SERVER.into()) }],
+        servers: vec![Server {
+            tables: vec![table],
+            client_owned_qps: SHARED_QPS,
+            ..Server::new(SERVER.into())
+        }],
         layers: Layers::CAS_TO_WRITE,
         ..base
     }

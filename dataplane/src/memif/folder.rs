@@ -5,7 +5,7 @@
 //! control thread. Other users must therefore have no access to these sockets.
 
 use crate::error::Error;
-use crate::place::identity;
+use crate::unix_socket::identity;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;

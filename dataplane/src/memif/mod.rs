@@ -27,9 +27,9 @@ mod socket;
 
 use crate::config::{Config, Device};
 use crate::error::Error;
-use crate::place::{Place, PlaceError};
 use crate::port;
 use crate::time::{Clock, cycles};
+use crate::unix_socket::{ListenError, ListeningSocket};
 use crate::users::Users;
 use audit::Audit;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -66,7 +66,7 @@ pub(crate) trait MemifHooks {
     /// Reports that the port's peer has connected or disconnected.
     fn on_link(&mut self, port: usize, up: bool);
     /// Reports that a process is refused as the port's peer.
-    fn on_refused(&mut self, port: usize, why: &str);
+    fn on_peer_refused(&mut self, port: usize, why: &str);
 }
 
 /// Control channels of all memif ports.
@@ -83,7 +83,7 @@ pub(crate) struct Channels {
 struct Server {
     path: PathBuf,
     outer: Socket,
-    _place: Place,
+    _place: ListeningSocket,
     /// Path of the socket on which the driver listens
     inner: PathBuf,
     /// A peer whose connection to the driver has to be retried, because the driver's listen queue was full
@@ -143,7 +143,7 @@ impl core::fmt::Debug for Channels {
 /// milliseconds.
 fn refuse(port: &mut Port, why: String, hooks: &mut impl MemifHooks) {
     if port.refused.as_ref() != Some(&why) {
-        hooks.on_refused(port.index, &why);
+        hooks.on_peer_refused(port.index, &why);
         port.refused = Some(why);
     }
 }
@@ -205,8 +205,9 @@ impl Channels {
         let open = config.ports.iter().any(|port| {
             matches!(&port.device, Device::Memif { socket, server: true, peer_uid: Some(_), .. } if socket == path)
         });
-        let made = socket::socket().map_err(PlaceError::Other);
-        let made = made.and_then(|outer| Place::listen(&outer, path, open).map(|place| (outer, place)));
+        let made = socket::socket().map_err(ListenError::Other);
+        let made =
+            made.and_then(|outer| ListeningSocket::listen(&outer, path, open).map(|place| (outer, place)));
         let (outer, place) = made.map_err(|error| unusable(path, &error))?;
         let inner = self.inner(&format!("server-{}", self.servers.len()));
         self.servers.push(Server { path: path.to_owned(), outer, _place: place, inner, retry_peer: None });
@@ -349,18 +350,18 @@ impl Channels {
 }
 
 /// Explains why a server socket cannot be used.
-fn unusable(path: &Path, error: &PlaceError) -> Error {
+fn unusable(path: &Path, error: &ListenError) -> Error {
     let shown = path.display();
     match error {
-        PlaceError::InUse => Error::new(
+        ListenError::InUse => Error::new(
             format!("another process listens on the socket {shown}"),
             "stop it, or choose another path",
         ),
-        PlaceError::Folder(error) => Error::new(
+        ListenError::Folder(error) => Error::new(
             format!("the folder of the socket {shown} cannot be used: {error}"),
             "create it, or choose another path for the socket",
         ),
-        PlaceError::Taken | PlaceError::Other(_) => Error::new(
+        ListenError::Taken | ListenError::Other(_) => Error::new(
             format!("cannot create the socket {shown}: {error}"),
             "its folder has to be writable, and no other file may have this path",
         ),

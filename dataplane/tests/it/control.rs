@@ -233,6 +233,6 @@ fn panic_of_a_worker_ends_the_run() {
     let ports = vec![port("in", play(&capture("rc_send_64.pcap"), None)), port("out", Device::Ring)];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
     let run =
-        std::panic::AssertUnwindSafe(|| runtime.run(vec![Panics], &mut dataplane::Passive, &Stop::new()));
+        std::panic::AssertUnwindSafe(|| runtime.run(vec![Panics], &mut dataplane::NoControl, &Stop::new()));
     assert!(std::panic::catch_unwind(run).is_err(), "the caller gets the panic and does not wait for ever");
 }

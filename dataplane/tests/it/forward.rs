@@ -3,7 +3,7 @@
 use crate::common::{Ticks, UntilIdle, capture, config, play, port};
 use core::cell::RefCell;
 use dataplane::config::Device;
-use dataplane::{Outcome, Passive, Runtime, Stop};
+use dataplane::{NoControl, Outcome, Runtime, Stop};
 use std::collections::VecDeque;
 use std::time::Instant;
 use switch::drop::FaultSet;
@@ -26,7 +26,7 @@ fn pairs(ports: u16, pairs: &[(u16, u16)]) -> Config {
 
 fn run(runtime: &mut Runtime, function: &Config, workers: usize) -> Outcome {
     let functions = (0..workers).map(|_| Forward::new(function)).collect();
-    runtime.run(functions, &mut UntilIdle::new(Passive), &Stop::new())
+    runtime.run(functions, &mut UntilIdle::new(NoControl), &Stop::new())
 }
 
 fn sum(outcome: &Outcome, count: impl Fn(&dataplane::counters::WorkerCounters) -> u64) -> u64 {
@@ -178,7 +178,7 @@ fn stop_request_ends_an_endless_run() {
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
     let stop = Stop::new();
     stop.stop();
-    let outcome = runtime.run(vec![Forward::new(&pairs(2, &[(0, 1)]))], &mut Passive, &stop);
+    let outcome = runtime.run(vec![Forward::new(&pairs(2, &[(0, 1)]))], &mut NoControl, &stop);
     let worker = &outcome.workers[0];
     let (received, sent) = (worker.received(), worker.ports.iter().map(|p| p.tx.frames.get()).sum::<u64>());
     let dropped: u64 = worker.drops.iter().map(switch::counters::Counter::get).sum();
@@ -250,11 +250,11 @@ impl Function for PrefetchOrder {
     type Command = ();
     type Event = ();
 
-    fn glimpse(&self, frame: &impl Frame, _fetch: impl Fn(*const u8)) {
+    fn prefetch_table(&self, frame: &impl Frame, _fetch: impl Fn(*const u8)) {
         self.tables.borrow_mut().push_back(frame.bytes().to_vec());
     }
 
-    fn foresee(&self, frame: &impl Frame, _fetch: impl Fn(*const u8)) {
+    fn prefetch_state(&self, frame: &impl Frame, _fetch: impl Fn(*const u8)) {
         assert_eq!(self.tables.borrow_mut().pop_front().as_deref(), Some(frame.bytes()));
         self.states.borrow_mut().push_back(frame.bytes().to_vec());
     }
@@ -287,7 +287,7 @@ fn prefetch_methods_are_called_before_each_frame() {
         port("out", Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false }),
     ];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
-    runtime.run(vec![PrefetchOrder::default()], &mut UntilIdle::new(Passive), &Stop::new());
+    runtime.run(vec![PrefetchOrder::default()], &mut UntilIdle::new(NoControl), &Stop::new());
     drop(runtime);
     assert_eq!(frames(&output), frames(&input));
 }

@@ -40,7 +40,7 @@ impl<F: Function> Control<F> for Until<'_> {
         self.seen.push((port.name.clone(), up));
     }
 
-    fn on_refused(&mut self, _: &PortInfo, why: &str) {
+    fn on_peer_refused(&mut self, _: &PortInfo, why: &str) {
         self.refused.push(why.to_owned());
     }
 }

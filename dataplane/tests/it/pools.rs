@@ -2,7 +2,7 @@
 
 use crate::common::{capture, config, play, port};
 use dataplane::config::{Device, Port};
-use dataplane::{Control, ControlOutput, Live, Mbuf, Passive, Runtime, Stop};
+use dataplane::{Control, ControlOutput, Live, Mbuf, NoControl, Runtime, Stop};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use switch::{DropReason, Function, Nanos, Output, PortId, Verdict};
@@ -130,7 +130,7 @@ fn waiting_frames_return_to_the_pool_when_a_worker_panics() {
     let mut runtime = start(Device::Ring);
     let made = Arc::new(AtomicUsize::new(NOT_YET));
     let panics = DropOrConsume { first: Some(First::SendsAndPanics), received: 0, made };
-    let run = std::panic::AssertUnwindSafe(|| runtime.run(vec![panics], &mut Passive, &Stop::new()));
+    let run = std::panic::AssertUnwindSafe(|| runtime.run(vec![panics], &mut NoControl, &Stop::new()));
     assert!(std::panic::catch_unwind(run).is_err());
     assert_all_are_there(&mut runtime);
 }

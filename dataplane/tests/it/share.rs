@@ -2,7 +2,7 @@
 
 use crate::common::{Ticks, UntilIdle, capture, config, play, port};
 use dataplane::config::{Device, Port};
-use dataplane::{Passive, Runtime, Stop};
+use dataplane::{NoControl, Runtime, Stop};
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 use understudy_tests::alone;
 use understudy_tests::captures::frames;
@@ -68,7 +68,7 @@ fn each_copy_has_its_own_ends_and_the_common_middle() {
     let out = Port { share_from: Some(100), ..port("out", record) };
     let mut runtime = Runtime::start(config(vec![port("in", play(&input, None)), out], 1)).unwrap();
     let preferred = vec![(99, vec![false, false]), (100, vec![false, true])];
-    let outcome = runtime.run(vec![Shares { preferred }], &mut UntilIdle::new(Passive), &Stop::new());
+    let outcome = runtime.run(vec![Shares { preferred }], &mut UntilIdle::new(NoControl), &Stop::new());
     drop(runtime);
     let (sent, received_frames) = (frames(&input), frames(&output));
     assert_eq!(received_frames.len(), sent.len() * usize::from(COPIES + 1));

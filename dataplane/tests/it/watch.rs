@@ -2,7 +2,7 @@
 
 use crate::common::{capture, config, port};
 use dataplane::config::Device;
-use dataplane::watch::{Sight, Wanted, Watcher, What, watches};
+use dataplane::watch::{FrameFilter, FrameRecord, TraceAction, Watcher, watches};
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use std::sync::Arc;
 use switch::{DropReason, Function, Nanos, Output, PortId, Verdict};
@@ -52,29 +52,29 @@ impl Function for Scattering {
 struct Watching<P> {
     watcher: Option<Watcher>,
     condition: P,
-    found: Option<Vec<Sight>>,
+    found: Option<Vec<FrameRecord>>,
     ticks: u32,
 }
 
-impl<P: Fn(&[Sight]) -> bool> Control<Scattering> for Watching<P> {
+impl<P: Fn(&[FrameRecord]) -> bool> Control<Scattering> for Watching<P> {
     fn on_event(&mut self, _: usize, (): (), _: &mut ControlOutput<'_, Scattering>) {}
 
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Scattering>) {}
 
     fn on_tick(&mut self, _: &Live<'_>, out: &mut ControlOutput<'_, Scattering>) -> bool {
         let watcher = self.watcher.get_or_insert_with(|| {
-            let wanted: Wanted = Arc::new(|_: &[u8]| true);
+            let wanted: FrameFilter = Arc::new(|_: &[u8]| true);
             let (mut ends, mut watchers) = watches(1, &wanted, 256);
             assert!(out.watch(0, ends.pop()).is_ok(), "there is room for it");
             watchers.pop().expect("one for each worker")
         });
         while let Some(first) = watcher.pop() {
-            let mut sights = vec![first];
-            while let Some(next) = watcher.next_of(first.occasion) {
-                sights.push(next);
+            let mut records = vec![first];
+            while let Some(next) = watcher.next_of(first.event_id) {
+                records.push(next);
             }
-            if (self.condition)(&sights) {
-                self.found = Some(sights);
+            if (self.condition)(&records) {
+                self.found = Some(records);
                 return false;
             }
         }
@@ -85,7 +85,7 @@ impl<P: Fn(&[Sight]) -> bool> Control<Scattering> for Watching<P> {
 }
 
 /// Returns the records of the first frame sent to this device that meet the condition.
-fn seen(device: Device, condition: impl Fn(&[Sight]) -> bool) -> Vec<Sight> {
+fn seen(device: Device, condition: impl Fn(&[FrameRecord]) -> bool) -> Vec<FrameRecord> {
     let endless = Device::Pcap { rx: vec![capture("rc_send_64.pcap")], tx: None, infinite: true };
     let mut config = config(vec![port("in", endless), port("out", device)], 1);
     for port in &mut config.ports {
@@ -97,31 +97,33 @@ fn seen(device: Device, condition: impl Fn(&[Sight]) -> bool) -> Vec<Sight> {
     // Received frames are counted with a trace as without one; the counters equal the device's.
     let (counted, device) = (outcome.workers[0].ports[0].rx.get(), outcome.devices[0]);
     assert_eq!(counted, (device.rx_frames, device.rx_bytes));
-    let sights = control.found.expect("the run ended because the condition was met");
+    let records = control.found.expect("the run ended because the condition was met");
     // The received frame, some of the copies, and the result, with the count of copies that were not recorded
-    assert_eq!((sights.len(), sights[0].what), (1 + SHOWN + 1, What::In(IN)));
-    assert_eq!(sights[SHOWN].left_out, 0);
-    assert_eq!(sights[SHOWN + 1].left_out, (COPIES - SHOWN) as u64);
-    assert!(sights.iter().all(|sight| sight.len == sights[0].len && sight.bytes() == sights[0].bytes()));
-    sights
+    assert_eq!((records.len(), records[0].action), (1 + SHOWN + 1, TraceAction::In(IN)));
+    assert_eq!(records[SHOWN].omitted, 0);
+    assert_eq!(records[SHOWN + 1].omitted, (COPIES - SHOWN) as u64);
+    assert!(
+        records.iter().all(|record| record.len == records[0].len && record.bytes() == records[0].bytes())
+    );
+    records
 }
 
 #[test]
 fn result_of_a_frame_is_recorded_however_many_frames_were_sent_for_it() {
     alone!();
-    let sights = seen(Device::Null { size: 64, copy: false }, |_| true);
-    assert!(sights[1..].iter().all(|sight| sight.what == What::Out(OUT)), "{sights:?}");
+    let records = seen(Device::Null { size: 64, copy: false }, |_| true);
+    assert!(records[1..].iter().all(|record| record.action == TraceAction::Out(OUT)), "{records:?}");
 }
 
 #[test]
 fn frames_that_a_full_port_does_not_accept_are_recorded_as_lost() {
     alone!();
     // No worker receives from the ring: it fills, then the worker's queue in front of it.
-    let lost = What::Lost(OUT, DropReason::PortFull);
-    let sights = seen(Device::Ring, |sights| sights.last().is_some_and(|last| last.what == lost));
+    let lost = TraceAction::Lost(OUT, DropReason::PortFull);
+    let records = seen(Device::Ring, |records| records.last().is_some_and(|last| last.action == lost));
     // The ring does not empty any more, so frames before the first lost one may have been sent, and none
     // after it.
-    let first = sights.iter().position(|sight| sight.what == lost).unwrap();
-    assert!(sights[1..first].iter().all(|sight| sight.what == What::Out(OUT)), "{sights:?}");
-    assert!(sights[first..].iter().all(|sight| sight.what == lost), "{sights:?}");
+    let first = records.iter().position(|record| record.action == lost).unwrap();
+    assert!(records[1..first].iter().all(|record| record.action == TraceAction::Out(OUT)), "{records:?}");
+    assert!(records[first..].iter().all(|record| record.action == lost), "{records:?}");
 }

@@ -8,7 +8,7 @@ use crate::command::Command;
 use crate::replica::{Replica, Response, Ticket};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, QueueFull};
-use rnic::{Call, Station};
+use rnic::{HostCall, HostFunction};
 use std::collections::BTreeMap;
 use switch::PortId;
 
@@ -44,7 +44,7 @@ pub(crate) struct ReplicaControl {
     requesters: BTreeMap<Ticket, Sender<Response>>,
     next: Ticket,
     /// A call for which the worker's queue had no room
-    blocked_call: Option<Call<Replica>>,
+    blocked_call: Option<HostCall<Replica>>,
 }
 
 impl ReplicaControl {
@@ -56,7 +56,7 @@ impl ReplicaControl {
         (control, RequestSender(request_sender), replica)
     }
 
-    fn next_call(&mut self) -> Option<Call<Replica>> {
+    fn next_call(&mut self) -> Option<HostCall<Replica>> {
         if self.requesters.len() >= MAX_IN_PROGRESS {
             return None;
         }
@@ -74,19 +74,19 @@ impl ReplicaControl {
     }
 }
 
-impl Control<Station<Replica>> for ReplicaControl {
-    fn on_event(&mut self, _worker: usize, (): (), _out: &mut ControlOutput<'_, Station<Replica>>) {}
+impl Control<HostFunction<Replica>> for ReplicaControl {
+    fn on_event(&mut self, _worker: usize, (): (), _out: &mut ControlOutput<'_, HostFunction<Replica>>) {}
 
     fn on_punt(
         &mut self,
         _worker: usize,
         _frame: Mbuf,
         _port: PortId,
-        _out: &mut ControlOutput<'_, Station<Replica>>,
+        _out: &mut ControlOutput<'_, HostFunction<Replica>>,
     ) {
     }
 
-    fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, Station<Replica>>) -> bool {
+    fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, HostFunction<Replica>>) -> bool {
         while let Ok((ticket, response)) = self.responses.try_recv() {
             if let Some(requester) = self.requesters.remove(&ticket) {
                 // The client may have disconnected.
@@ -106,7 +106,7 @@ impl Control<Station<Replica>> for ReplicaControl {
         eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" });
     }
 
-    fn on_refused(&mut self, port: &PortInfo, why: &str) {
+    fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
         eprintln!("Port {} refuses a peer: {why}.", port.name);
     }
 }

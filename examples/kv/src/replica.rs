@@ -6,7 +6,7 @@
 use crate::command::{Command, Entry};
 use crate::store::{Outcome, Store};
 use crossbeam_channel::Sender;
-use p4ce::consensus::{BootstrapError, Config, Decided, ProposeError, Server, Standing, Term, Waiting};
+use p4ce::consensus::{BootstrapError, Config, Decided, Membership, ProposeError, Server, Term, WaitReason};
 use rnic::{App, Rnic};
 use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
@@ -38,9 +38,9 @@ pub(crate) struct Info {
     pub(crate) id: u8,
     pub(crate) leads: bool,
     pub(crate) leader: Option<u8>,
-    pub(crate) standing: Standing,
+    pub(crate) standing: Membership,
     /// What it waits for while it is not a member
-    pub(crate) waits_for: Option<Waiting>,
+    pub(crate) waits_for: Option<WaitReason>,
     /// Requests of hosts that are not servers of the group
     pub(crate) refused: u64,
     pub(crate) term: Term,
@@ -88,13 +88,13 @@ impl Replica {
     pub(crate) fn request_info(&mut self, ticket: Ticket) {
         let info = Info {
             id: self.config.id,
-            leads: self.server.leads(),
+            leads: self.server.is_leader(),
             leader: self.server.leader(),
-            standing: self.server.standing(),
+            standing: self.server.membership(),
             waits_for: self.server.waits_for(),
             refused: self.server.refused(),
             term: self.server.term(),
-            through_switch: self.server.replicates_through(),
+            through_switch: self.server.replicates_through_switch(),
             applied: self.applied,
             keys: self.store.keys(),
             used: self.store.used(),
@@ -161,7 +161,7 @@ impl Replica {
 
     /// Gives up commands that were proposed in a term that is over.
     fn drop_lost_proposals(&mut self) {
-        let own_term = self.server.leads().then(|| self.server.term());
+        let own_term = self.server.is_leader().then(|| self.server.term());
         let responses = &self.responses;
         self.pending.retain(|ticket, term| {
             let is_current = own_term == Some(*term);
@@ -189,7 +189,7 @@ impl App for Replica {
         self.propose(nic);
         if self.server.wants_snapshot() {
             // A snapshot that comes too late is requested again. The store limits its length.
-            _ = self.server.give_snapshot(nic, &self.store.to_snapshot(), now);
+            _ = self.server.provide_snapshot(nic, &self.store.to_snapshot(), now);
         }
     }
 

@@ -10,8 +10,8 @@ use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
 use dataplane::{Runtime, Stop};
 use miette::{IntoDiagnostic as _, WrapErr as _, miette};
 use p4ce::Secret;
-use p4ce::consensus::{Config as ServerConfig, Layout, Through};
-use rnic::{Config as NicConfig, Interface, Rnic, Station};
+use p4ce::consensus::{Config as ServerConfig, Layout, SwitchAddress};
+use rnic::{Config as NicConfig, HostFunction, Interface, Rnic};
 use rocev2::ethernet::MacAddr;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -150,7 +150,7 @@ impl ServerArgs {
             window: WINDOW,
             ack_timeout,
             retry_count: RETRY_COUNT,
-            through: self.through.map(|at| Through { address: at.ip(), port: at.port() }),
+            switch: self.through.map(|at| SwitchAddress { address: at.ip(), port: at.port() }),
             incarnation: random_u64(),
             secret,
             #[cfg(debug_assertions)]
@@ -226,6 +226,6 @@ pub(crate) fn run(args: &ServerArgs) -> miette::Result<()> {
     eprintln!(
         "The store is empty, and waits for a leader. Run `kv bootstrap` to begin a new group, and `kv info` to see what it waits for."
     );
-    runtime.run(vec![Station::new(args.nic(mac), replica)], &mut control, &stop);
+    runtime.run(vec![HostFunction::new(args.nic(mac), replica)], &mut control, &stop);
     Ok(())
 }

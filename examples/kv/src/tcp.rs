@@ -126,7 +126,7 @@ fn to_value(response: Response, servers: &[SocketAddr]) -> Value {
         Response::Unknown => Value::Error(
             "UNKNOWN this server lost the leadership; the command may or may not have been executed".into(),
         ),
-        Response::Begun(Err(why @ (BootstrapError::Unseen(_) | BootstrapError::Written(_)))) => {
+        Response::Begun(Err(why @ (BootstrapError::Unseen(_) | BootstrapError::MayHoldEntries(_)))) => {
             Value::Error(format!("WAIT {why}"))
         }
         Response::Begun(Err(why)) => Value::Error(format!("BEGUN {why}")),

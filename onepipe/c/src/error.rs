@@ -64,7 +64,7 @@ const FAILURES: [(Failure, &str, &CStr); 6] = [
     (Failure::Lost, "ONEPIPE_FAILED_LOST", c"lost in the network"),
     (Failure::Late, "ONEPIPE_FAILED_LATE", c"arrived too late"),
     (Failure::NoRoom, "ONEPIPE_FAILED_NO_ROOM", c"no room at the receiver"),
-    (Failure::NoAnswer, "ONEPIPE_FAILED_NO_ANSWER", c"not acknowledged in time"),
+    (Failure::NotAcknowledged, "ONEPIPE_FAILED_NO_ANSWER", c"not acknowledged in time"),
     (Failure::Dead, "ONEPIPE_FAILED_DEAD", c"the receiver has failed"),
     (Failure::Left, "ONEPIPE_FAILED_LEFT", c"this process has left"),
 ];

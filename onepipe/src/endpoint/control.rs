@@ -3,7 +3,7 @@
 
 use super::InitError;
 use crate::config::{Clock, Config};
-use crate::function::{Command, Gone, Host, Rings, Shared};
+use crate::function::{Command, ProcessFunction, ProcessLeft, Rings, Shared};
 use core::sync::atomic::Ordering;
 use crossbeam_channel::Receiver;
 use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
@@ -56,12 +56,23 @@ impl Plane {
     }
 }
 
-impl Control<Host> for Plane {
-    fn on_event(&mut self, _worker: usize, _event: Gone, _out: &mut ControlOutput<'_, Host>) {
+impl Control<ProcessFunction> for Plane {
+    fn on_event(
+        &mut self,
+        _worker: usize,
+        _event: ProcessLeft,
+        _out: &mut ControlOutput<'_, ProcessFunction>,
+    ) {
         self.has_left = true;
     }
 
-    fn on_punt(&mut self, _worker: usize, frame: Mbuf, port: PortId, out: &mut ControlOutput<'_, Host>) {
+    fn on_punt(
+        &mut self,
+        _worker: usize,
+        frame: Mbuf,
+        port: PortId,
+        out: &mut ControlOutput<'_, ProcessFunction>,
+    ) {
         let now = self.nanos();
         self.neighbours.on_frame(frame.bytes(), now);
         while self.neighbours.poll_transmit(now, &mut self.frame) {
@@ -72,7 +83,7 @@ impl Control<Host> for Plane {
         }
     }
 
-    fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, Host>) -> bool {
+    fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, ProcessFunction>) -> bool {
         let now = now();
         for request in self.requests.try_iter() {
             self.commands.push_back(match request {
@@ -151,7 +162,7 @@ impl Drop for Ended {
 }
 
 /// Everything that the control thread runs
-type Started = (Runtime, Host, Plane, Arc<Counters>);
+type Started = (Runtime, ProcessFunction, Plane, Arc<Counters>);
 
 fn start_runtime(
     config: Config,
@@ -184,7 +195,7 @@ fn start_runtime(
     // Published before the polling thread's first turn, so that `timestamp` never goes back.
     shared.clock.store(process.timestamp(Nanos::ZERO).nanos(), Ordering::Release);
     let counters = process.counters();
-    let host = Host::new(process, settings.tell_settled, rings, shared);
+    let host = ProcessFunction::new(process, settings.tell_settled, rings, shared);
     let plane = Plane {
         clock: settings.clock,
         started: now(),

@@ -4,18 +4,18 @@
 use super::*;
 use crate::ring::ring;
 use core::net::IpAddr;
-use representative::process::{Beacons, Config, Peer, Scattering};
+use representative::process::{BeaconPeer, Config, Peer, Scattering};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use rtrb::{Consumer, RingBuffer};
-use switch::memory::{MemoryFrame, Sent};
+use switch::memory::{FrameCollector, MemoryFrame};
 
 const TWIN: ProcessId = ProcessId(2);
 const UNREACHABLE: ProcessId = ProcessId(3);
 
 /// A process with the application's ends of its rings
 struct Bench {
-    host: Host,
+    host: ProcessFunction,
     sends: Writer<0>,
     deliveries: Reader<ORIGIN>,
     events: Consumer<Event>,
@@ -25,7 +25,7 @@ struct Bench {
 fn bench(change: impl FnOnce(&mut Config)) -> Bench {
     let (mac, address, qpn) = (MacAddr([2, 0, 0, 0, 0, 1]), IpAddr::from([10, 0, 0, 1]), Qpn::new(0x11));
     let own = Peer { id: ProcessId(1), mac, address, qpn };
-    let mut config = Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
+    let mut config = Config::new(own, BeaconPeer { mac, address, qpn, detour: Vec::new() });
     config.peers =
         vec![Peer { id: TWIN, ..own }, Peer { id: UNREACHABLE, address: IpAddr::from([10, 0, 0, 3]), ..own }];
     config.barriers_in_messages = false;
@@ -34,7 +34,8 @@ fn bench(change: impl FnOnce(&mut Config)) -> Bench {
     let (from_host, deliveries) = ring();
     let (to_events, events) = RingBuffer::new(4);
     let shared = Arc::new(Shared::new(2));
-    let host = Host::new(Process::new(config).unwrap(), true, (to_host, from_host, to_events), shared);
+    let host =
+        ProcessFunction::new(Process::new(config).unwrap(), true, (to_host, from_host, to_events), shared);
     Bench { host, sends, deliveries, events, now: Nanos::ZERO }
 }
 
@@ -50,14 +51,14 @@ impl Bench {
     /// come back in the same turn. Returns their number.
     fn turn(&mut self, room: usize) -> usize {
         self.now = self.now + Nanos::from_micros(1);
-        let mut out = Sent::with_room(room);
+        let mut out = FrameCollector::with_room(room);
         if self.host.next_timer().is_some_and(|at| at <= self.now) {
             self.host.on_timer(self.now, &mut out);
         }
         let sent = out.frames.len();
         for (mut frame, port) in out.frames.drain(..) {
             assert_eq!(port, PORT);
-            let verdict = self.host.on_frame(&mut frame, PORT, self.now, &mut Sent::with_room(0));
+            let verdict = self.host.on_frame(&mut frame, PORT, self.now, &mut FrameCollector::with_room(0));
             assert_eq!(verdict, Verdict::Consume);
         }
         sent
@@ -172,9 +173,9 @@ fn window_updates_do_not_wait_for_a_beacon() {
         };
         assert!((1..6).all(|_| bench.received().is_some()), "{n}");
         // Pending ACKs leave in the next turn, which nothing else triggers.
-        let owes = bench.host.process.has_answers();
+        let owes = bench.host.process.has_acks_to_send();
         bench.turn(32);
-        assert!(!bench.host.process.has_answers(), "{n}");
+        assert!(!bench.host.process.has_acks_to_send(), "{n}");
         updates += u32::from(owes && bench.host.process.counters().acks_sent.get() == before + 1);
     }
     assert!(updates > 5, "{updates}");
@@ -200,7 +201,7 @@ fn address_requests_are_punted_to_the_control_thread() {
     let mut bench = bench(|_| ());
     let mut verdict = |frame: &[u8]| {
         let mut frame = MemoryFrame::new(frame);
-        bench.host.on_frame(&mut frame, PORT, Nanos(1), &mut Sent::with_room(0))
+        bench.host.on_frame(&mut frame, PORT, Nanos(1), &mut FrameCollector::with_room(0))
     };
     let mut frame = [0xff; 64];
     frame[12..14].copy_from_slice(&ethertype::ARP.to_be_bytes());
@@ -230,7 +231,7 @@ fn leaving_waits_for_messages_announces_the_end_and_reports_once() {
     assert!(bench.host.poll_event().is_none(), "reported once");
     let failed = bench.events.pop().unwrap();
     assert!(
-        matches!(failed, Event::SendFailed { dst: UNREACHABLE, why: Failure::NoAnswer, .. }),
+        matches!(failed, Event::SendFailed { dst: UNREACHABLE, why: Failure::NotAcknowledged, .. }),
         "{failed:?}"
     );
     assert_eq!(bench.received(), Some(b"a".to_vec()));

@@ -5,7 +5,7 @@ use core::net::IpAddr;
 use core::time::Duration;
 use dataplane::config::{Device, Eal, Idle, Memory, Port, Workers};
 use onepipe::{Clock, Config, Endpoint, Event, Failure, InitError, ProcessId, SendError, Settings};
-use representative::process::{self, Beacons, Peer};
+use representative::process::{self, BeaconPeer, Peer};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +22,7 @@ const UNREACHABLE: ProcessId = ProcessId(3);
 fn config() -> Config {
     let (mac, address, qpn) = (MacAddr([2, 0, 0, 0, 0, 1]), IpAddr::from([10, 0, 0, 1]), Qpn::new(0x11));
     let own = Peer { id: OWN, mac, address, qpn };
-    let mut process = process::Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
+    let mut process = process::Config::new(own, BeaconPeer { mac, address, qpn, detour: Vec::new() });
     let unreachable = Peer { id: UNREACHABLE, address: IpAddr::from([10, 0, 0, 3]), ..own };
     process.peers = vec![Peer { id: TWIN, ..own }, unreachable];
     // The machine may be busy with other work for a while.
@@ -130,7 +130,7 @@ fn failed_messages_are_called_back() {
         failed.lock().unwrap().pop()
     });
     assert_eq!((message.scattering, message.dst, message.part), (scattering, UNREACHABLE, 0));
-    assert_eq!((message.why, message.timestamp.is_some()), (Failure::NoAnswer, true));
+    assert_eq!((message.why, message.timestamp.is_some()), (Failure::NotAcknowledged, true));
     let event = wait_for("the event", || endpoint.poll_event());
     assert!(matches!(event, Event::Settled { failed: 1, .. }), "{event:?}");
 
@@ -308,7 +308,7 @@ fn exit_calls_back_for_messages_that_have_failed() {
     // If the machine is busy enough, even the messages to the twin may fail.
     let to_unreachable: Vec<_> =
         failed.lock().unwrap().iter().copied().filter(|(part, _)| *part == 1).collect();
-    assert_eq!(to_unreachable, [(1, Failure::NoAnswer); 3]);
+    assert_eq!(to_unreachable, [(1, Failure::NotAcknowledged); 3]);
 }
 
 /// More messages than the rings and the window have room for, none of which is received

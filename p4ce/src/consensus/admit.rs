@@ -44,7 +44,7 @@ impl Server {
     ///
     /// # Errors
     /// If no server needs it, or if it is too long or too old.
-    pub fn give_snapshot(
+    pub fn provide_snapshot(
         &mut self,
         nic: &mut Rnic,
         state: &[u8],

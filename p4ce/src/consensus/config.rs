@@ -1,7 +1,7 @@
 //! Configuration of a server, its results and its errors.
 
 use super::log::Layout;
-use super::through::Through;
+use super::through::SwitchAddress;
 use crate::secret::{Envelope, Secret};
 use core::net::IpAddr;
 use rnic::{MemoryError, QpError};
@@ -27,7 +27,7 @@ pub struct Config {
     /// Retries of the connections after an acknowledgement timeout
     pub retry_count: u8,
     /// The switch through which entries are replicated, if there is one
-    pub through: Option<Through>,
+    pub switch: Option<SwitchAddress>,
     /// Incarnation of the server: a different number after every restart with empty memory (a random number
     /// suffices)
     pub incarnation: u64,
@@ -62,7 +62,7 @@ pub enum Bug {
     /// A leader omits part of a snapshot.
     SnapshotHole,
     /// A group is bootstrapped although a lost leader has written entries.
-    BeginsOverEntries,
+    BootstrapsOverEntries,
 }
 
 #[cfg(debug_assertions)]
@@ -78,7 +78,7 @@ impl Bug {
         Self::OldTermByCount,
         Self::SnapshotGap,
         Self::SnapshotHole,
-        Self::BeginsOverEntries,
+        Self::BootstrapsOverEntries,
     ];
 }
 
@@ -148,7 +148,7 @@ pub enum Decided {
     Snapshot {
         /// Number of entries that the state includes: the index of the next entry
         next: u64,
-        /// State that an application passed to [`Server::give_snapshot`](super::Server::give_snapshot)
+        /// State that an application passed to [`Server::provide_snapshot`](super::Server::provide_snapshot)
         state: Vec<u8>,
     },
 }
@@ -175,18 +175,18 @@ pub enum BootstrapError {
     Member,
     /// Another server is a member: its leader will make this server a member
     #[error("server {0} is a member already; wait until the leader admits this server")]
-    Begun(u8),
+    OtherMember(u8),
     /// A server does not run, or was not seen for long enough
     #[error("server {0} has not been seen; start all servers before bootstrap")]
     Unseen(u8),
     /// A server has granted permission to a leader that is gone, and may hold entries of that leader.
     #[error("server {0} may hold entries of a group that is lost; restart it before bootstrap")]
-    Written(u8),
+    MayHoldEntries(u8),
 }
 
 /// What a blank server waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
+pub enum WaitReason {
     /// All servers run with empty memory: the operator has to bootstrap the group, empty
     /// ([`Server::bootstrap`](super::Server::bootstrap)).
     Bootstrap,
@@ -201,7 +201,7 @@ pub enum Waiting {
     Refused(u8),
 }
 
-impl core::fmt::Display for Waiting {
+impl core::fmt::Display for WaitReason {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Bootstrap => f.write_str("all servers run, and none has begun: bootstrap the group"),
@@ -247,7 +247,7 @@ mod tests {
             window: 8,
             ack_timeout: 5,
             retry_count: 6,
-            through: None,
+            switch: None,
             incarnation: 1,
             secret: None,
             #[cfg(debug_assertions)]
@@ -293,12 +293,13 @@ mod tests {
 
     #[test]
     fn waiting_reasons_name_the_server() {
-        let reasons = [Waiting::Restart(3), Waiting::Admission(3), Waiting::Server(3), Waiting::Refused(3)]
-            .map(|waiting| waiting.to_string());
+        let reasons =
+            [WaitReason::Restart(3), WaitReason::Admission(3), WaitReason::Server(3), WaitReason::Refused(3)]
+                .map(|waiting| waiting.to_string());
         for (at, reason) in reasons.iter().enumerate() {
             assert!(reason.contains("server 3 "), "{reason}");
             assert!(!reasons[..at].contains(reason), "{reason}");
         }
-        assert!(Waiting::Bootstrap.to_string().contains("bootstrap"));
+        assert!(WaitReason::Bootstrap.to_string().contains("bootstrap"));
     }
 }

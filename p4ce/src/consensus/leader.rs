@@ -21,8 +21,8 @@ use super::hello::{Grant, Purpose};
 use super::log::{DECIDED, Entry, Term};
 use super::server::{Outgoing, Server, log_scratch, log_scratch_va};
 use super::through::Group;
-use super::watch::Standing;
-use rnic::{Completed, Completion, Data, Operation, Remote, Rnic, SendRequest, Sge};
+use super::watch::Membership;
+use rnic::{Completion, CompletionOpcode, Data, Operation, Remote, Rnic, SendRequest, Sge};
 use rocev2::Qpn;
 use switch::Nanos;
 
@@ -255,7 +255,7 @@ impl Server {
     pub(super) fn on_follower(&mut self, nic: &mut Rnic, server: u8, done: &Completion, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
         match Request::from_id(done.id) {
-            Request::Read(batch) if done.of == Completed::Read && batch == leadership.batch => {
+            Request::Read(batch) if done.opcode == CompletionOpcode::Read && batch == leadership.batch => {
                 self.follower(server, |follower| follower.stage = Stage::Read);
                 self.agree(nic, now);
             }
@@ -297,7 +297,7 @@ impl Server {
             let Some((next, decided)) = agree_on_log(nic, &self.config, resources, &logs, self.applied, term)
             else {
                 // Another server has to lead, and write here what is lacking.
-                self.standing = Standing::Behind;
+                self.membership = Membership::Behind;
                 self.step_down(nic, now);
                 return;
             };

@@ -3,7 +3,7 @@
 //! Every server has a log in registered memory ([`log`]). The servers read each other's heartbeats
 //! ([`detector`]), and the live server with the lowest number leads ([`Server`]). It obtains write permission
 //! from a majority, brings their logs into agreement, and then writes each value once to each log: directly,
-//! or once to all logs through a switch ([`Through`]).
+//! or once to all logs through a switch ([`SwitchAddress`]).
 //!
 //! An application creates a [`Server`], calls [`Server::start`] once, then [`Server::run`] after each event
 //! of the NIC and at [`Server::next_timer`]. It proposes values with [`Server::propose`] and applies those
@@ -26,9 +26,9 @@ mod watch;
 pub use admit::SnapshotError;
 #[cfg(debug_assertions)]
 pub use config::Bug;
-pub use config::{BootstrapError, Config, Decided, ProposeError, StartError, Waiting};
+pub use config::{BootstrapError, Config, Decided, ProposeError, StartError, WaitReason};
 pub use detector::Detector;
 pub use log::{Entry, Layout, Term};
 pub use server::Server;
-pub use through::Through;
-pub use watch::Standing;
+pub use through::SwitchAddress;
+pub use watch::Membership;

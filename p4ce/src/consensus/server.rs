@@ -5,7 +5,7 @@ use super::hello::{Grant, Hello, Purpose};
 use super::leader::Leadership;
 use super::log::{ADMITTED, DECIDED, HEAD, SEAL, SnapshotHead, Term, word};
 use super::through::Group;
-use super::watch::{CANDIDACY_DELAY, CONTROL_VA, SCRATCH_VA, Standing, Watch, control_len};
+use super::watch::{CANDIDACY_DELAY, CONTROL_VA, Membership, SCRATCH_VA, Watch, control_len};
 use crate::wire::{MemberRequest, Region};
 use core::net::IpAddr;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, RemoteRequest, service_id_of};
@@ -66,7 +66,7 @@ pub(super) struct Resources {
 pub struct Server {
     pub(super) config: Config,
     pub(super) resources: Option<Resources>,
-    pub(super) standing: Standing,
+    pub(super) membership: Membership,
     pub(super) watch: Watch,
     pub(super) qp_roles: BTreeMap<u32, QpRole>,
     pub(super) conns: BTreeMap<Conn, Qpn>,
@@ -120,7 +120,7 @@ impl Server {
             group,
             refused: 0,
             torn: None,
-            standing: Standing::Blank,
+            membership: Membership::Blank,
             watch: Watch::new(&config),
             resources: None,
             qp_roles: BTreeMap::new(),
@@ -169,14 +169,14 @@ impl Server {
     }
 
     /// Returns whether this server is an established leader.
-    pub fn leads(&self) -> bool {
+    pub fn is_leader(&self) -> bool {
         self.leadership.as_ref().is_some_and(Leadership::is_established)
     }
 
     /// Returns the leader, as far as this server knows.
     pub fn leader(&self) -> Option<u8> {
         let follows = self.leadership.is_none() && self.writer.is_some();
-        (follows || self.leads()).then(|| self.promised.server())
+        (follows || self.is_leader()).then(|| self.promised.server())
     }
 
     /// Returns the number of queue pairs in use.
@@ -191,12 +191,12 @@ impl Server {
     }
 
     /// Returns whether this server is a member.
-    pub fn standing(&self) -> Standing {
-        self.standing
+    pub fn membership(&self) -> Membership {
+        self.membership
     }
 
     /// Returns whether proposed values are replicated through the switch.
-    pub fn replicates_through(&self) -> bool {
+    pub fn replicates_through_switch(&self) -> bool {
         self.leadership.as_ref().and_then(|leadership| leadership.group.as_ref()).is_some_and(Group::is_open)
     }
 
@@ -217,7 +217,7 @@ impl Server {
     }
 
     /// Returns the value of an entry that is complete in this server's log.
-    pub fn holds<'a>(&self, nic: &'a Rnic, index: u64) -> Option<&'a [u8]> {
+    pub fn entry_value<'a>(&self, nic: &'a Rnic, index: u64) -> Option<&'a [u8]> {
         let memory = nic.bytes(self.resources.as_ref()?.log.0);
         Some(self.config.layout.entry(index, memory)?.value)
     }
@@ -263,14 +263,14 @@ impl Server {
     fn on_heartbeat(&mut self, nic: &mut Rnic, now: Nanos) {
         self.beat_at = now + self.config.heartbeat;
         self.beats += 1;
-        if self.standing == Standing::Blank {
+        if self.membership == Membership::Blank {
             self.join_bootstrap();
         }
         self.publish(nic);
         for server in self.peers() {
             self.read_control_words(nic, server, now);
         }
-        let turn = self.standing == Standing::Member && self.watch.leader() == self.config.id;
+        let turn = self.membership == Membership::Member && self.watch.leader() == self.config.id;
         if self.leadership.is_none() && turn && now >= self.candidate_at {
             self.start_candidacy(nic, now);
         }
@@ -420,7 +420,7 @@ impl Server {
             hello.group == self.group && self.has_source(address.copied(), from) && known(Hello::LEN)
         });
         let member = MemberRequest::from_bytes(data).filter(|member| {
-            let address = self.config.through.map(|through| through.address);
+            let address = self.config.switch.map(|through| through.address);
             self.has_source(address, from) && known(member.to_bytes().len())
         });
         let (refusal, accepted) = match (hello, member) {
@@ -461,7 +461,7 @@ impl Server {
         if !possible || (term <= self.promised && !again && !self.forgets_promises()) {
             return None;
         }
-        let access = Access::REMOTE_READ.and(Access::REMOTE_WRITE);
+        let access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
         let mr = self.open_log(nic, access)?;
         // Entries that have arrived are applied before another server can overwrite them. From here on no
         // other server can write (P4CE, section III: the permission moves with the leadership).
@@ -473,7 +473,7 @@ impl Server {
         let grant = Grant {
             region,
             incarnation: self.config.incarnation,
-            is_member: self.standing != Standing::Blank,
+            is_member: self.membership != Membership::Blank,
             applied: self.applied,
             valid_from: self.valid_from,
         };
@@ -597,11 +597,11 @@ impl Server {
         // An entry counts as decided here only if this server holds it.
         self.decided = self.decided.max(self.applied);
         let admitted = word(memory, ADMITTED) == self.config.incarnation;
-        self.standing = match self.standing {
-            Standing::Blank if admitted => Standing::Member,
+        self.membership = match self.membership {
+            Membership::Blank if admitted => Membership::Member,
             // A leader has written entries that were lacking.
-            Standing::Behind if self.applied > before => Standing::Member,
-            standing => standing,
+            Membership::Behind if self.applied > before => Membership::Member,
+            membership => membership,
         };
     }
 }

@@ -5,7 +5,7 @@ mod connections;
 mod replication;
 mod through;
 
-use super::{Config, Decided, Layout, ProposeError, Server, SnapshotError, Standing};
+use super::{Config, Decided, Layout, Membership, ProposeError, Server, SnapshotError};
 use core::net::IpAddr;
 use rnic::cm::{Conn, Event, PortSpace};
 use rnic::{Interface, Rnic};
@@ -56,7 +56,7 @@ impl Net {
             window: 4,
             ack_timeout: 5,
             retry_count: 6,
-            through: None,
+            switch: None,
             incarnation: 0,
             secret: None,
             #[cfg(debug_assertions)]
@@ -88,8 +88,8 @@ impl Net {
         net.run_heartbeats(3);
         assert_eq!(net.servers[0].bootstrap(), Ok(()));
         net.run_heartbeats(60);
-        assert!(net.servers[0].leads());
-        assert!(net.servers.iter().all(|server| server.standing() == Standing::Member));
+        assert!(net.servers[0].is_leader());
+        assert!(net.servers.iter().all(|server| server.membership() == Membership::Member));
         net
     }
 
@@ -211,7 +211,7 @@ impl Net {
     }
 
     fn give_snapshot(&mut self, state: &[u8]) -> Result<(), SnapshotError> {
-        self.servers[0].give_snapshot(&mut self.nics[0], state, self.now)
+        self.servers[0].provide_snapshot(&mut self.nics[0], state, self.now)
     }
 }
 
@@ -233,7 +233,7 @@ fn one_is_behind() -> Net {
     net.deliver_all();
     net.partitioned = vec![0];
     net.run_heartbeats(200);
-    assert_eq!((net.servers[1].leads(), net.servers[2].leads()), (false, true));
-    assert_eq!(net.servers[1].standing(), Standing::Behind);
+    assert_eq!((net.servers[1].is_leader(), net.servers[2].is_leader()), (false, true));
+    assert_eq!(net.servers[1].membership(), Membership::Behind);
     net
 }

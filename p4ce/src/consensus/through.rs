@@ -11,7 +11,7 @@ use super::agreement::local_entry_data;
 use super::follower::{Follower, Request};
 use super::log::{DECIDED, Term};
 use super::server::{LOG_VA, QpRole, Server};
-use super::watch::Standing;
+use super::watch::Membership;
 use crate::wire::{GroupRequest, MemberRequest, Region, Replicas};
 use core::net::IpAddr;
 use rnic::cm::Conn;
@@ -30,7 +30,7 @@ const GRACE_HEARTBEATS: u64 = 50;
 
 /// Address of the switch that replicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Through {
+pub struct SwitchAddress {
     /// IP address
     pub address: IpAddr,
     /// Port for requests for groups, in `rdma_cm`'s TCP port space
@@ -87,7 +87,7 @@ impl Group {
 impl Server {
     /// Does everything that is due for the group.
     pub(super) fn maintain_group(&mut self, nic: &mut Rnic, now: Nanos) {
-        let Some(through) = self.config.through else { return };
+        let Some(through) = self.config.switch else { return };
         let Some(leadership) = &self.leadership else { return };
         if !leadership.is_established() {
             return;
@@ -143,7 +143,7 @@ impl Server {
         late
     }
 
-    fn request_group(&mut self, nic: &mut Rnic, through: Through, now: Nanos) {
+    fn request_group(&mut self, nic: &mut Rnic, through: SwitchAddress, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
         let (members, in_progress) = leadership.counting_members();
         // Waits for servers that are about to count, for a limited time.
@@ -305,7 +305,7 @@ impl Server {
         let leader = self.config.servers.get(usize::from(self.promised.server()))?;
         let follows = self.promised != Term::default() && self.writer.is_some();
         // The switch counts this server's acknowledgements, so it has to be a member.
-        if !follows || *leader != member.leader || self.standing == Standing::Blank {
+        if !follows || *leader != member.leader || self.membership == Membership::Blank {
             return None;
         }
         self.leave_group(nic, now);

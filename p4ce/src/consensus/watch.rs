@@ -10,7 +10,7 @@
 //! that have all lost their memory look the same as servers that never had any. Only the operator can know
 //! that no state of value is lost by starting empty.
 
-use super::config::{BootstrapError, Config, Waiting};
+use super::config::{BootstrapError, Config, WaitReason};
 use super::detector::Detector;
 use super::hello::Purpose;
 use super::log::{Term, word};
@@ -24,7 +24,7 @@ pub(super) const SCRATCH_VA: u64 = 0x3000_0000;
 pub(super) const CANDIDACY_DELAY: u64 = 20;
 /// Heartbeats after which a connection that is not established is requested again
 const RETRY_HEARTBEATS: u64 = 5;
-/// Control words: heartbeat, promised term, decided, applied, incarnation, standing; then the incarnations of
+/// Control words: heartbeat, promised term, decided, applied, incarnation, membership; then the incarnations of
 /// all servers at bootstrap
 const WORDS: usize = 6;
 
@@ -35,7 +35,7 @@ pub(super) const fn control_len(servers: usize) -> usize {
 
 /// Membership of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum Membership {
     /// Blank: started with empty memory, and does not count.
     Blank,
     /// A member.
@@ -44,7 +44,7 @@ pub enum Standing {
     Behind,
 }
 
-impl Standing {
+impl Membership {
     fn from_word(word: u64) -> Self {
         match word {
             1 => Self::Member,
@@ -84,7 +84,7 @@ pub(super) struct PeerState {
     pub(super) promised: Term,
     pub(super) applied: u64,
     pub(super) incarnation: u64,
-    standing: Standing,
+    membership: Membership,
     /// Incarnations at the bootstrap that it has joined
     bootstrap_incarnations: Vec<u64>,
     /// Whether it was read since this server started
@@ -104,7 +104,7 @@ impl PeerState {
             promised: Term::default(),
             applied: 0,
             incarnation: 0,
-            standing: Standing::Member,
+            membership: Membership::Member,
             bootstrap_incarnations: Vec::new(),
             seen: false,
             refuses: false,
@@ -136,7 +136,7 @@ impl Watch {
 
     /// Returns the server that should lead: the live member with the lowest number.
     pub(super) fn leader(&self) -> u8 {
-        self.detector.leader(|server| self.peers[usize::from(server)].standing == Standing::Member)
+        self.detector.leader(|server| self.peers[usize::from(server)].membership == Membership::Member)
     }
 
     /// Returns the number of entries that this incarnation of a server has applied, according to its control
@@ -164,9 +164,9 @@ impl Server {
     /// Publishes this server's control words.
     pub(super) fn publish(&self, nic: &mut Rnic) {
         let Some(resources) = &self.resources else { return };
-        let standing = self.standing.to_word();
+        let membership = self.membership.to_word();
         let words =
-            [self.beats, self.promised.0, self.decided, self.applied, self.config.incarnation, standing];
+            [self.beats, self.promised.0, self.decided, self.applied, self.config.incarnation, membership];
         let memory = nic.bytes_mut(resources.control.0);
         let words = words.into_iter().chain(self.watch.bootstrap_incarnations.iter().copied());
         for (target, word) in memory.as_chunks_mut::<8>().0.iter_mut().zip(words) {
@@ -216,16 +216,16 @@ impl Server {
         let watched = &mut watch.peers[usize::from(server)];
         let posted = watched.reading.take().unwrap_or(watch.moment);
         (watched.promised, watched.applied, watched.incarnation) = (Term(word(1)), word(3), word(4));
-        watched.standing = Standing::from_word(word(5));
+        watched.membership = Membership::from_word(word(5));
         watched.bootstrap_incarnations = (0..count).map(|other| word(WORDS + other)).collect();
         watch.moment += 1;
         let before = watched.blank.filter(|blank| blank.incarnation == watched.incarnation);
         let first = before.map_or(watch.moment, |blank| blank.first);
         let blank = Blank { incarnation: watched.incarnation, first, last: posted };
-        watched.blank = (watched.standing == Standing::Blank).then_some(blank);
+        watched.blank = (watched.membership == Membership::Blank).then_some(blank);
         watch.detector.on_read(server, Some(word(0)));
         watched.seen = true;
-        if self.standing == Standing::Blank {
+        if self.membership == Membership::Blank {
             self.join_bootstrap();
         }
     }
@@ -238,7 +238,7 @@ impl Server {
         if let Some(begun) = others.find(|other| other.bootstrap_incarnations.get(own) == Some(&incarnation))
         {
             self.watch.bootstrap_incarnations = begun.bootstrap_incarnations.clone();
-            self.standing = Standing::Member;
+            self.membership = Membership::Member;
         }
         #[cfg(debug_assertions)]
         if self.config.bug == Some(super::config::Bug::BootstrapsByItself) {
@@ -254,17 +254,18 @@ impl Server {
     /// # Errors
     /// If a server is a member, was not observed at such a moment, or may hold entries.
     pub fn bootstrap(&mut self) -> Result<(), BootstrapError> {
-        if self.standing != Standing::Blank {
+        if self.membership != Membership::Blank {
             return Err(BootstrapError::Member);
         }
         let own = usize::from(self.config.id);
         let others = || self.peers().map(|server| (server, &self.watch.peers[usize::from(server)]));
-        if let Some((server, _)) = others().find(|(_, other)| other.seen && other.standing != Standing::Blank)
+        if let Some((server, _)) =
+            others().find(|(_, other)| other.seen && other.membership != Membership::Blank)
         {
-            return Err(BootstrapError::Begun(server));
+            return Err(BootstrapError::OtherMember(server));
         }
         if let Some(server) = self.holder_of_entries() {
-            return Err(BootstrapError::Written(server));
+            return Err(BootstrapError::MayHoldEntries(server));
         }
         // The moment when all had been observed; a server observed as blank after it was blank at it, too.
         let moment =
@@ -277,7 +278,7 @@ impl Server {
             self.watch.peers.iter().map(|other| other.incarnation).collect();
         bootstrap_incarnations[own] = self.config.incarnation;
         self.watch.bootstrap_incarnations = bootstrap_incarnations;
-        self.standing = Standing::Member;
+        self.membership = Membership::Member;
         Ok(())
     }
 
@@ -285,7 +286,7 @@ impl Server {
     /// lost group, and its application may have applied them. Only meaningful while all servers are blank.
     fn holder_of_entries(&self) -> Option<u8> {
         #[cfg(debug_assertions)]
-        if self.config.bug == Some(super::config::Bug::BeginsOverEntries) {
+        if self.config.bug == Some(super::config::Bug::BootstrapsOverEntries) {
             return None;
         }
         let others = self.peers().map(|server| (server, self.watch.peers[usize::from(server)].promised));
@@ -295,29 +296,29 @@ impl Server {
 
     /// Returns the incarnations of all servers at bootstrap; zeros if this server was admitted by a leader
     /// instead.
-    pub fn beginning(&self) -> &[u64] {
+    pub fn bootstrap_incarnations(&self) -> &[u64] {
         &self.watch.bootstrap_incarnations
     }
 
     /// Returns what this server waits for while it is blank.
-    pub fn waits_for(&self) -> Option<Waiting> {
-        if self.standing != Standing::Blank {
+    pub fn waits_for(&self) -> Option<WaitReason> {
+        if self.membership != Membership::Blank {
             return None;
         }
         let others = || self.peers().map(|server| (server, &self.watch.peers[usize::from(server)]));
-        let member = others().find(|(_, other)| other.seen && other.standing != Standing::Blank);
+        let member = others().find(|(_, other)| other.seen && other.membership != Membership::Blank);
         let refuses = others().find(|(_, other)| other.refuses);
         let unseen = others().find(|(server, other)| !other.seen || !self.watch.is_alive(*server));
         Some(if let Some((server, _)) = member {
-            Waiting::Admission(server)
+            WaitReason::Admission(server)
         } else if let Some((server, _)) = refuses {
-            Waiting::Refused(server)
+            WaitReason::Refused(server)
         } else if let Some((server, _)) = unseen {
-            Waiting::Server(server)
+            WaitReason::Server(server)
         } else if let Some(server) = self.holder_of_entries() {
-            Waiting::Restart(server)
+            WaitReason::Restart(server)
         } else {
-            Waiting::Bootstrap
+            WaitReason::Bootstrap
         })
     }
 }

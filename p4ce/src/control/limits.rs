@@ -96,7 +96,7 @@ impl Admission {
             || count.requests >= limits.requests_per_leader
             || self.requests >= limits.requests;
         #[cfg(debug_assertions)]
-        let is_beyond = is_beyond && limits.bug != Some(crate::Bug::AnyRequest);
+        let is_beyond = is_beyond && limits.bug != Some(crate::Bug::UnlimitedRequests);
         if is_beyond {
             return Err(Refusal::Busy);
         }

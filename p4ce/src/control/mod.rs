@@ -36,7 +36,7 @@ use rnic::cm::{self, Conn, Event as CmEvent, PortSpace, RemoteReply, RemoteReque
 use rnic::{Endpoint, Interface};
 use rocev2::{Psn, Qpn};
 use std::collections::{BTreeMap, VecDeque};
-use switch::{Chance, Egress, Nanos, PortId};
+use switch::{Egress, Nanos, PortId, Rng};
 
 /// Configuration of a control plane.
 #[derive(Clone, Debug)]
@@ -125,7 +125,7 @@ struct GroupState {
 pub struct Control {
     config: ControlConfig,
     endpoint: Endpoint,
-    rng: Chance,
+    rng: Rng,
     stations: Stations,
     qpns: NumberPool,
     ids: NumberPool,
@@ -146,7 +146,7 @@ impl Control {
         _ = endpoint.cm_mut().listen(service_id_of(PortSpace::Tcp, config.port));
         Self {
             endpoint,
-            rng: Chance::stream(config.seed, 2),
+            rng: Rng::stream(config.seed, 2),
             stations: Stations::default(),
             qpns: NumberPool::new(config.queue_pairs, 1 << 24),
             ids: NumberPool::new(config.groups, config.groups),

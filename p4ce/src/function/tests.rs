@@ -9,7 +9,7 @@ use rocev2::ipv6::Ipv6;
 use rocev2::repr::{Ip, Repr};
 use rocev2::{Bth, Msn};
 use switch::Full;
-use switch::memory::{MemoryFrame, Sent, run_frame};
+use switch::memory::{FrameCollector, MemoryFrame, run_frame};
 use zerocopy::IntoBytes;
 
 const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xff]);
@@ -220,7 +220,7 @@ fn every_supported_opcode_is_copied_to_each_replica() {
 }
 
 /// An output whose copies share the payload of the leader's packet, between `head` and `tail`.
-struct Sharing(Sent);
+struct Sharing(FrameCollector);
 
 impl Output for Sharing {
     type Frame = MemoryFrame;
@@ -260,7 +260,7 @@ fn shared_payloads_give_the_same_frames_as_copies() {
         for damage in [0, 1] {
             *request.last_mut().unwrap() ^= damage;
             let expected = run(&mut copying, &request, 0);
-            let mut out = Sharing(Sent::with_room(8));
+            let mut out = Sharing(FrameCollector::with_room(8));
             let mut frame = MemoryFrame::new(request.clone());
             let verdict = sharing.on_frame(&mut frame, PortId(0), Nanos::ZERO, &mut out);
             let Verdict::Forward(port) = verdict else { panic!("{verdict:?}") };
@@ -474,7 +474,7 @@ fn replicas_without_progress_are_excluded_in_time() {
     function.poll_event();
     run(&mut function, &write(false, FIRST, 0, RKEY, b"a"), 0);
     run(&mut function, &ack(false, 1, 0, ACK, 1), 1);
-    let mut out = switch::memory::Sent::with_room(0);
+    let mut out = switch::memory::FrameCollector::with_room(0);
     for ms in [10, 20, 30, 40] {
         function.on_timer(Nanos::from_millis(ms), &mut out);
         assert!(function.poll_event().is_none(), "{ms} ms");

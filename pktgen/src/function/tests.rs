@@ -9,9 +9,9 @@ use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::Timestamp;
 use rocev2::{Fault, Opcode, Packet, Psn, Qpn};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use switch::Share;
+use switch::Probability;
 use switch::impair::{Action, Config, Field, Impair, Match, Rule};
-use switch::memory::{MemoryFrame, Sent};
+use switch::memory::{FrameCollector, MemoryFrame};
 
 mod absence;
 mod regressions;
@@ -50,7 +50,7 @@ pub(crate) fn stream(verb: Verb, first_qpn: u32, qps: u32) -> Stream {
         outstanding: None,
         timeout: Nanos::from_micros(100),
         stamp: verb.has_payload(),
-        malformed: Share::NEVER,
+        malformed: Probability::NEVER,
     }
 }
 
@@ -151,12 +151,12 @@ impl World {
     }
 
     /// Passes frames of the generator through the link.
-    fn pass(&mut self, sent: Sent) {
+    fn pass(&mut self, sent: FrameCollector) {
         for (mut frame, port) in sent.frames {
             if port == A {
                 self.left_a.push(frame.clone().into_bytes());
             }
-            let mut out = Sent::with_room(usize::MAX);
+            let mut out = FrameCollector::with_room(usize::MAX);
             let verdict = self.link.on_frame(&mut frame, port, self.now, &mut out);
             if let Verdict::Forward(port) = verdict {
                 out.frames.push((frame, port));
@@ -167,7 +167,7 @@ impl World {
 
     fn run(&mut self) {
         for _ in 0..10_000_000 {
-            let mut out = Sent::with_room(512);
+            let mut out = FrameCollector::with_room(512);
             if let Some(((at, _), _)) = self.arrivals.first_key_value().filter(|((at, _), _)| *at <= self.now)
             {
                 assert!(*at <= self.now);
@@ -178,7 +178,7 @@ impl World {
                 let mut frame = MemoryFrame::new(bytes);
                 assert_eq!(self.pktgen.on_frame(&mut frame, port, self.now, &mut out), Verdict::Consume);
             } else if self.link.next_timer().is_some_and(|at| at <= self.now) {
-                let mut out = Sent::with_room(usize::MAX);
+                let mut out = FrameCollector::with_room(usize::MAX);
                 self.link.on_timer(self.now, &mut out);
                 self.arrive(out.frames);
             } else if self.pktgen.next_timer().is_some_and(|at| at <= self.now) {
@@ -206,7 +206,7 @@ fn rule(name: &str, share: f64, action: Action) -> Rule {
     Rule {
         name: name.into(),
         matching: Match::default(),
-        share: Share::new(share).unwrap(),
+        share: Probability::new(share).unwrap(),
         skip: 0,
         times: u64::MAX,
         action,
@@ -381,7 +381,7 @@ fn packets_of_no_stream_and_unsent_packets_are_counted_apart() {
         let mut bytes = vec![0; repr.frame_len() + 64];
         let len = repr.build(&mut bytes).unwrap();
         let mut frame = MemoryFrame::new(&bytes[..len]);
-        world.pktgen.on_frame(&mut frame, B, world.now, &mut Sent::with_room(9));
+        world.pktgen.on_frame(&mut frame, B, world.now, &mut FrameCollector::with_room(9));
         let c = &world.pktgen.counters;
         (c.foreign.get(), c.streams[0].unexpected.get(), c.streams[0].duplicates.get(), c.other.get())
     };
@@ -400,7 +400,7 @@ fn packets_of_no_stream_and_unsent_packets_are_counted_apart() {
 fn malformed_packets_are_counted_by_fault() {
     let mut profile = profile(2, mix());
     for stream in &mut profile.streams {
-        stream.malformed = Share::percent(20);
+        stream.malformed = Probability::percent(20);
     }
     let mut world = World::new(&profile, Vec::new());
     world.run();
@@ -441,7 +441,7 @@ fn steady_rates_are_met() {
         while let Some(next) = pktgen.next_timer() {
             turn += 1;
             now = now.max(next) + Nanos(turn * 7919 % 300);
-            pktgen.on_timer(now, &mut Sent::with_room(512));
+            pktgen.on_timer(now, &mut FrameCollector::with_room(512));
         }
         let c = &pktgen.counters.streams[0];
         let (frames, bytes) = c.sent.get();
@@ -468,7 +468,7 @@ fn a_port_that_takes_too_little_forfeits_packets() {
     let mut now = Nanos::ZERO;
     while pktgen.next_timer().is_some() && now < Nanos::from_millis(60) {
         // 10 packets every 10 us: a million a second instead of five
-        pktgen.on_timer(now, &mut Sent::with_room(10));
+        pktgen.on_timer(now, &mut FrameCollector::with_room(10));
         now = now + Nanos::from_micros(10);
     }
     let c = &pktgen.counters;
@@ -502,7 +502,7 @@ fn the_end_command_stops_sending_and_drains() {
     endless.packets = None;
     let profile = profile(1, vec![endless]);
     let mut pktgen = begin(&profile, Nanos::ZERO);
-    let mut sent = Sent::with_room(512);
+    let mut sent = FrameCollector::with_room(512);
     for now in [0, 10_000, 20_000] {
         pktgen.on_timer(Nanos(now), &mut sent);
     }

@@ -5,7 +5,7 @@ use super::Refusal;
 use crate::node::Node;
 use crate::schedule::{Algorithm, Racks};
 use core::net::{IpAddr, Ipv6Addr};
-use p4ce::consensus::Through;
+use p4ce::consensus::SwitchAddress;
 
 type Bytes = [u8; Node::NOTE];
 
@@ -23,7 +23,7 @@ pub(super) enum Note {
     Offer(Terms),
     /// From the root: the switch that copies that group's blocks. Follows the offer, if the algorithm needs a
     /// switch.
-    Switch { round: u32, switch: Through },
+    Switch { round: u32, switch: SwitchAddress },
     /// From the root: a member of that group.
     Member { round: u32, index: u32, rack: u32, ip: IpAddr },
     /// From a receiver: it has this number of segments.
@@ -169,7 +169,7 @@ impl Note {
             10 => Self::Lacks { ip: ip_at(bytes)? },
             12 => {
                 let port = u16::from_be_bytes(*bytes[8..].first_chunk()?);
-                Self::Switch { round, switch: Through { address: ip_at(bytes)?, port } }
+                Self::Switch { round, switch: SwitchAddress { address: ip_at(bytes)?, port } }
             }
             _ => return None,
         })
@@ -222,8 +222,14 @@ mod tests {
             Note::Damaged,
             Note::Stop,
             Note::Lacks { ip: "fd00::7".parse().unwrap() },
-            Note::Switch { round: 3, switch: Through { address: [10, 0, 0, 254].into(), port: 18_515 } },
-            Note::Switch { round: 3, switch: Through { address: "fd00::fe".parse().unwrap(), port: 1 } },
+            Note::Switch {
+                round: 3,
+                switch: SwitchAddress { address: [10, 0, 0, 254].into(), port: 18_515 },
+            },
+            Note::Switch {
+                round: 3,
+                switch: SwitchAddress { address: "fd00::fe".parse().unwrap(), port: 1 },
+            },
         ];
         for note in all.into_iter().chain(Refusal::ALL.map(Note::Refuse)) {
             assert_eq!(Note::from_bytes(&note.to_bytes()), Some(note));

@@ -6,7 +6,7 @@ use crate::config::{CallError, Config, GroupConfig, Memory, StartError};
 use crate::node::{Event, Node};
 use crate::schedule::Algorithm;
 use core::net::IpAddr;
-use p4ce::consensus::Through;
+use p4ce::consensus::SwitchAddress;
 use rnic::{Access, Rnic};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -115,7 +115,7 @@ impl Shared {
 struct PartialOffer {
     name: Vec<u8>,
     terms: Option<Terms>,
-    switch: Option<Through>,
+    switch: Option<SwitchAddress>,
     /// By member index: address and rack.
     members: Vec<Option<(IpAddr, u32)>>,
 }
@@ -145,7 +145,7 @@ impl PartialOffer {
 struct CompleteOffer {
     name: Vec<u8>,
     terms: Terms,
-    switch: Option<Through>,
+    switch: Option<SwitchAddress>,
     /// By member index: address and rack.
     members: Vec<(IpAddr, u32)>,
 }

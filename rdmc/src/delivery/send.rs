@@ -10,7 +10,7 @@ use crate::config::{CallError, Config, Failure, GroupConfig, Memory};
 use crate::node::{Event, Node};
 use crate::schedule::{Algorithm, Racks, Schedule};
 use core::net::IpAddr;
-use p4ce::consensus::Through;
+use p4ce::consensus::SwitchAddress;
 use rnic::{Access, Rnic};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -465,7 +465,7 @@ impl Give {
     }
 
     /// Returns the switch that copies this round's blocks, if any.
-    fn switch(&self) -> Option<Through> {
+    fn switch(&self) -> Option<SwitchAddress> {
         self.config.through.filter(|_| self.config.algorithm == Algorithm::InNetwork)
     }
 

@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 use rnic::{Buffer, Cq, Mr, Pd, QpInit, Rnic, Transport};
 use std::collections::BTreeMap;
-use switch::Chance;
+use switch::Rng;
 
 /// Resources that a node shares among its groups.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub(crate) struct Resources {
     /// Ready words, which other members write by RDMA.
     pub(crate) ready_words: (Buffer, Mr),
     pub(crate) free_ready_words: Vec<u32>,
-    pub(crate) rng: Chance,
+    pub(crate) rng: Rng,
     /// By queue pair number: the group to which the queue pair belongs, and its use there.
     pub(crate) uses: BTreeMap<u32, (u32, QpUse)>,
     pub(crate) ack_timeout: u8,

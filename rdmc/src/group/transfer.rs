@@ -412,6 +412,6 @@ pub(crate) fn is_within(nic: &Rnic, resources: &Resources, memory: Memory, len: 
     nic.region(memory.mr).is_some_and(|region| {
         let at = memory.va.checked_sub(region.va);
         let fits = at.and_then(|at| at.checked_add(len.into())).is_some_and(|end| end <= region.len);
-        fits && region.pd == resources.pd && region.access.has(access)
+        fits && region.pd == resources.pd && region.access.contains(access)
     })
 }

@@ -9,7 +9,7 @@ use crate::mesh::MeshEvent;
 use crate::wire::Message;
 use core::net::IpAddr;
 use rnic::cm::Event as CmEvent;
-use rnic::{Completed, Completion, Rnic, Status};
+use rnic::{Completion, CompletionOpcode, Rnic, Status};
 use rocev2::cm::RejReason;
 use std::collections::BTreeMap;
 use switch::Nanos;
@@ -198,12 +198,12 @@ impl Node {
         let Some(group) = self.groups.get_mut(&number) else { return };
         let index = if let QpUse::Neighbour(index) = qp_use { index } else { 0 };
         let result = if done.status == Status::Success {
-            match done.of {
-                Completed::Recv => {
+            match done.opcode {
+                CompletionOpcode::Recv => {
                     self.counters.blocks_received += 1;
                     group.on_block(nic, resources, index, done.immediate, done.len)
                 }
-                Completed::Send => {
+                CompletionOpcode::Send => {
                     self.counters.blocks_sent += 1;
                     group.on_sent(qp_use);
                     Ok(())

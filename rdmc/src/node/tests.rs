@@ -8,10 +8,10 @@ use crate::group::transfer::{ReceiveTarget, TransferContext};
 use crate::schedule::Algorithm;
 use crate::wire::{Create, Message};
 use core::net::Ipv4Addr;
-use p4ce::consensus::Through;
+use p4ce::consensus::SwitchAddress;
 use rnic::{
-    Completed, Completion, Data, Interface, Modify, Operation, Path, PathMtu, ReadyToReceive, ReadyToSend,
-    RecvRequest, SendRequest, Status,
+    Completion, CompletionOpcode, Data, Interface, Modify, Operation, Path, PathMtu, ReadyToReceive,
+    ReadyToSend, RecvRequest, SendRequest, Status,
 };
 use rocev2::aeth::RnrTimer;
 use rocev2::ethernet::MacAddr;
@@ -61,7 +61,7 @@ fn completion_queue_has_room_when_all_links_fail_at_once() {
     let completions = fail_all(&node, &mut nic);
     assert!(completions > 1 << 16, "{completions}");
     node.run(&mut nic, Nanos(1));
-    assert!(!nic.cq_has_some(node.resources.as_ref().unwrap().cq));
+    assert!(!nic.cq_has_completions(node.resources.as_ref().unwrap().cq));
 }
 
 /// Attempts that time out leave no completions in the queue.
@@ -126,7 +126,7 @@ fn a_write_in_place_of_a_block_is_a_violation() {
     let (incoming, complete) = (Box::new(|_: &mut Rnic, _| None), Box::new(|_: &mut Rnic, _, _| ()));
     node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
     let qpn = *node.resources.as_ref().unwrap().uses.keys().next().unwrap();
-    let done = Completion { of: Completed::RecvWriteImm, ..block_completion(qpn, 5, 0) };
+    let done = Completion { opcode: CompletionOpcode::RecvWriteImm, ..block_completion(qpn, 5, 0) };
     node.on_completion(&mut nic, &done, Nanos(1));
     let event = node.poll_event();
     let is_violation =
@@ -151,7 +151,7 @@ fn block_completion(qpn: u32, total: u32, len: u32) -> Completion {
         id: 0,
         qpn: Qpn::new(qpn),
         status: Status::Success,
-        of: Completed::Recv,
+        opcode: CompletionOpcode::Recv,
         len,
         immediate: Some(total),
         invalidated: None,
@@ -302,7 +302,7 @@ fn sent_before_acknowledgement(algorithm: Algorithm, ready: u64) -> (u64, bool) 
         algorithm,
         block_bytes: 2,
         ahead: 3,
-        through: Some(Through { address: ip(9), port: 1 }),
+        through: Some(SwitchAddress { address: ip(9), port: 1 }),
         ..GroupConfig::new(1, [ip(u16::MAX - 1), ip(7)].into())
     };
     let (incoming, complete) = (Box::new(|_: &mut Rnic, _| None), Box::new(|_: &mut Rnic, _, _| ()));

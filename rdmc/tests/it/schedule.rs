@@ -101,7 +101,7 @@ fn check(algorithm: &Algorithm, n: u32, k: u32) {
 }
 
 fn racks_of(n: u32, racks: u32, seed: u64) -> Racks {
-    let mut rng = switch::Chance::new(seed);
+    let mut rng = switch::Rng::new(seed);
     let of: Vec<u64> = (0..n).map(|_| rng.below(racks.into())).collect();
     Racks::new(&of).unwrap()
 }

@@ -22,7 +22,7 @@ const LEARN_EVERY: u8 = 16;
 pub(super) struct Expected {
     /// Port on which they arrive
     port: PortId,
-    pub(super) template: Option<beacon::Known>,
+    pub(super) template: Option<beacon::ExpectedBeacon>,
     /// Number of beacons that differed, modulo 256
     mismatches: u8,
 }
@@ -37,7 +37,7 @@ impl Expected {
     #[cold]
     fn learn(&mut self, packet: &Packet<'_>) {
         if self.mismatches.is_multiple_of(LEARN_EVERY) {
-            self.template = beacon::Known::new(packet.bytes(), packet.layout());
+            self.template = beacon::ExpectedBeacon::new(packet.bytes(), packet.layout());
         }
         self.mismatches = self.mismatches.wrapping_add(1);
     }
@@ -49,7 +49,8 @@ impl Representative {
     #[cold]
     pub(super) fn requests_own_address(&self, frame: &[u8]) -> bool {
         let is_multicast = frame.first().is_some_and(|first| first & 1 != 0);
-        is_multicast && neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
+        is_multicast
+            && neighbour::resolution_target(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
     }
 
     /// Returns whether a frame from outside names the switch itself as its source. Its destination, a
@@ -85,7 +86,7 @@ impl Representative {
         let template = expected.template.as_ref().filter(|_| port == expected.port)?;
         let header = *template.read(frame)?;
         let layout = template.layout();
-        self.forward.admit_like(frame, layout, port);
+        self.forward.count_admitted(frame, layout, port);
         Some(self.on_valid_beacon(link, header, layout.opcode(), now))
     }
 

@@ -5,7 +5,7 @@ use crate::config::{Incarnation, Pace};
 use crate::half::{DOWN, Half, UP};
 use crate::view::LinkState;
 use rocev2::Psn;
-use rocev2::beacon::Said;
+use rocev2::beacon::BeaconHeader;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode};
 use switch::{Nanos, Output};
 
@@ -124,7 +124,7 @@ impl Representative {
         let beacon_ticks = u64::from(self.config.dead_after_intervals / BESIDE_MESSAGES);
         let beaconed_before = every_link.and(self.ticks.checked_sub(beacon_ticks));
         Announcement {
-            contents: Said::new(&header),
+            contents: BeaconHeader::new(&header),
             position,
             below,
             sent_until,
@@ -136,7 +136,7 @@ impl Representative {
 
 /// Barriers to send, and the conditions under which a link gets a beacon.
 struct Announcement {
-    contents: Said,
+    contents: BeaconHeader,
     /// Best-effort barrier, unwrapped
     position: u64,
     /// Links whose neighbour was last sent a barrier below this get a beacon

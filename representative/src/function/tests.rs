@@ -12,7 +12,7 @@ use rocev2::reth::Reth;
 use rocev2::{Bth, Psn};
 use switch::DropReason;
 use switch::forward::config::Topology;
-use switch::memory::{Sent, run_frame};
+use switch::memory::{FrameCollector, run_frame};
 use zerocopy::{FromBytes, IntoBytes};
 
 mod beacons;
@@ -182,7 +182,7 @@ fn verdict(function: &mut Representative, frame: &[u8], port: u16, ns: u64) -> V
 
 /// Runs the timer as a worker does, if it is due. Returns the beacons sent.
 fn timer(function: &mut Representative, ns: u64) -> Vec<(OnePipe, PortId)> {
-    let mut out = Sent::with_room(64);
+    let mut out = FrameCollector::with_room(64);
     if function.next_timer().is_some_and(|at| at <= Nanos(ns)) {
         function.on_timer(Nanos(ns), &mut out);
     }

@@ -349,7 +349,7 @@ impl Plan {
             address: topology.hosts[host].address,
             qpn: settings.host_qp,
         };
-        let tor = process::Beacons {
+        let tor = process::BeaconPeer {
             mac: beacons.next_hop,
             address: beacons.address,
             qpn: beacons.qpn,

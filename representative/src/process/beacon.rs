@@ -56,7 +56,7 @@ pub(super) fn detour(config: &Config, mut tor: Template) -> Result<Box<[u8]>, Co
     let mut beacon = Vec::new();
     let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
     tor.emit(&mut beacon, &header, &[]);
-    let headers = tunnel::headers(&config.tunnels(), &beacon[Ethernet::LEN..]);
+    let headers = tunnel::encapsulation_headers(&config.tunnels(), &beacon[Ethernet::LEN..]);
     headers.map(Vec::into_boxed_slice).map_err(ConfigError::Detour)
 }
 

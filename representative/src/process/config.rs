@@ -5,7 +5,7 @@ use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
 use switch::Nanos;
-use switch::tunnel::{self, EntranceError};
+use switch::tunnel::{self, EncapsulationError};
 
 use super::ProcessId;
 use crate::config::Detour;
@@ -26,7 +26,7 @@ pub struct Config {
     pub peers: Vec<Peer>,
     /// Node that keeps the barrier of this process's link: the ToR switch, or its representative. Beacons go
     /// to it and come from it
-    pub tor: Beacons,
+    pub tor: BeaconPeer,
     /// Whether messages arrive with the barrier of the link, as from a [chip](crate::Incarnation::Chip).
     /// Other incarnations leave the barrier that the sender wrote, which is not valid for this link
     pub barriers_in_messages: bool,
@@ -87,7 +87,7 @@ pub struct Peer {
 
 /// Other end of a process's link, for beacons.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Beacons {
+pub struct BeaconPeer {
     /// Destination MAC address of beacons
     pub mac: MacAddr,
     /// IP address. Beacons from other addresses are refused
@@ -102,7 +102,7 @@ pub struct Beacons {
 impl Config {
     /// Returns a configuration with the paper's values where it has any: beacons every 3 us, best effort. It
     /// has no peers, and no chip at the other end of the link.
-    pub fn new(own: Peer, tor: Beacons) -> Self {
+    pub fn new(own: Peer, tor: BeaconPeer) -> Self {
         Self {
             own,
             peers: Vec::new(),
@@ -162,7 +162,7 @@ impl Config {
         if window as usize > most {
             return Err(ConfigError::TooManyPackets { window, most });
         }
-        tunnel::check(&self.tunnels()).map_err(ConfigError::Detour)?;
+        tunnel::check_tunnels(&self.tunnels()).map_err(ConfigError::Detour)?;
         if self.timeout <= self.ack_delay {
             return Err(ConfigError::Timeout { timeout: self.timeout, ack_delay: self.ack_delay });
         }
@@ -215,5 +215,5 @@ pub enum ConfigError {
     IpVersion(IpAddr),
     /// The detour of its beacons has addresses of two IP versions, or is invalid otherwise
     #[error("invalid detour: {0}")]
-    Detour(EntranceError),
+    Detour(EncapsulationError),
 }

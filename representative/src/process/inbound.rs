@@ -7,7 +7,7 @@
 //! itself is accepted at once even there.
 
 use rocev2::Psn;
-use rocev2::onepipe::{Arrivals, Refused};
+use rocev2::onepipe::{AckBody, NakBody};
 use std::collections::VecDeque;
 use switch::Nanos;
 
@@ -80,7 +80,7 @@ impl Outcome {
 }
 
 /// Contents of an ACK: the sender's latest timestamp, its highest PSN, and its arrivals
-pub(super) type AckContents = (u64, Psn, Arrivals);
+pub(super) type AckContents = (u64, Psn, AckBody);
 
 /// Packet behind a gap.
 #[derive(Debug)]
@@ -199,13 +199,13 @@ impl Inbound {
         let ahead = packet.psn.distance(self.next);
         if ahead < 0 {
             let before = self.highest.distance(packet.psn) as u32;
-            if before >= Arrivals::HISTORY {
+            if before >= AckBody::HISTORY {
                 return Err(Refusal::GivenUp);
             }
             if self.arrived >> before & 1 == 1 {
                 return Err(Refusal::Duplicate);
             }
-            out.naks.push((packet.psn, Refused::LATE));
+            out.naks.push((packet.psn, NakBody::LATE));
             return Err(Refusal::Late);
         }
         if ahead > MAX_GAP {
@@ -217,7 +217,7 @@ impl Inbound {
         }
         self.record(packet);
         if let Err(why) = admission {
-            let reason = if why == Refusal::NoRoom { Refused::NO_ROOM } else { Refused::LATE };
+            let reason = if why == Refusal::NoRoom { NakBody::NO_ROOM } else { NakBody::LATE };
             out.naks.push((packet.psn, reason));
             match index {
                 None => {
@@ -335,7 +335,7 @@ impl Inbound {
             self.assembly.open = true;
         } else if !self.assembly.open {
             if flags.last {
-                out.naks.push((psn, Refused::INCOMPLETE));
+                out.naks.push((psn, NakBody::INCOMPLETE));
             }
             return Err(Refusal::Incomplete);
         }
@@ -408,7 +408,7 @@ impl Inbound {
         let by = position - self.next_position;
         let missing = self.next;
         if self.discard_assembly() {
-            out.naks.push((missing, Refused::INCOMPLETE));
+            out.naks.push((missing, NakBody::INCOMPLETE));
         }
         for _ in 1..by {
             if let Some(slot) = self.ahead.pop_front() {
@@ -430,8 +430,8 @@ impl Inbound {
 
     /// Returns the contents of an ACK, except for the window.
     pub(super) fn ack_contents(&self) -> AckContents {
-        let mut arrivals = Arrivals::default();
-        arrivals.taken = self.taken.into();
+        let mut arrivals = AckBody::default();
+        arrivals.accepted = self.taken.into();
         (arrivals.packets, arrivals.marked) = (self.packets.into(), self.marked.into());
         arrivals.set_next(self.next);
         (self.latest, self.highest, arrivals)
@@ -538,7 +538,7 @@ mod tests {
         assert_eq!((&run.data[..], &run.ends[..], run.time), (&[255, 0, 1, 2, 3][..], &[2, 4][..], 7));
         let (latest, highest, arrivals) = inbound.ack_contents();
         assert_eq!((latest, highest, arrivals.next()), (7, Psn::new(3), Psn::new(4)));
-        assert_eq!((arrivals.taken.get(), arrivals.packets.get()), (1, 5));
+        assert_eq!((arrivals.accepted.get(), arrivals.packets.get()), (1, 5));
     }
 
     #[test]
@@ -549,7 +549,7 @@ mod tests {
         assert_eq!(receive(&mut inbound, first, &mut out), Ok(None));
         assert_eq!(receive(&mut inbound, last, &mut out), Ok(Some(3)));
         inbound.settle(3, &mut out);
-        assert_eq!(out.naks, [(Psn::new(11), Refused::INCOMPLETE), (Psn::new(12), Refused::INCOMPLETE)]);
+        assert_eq!(out.naks, [(Psn::new(11), NakBody::INCOMPLETE), (Psn::new(12), NakBody::INCOMPLETE)]);
         assert_eq!((out.incomplete, inbound.held), (1, 0));
         // The lost packet arrives after all.
         let middle = run(10, 3, 5).nth(1).unwrap();
@@ -558,10 +558,10 @@ mod tests {
         let (psn, time, flags) = packet;
         let late = Packet { psn, time, flags, marked: true, payload: &[] };
         assert_eq!(inbound.accept(&late, Err(Refusal::NoRoom), &mut out), Err(Refusal::NoRoom));
-        assert_eq!(out.naks[2..], [(Psn::new(11), Refused::LATE), (psn, Refused::NO_ROOM)]);
+        assert_eq!(out.naks[2..], [(Psn::new(11), NakBody::LATE), (psn, NakBody::NO_ROOM)]);
         let (_, highest, arrivals) = inbound.ack_contents();
         assert_eq!(
-            (highest, arrivals.next(), arrivals.taken.get(), arrivals.marked.get()),
+            (highest, arrivals.next(), arrivals.accepted.get(), arrivals.marked.get()),
             (psn, psn.add(1), 0, 1)
         );
     }

@@ -47,7 +47,7 @@ mod send;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Beacons, Config, ConfigError, MAX_MESSAGE, PACKET_COST, Peer};
+pub use config::{BeaconPeer, Config, ConfigError, MAX_MESSAGE, PACKET_COST, Peer};
 pub use counters::{Counters, Refusal};
 
 use clock::Clock;
@@ -61,13 +61,13 @@ use rocev2::Qpn;
 use rocev2::datagram::{Expected, Template};
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::Timestamp;
-use rocev2::route::{Ends, Route};
+use rocev2::route::{Route, RouteFields};
 use scattering::Scatterings;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::heap::Heap;
 use switch::table::{Index, Key, Salt, mix};
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 /// Number of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -138,7 +138,7 @@ pub enum Failure {
     NoRoom,
     /// The message was not acknowledged in time. If only the ACK was lost, it was delivered.
     #[error("not acknowledged in time")]
-    NoAnswer,
+    NotAcknowledged,
     /// The receiver is known to have failed.
     #[error("the receiver has failed")]
     Dead,
@@ -318,7 +318,7 @@ pub struct Process {
     /// Incarnation number in ACKs, drawn at random at start
     incarnation: u8,
     counters: Arc<Counters>,
-    rng: Chance,
+    rng: Rng,
     /// Scratch buffer to sort a scattering's messages by receiver
     order: Vec<(u32, u32)>,
     outcome: Outcome,
@@ -338,7 +338,7 @@ impl Process {
         let route = |mac: MacAddr, address: IpAddr, qpn: Qpn| {
             // One path for each pair of queue pairs, different from pair to pair (IB A17.4.5)
             let mixed = mix(u64::from(own.qpn.get()) << 24 | u64::from(qpn.get()));
-            Route::new(&Ends {
+            Route::new(&RouteFields {
                 src_mac: own.mac,
                 dst_mac: mac,
                 vlan: None,
@@ -373,7 +373,7 @@ impl Process {
         {
             reorder.by_arrival = (config.bug == Some(crate::Bug::TieByArrival)).then_some(0);
         }
-        let mut rng = Chance::stream(config.seed, u64::from(own.id.0));
+        let mut rng = Rng::stream(config.seed, u64::from(own.id.0));
         Ok(Self {
             clock: Clock::new(config.clock),
             peers: peers.into(),
@@ -478,7 +478,7 @@ impl Process {
                     self.inbox.pop_front();
                     self.release_window(peer, cost);
                     if let Some(memory) = memory {
-                        self.reuse(memory);
+                        self.reuse_buffer(memory);
                     }
                 }
                 Err(payload) => {
@@ -516,7 +516,7 @@ impl Process {
     }
 
     /// Returns the memory of a received payload for reuse. Optional.
-    pub fn reuse(&mut self, payload: Vec<u8>) {
+    pub fn reuse_buffer(&mut self, payload: Vec<u8>) {
         if payload.capacity() <= MAX_SPARE_BYTES && self.outcome.spare.len() < MAX_SPARES {
             self.outcome.spare.push(payload);
         }
@@ -551,7 +551,7 @@ impl Process {
 
     /// Consumes a scattering number without sending anything: for a caller that also counts scatterings and
     /// has refused one itself.
-    pub const fn skip(&mut self) -> Scattering {
+    pub const fn skip_number(&mut self) -> Scattering {
         let number = self.scatterings_given;
         self.scatterings_given += 1;
         Scattering(number)

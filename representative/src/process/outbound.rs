@@ -1,7 +1,7 @@
 //! Sender state of one receiver: the order of sending, and how much may be in flight (1Pipe, section 6.1).
 
 use rocev2::Psn;
-use rocev2::onepipe::Arrivals;
+use rocev2::onepipe::AckBody;
 use std::collections::VecDeque;
 use switch::Nanos;
 
@@ -142,10 +142,10 @@ impl Outbound {
 
     /// Handles an ACK, which reports arrivals up to `highest`. Returns whether the receiver has restarted
     /// since the last ACK: then its previous incarnation may have delivered packets that it does not report.
-    pub(super) fn on_ack(&mut self, highest: Psn, arrivals: &Arrivals, now: Nanos) -> Result<bool, Refusal> {
+    pub(super) fn on_ack(&mut self, highest: Psn, arrivals: &AckBody, now: Nanos) -> Result<bool, Refusal> {
         let next = arrivals.next();
         let upto = highest.add(1);
-        let has_restarted = self.incarnation.is_some_and(|incarnation| incarnation != arrivals.life);
+        let has_restarted = self.incarnation.is_some_and(|incarnation| incarnation != arrivals.incarnation);
         if upto.distance(self.decided) > self.costs.len() as i32
             || upto.precedes(next)
             || upto.precedes(self.arrived)
@@ -157,7 +157,7 @@ impl Outbound {
         let limited = self.is_blocked || 2 * self.under_way >= self.congestion.window() as usize;
         let bytes = self.leave_network(upto);
         self.decide(next);
-        (self.reported, self.incarnation) = (next, Some(arrivals.life));
+        (self.reported, self.incarnation) = (next, Some(arrivals.incarnation));
         self.window = arrivals.window.get() as usize;
         // A receiver that has restarted counts from 0. ACKs may overtake one another.
         let counted = |now: u32, before: u32| {
@@ -247,7 +247,7 @@ impl Outbound {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::config::{Beacons, Peer};
+    use crate::process::config::{BeaconPeer, Peer};
     use crate::process::{PACKET_COST, ProcessId};
     use rocev2::Qpn;
     use rocev2::ethernet::MacAddr;
@@ -258,13 +258,13 @@ mod tests {
     fn outbound() -> Outbound {
         let (mac, address, qpn) = (MacAddr::default(), [10, 0, 0, 1].into(), Qpn::new(17));
         let own = Peer { id: ProcessId(0), mac, address, qpn };
-        let mut config = Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
+        let mut config = Config::new(own, BeaconPeer { mac, address, qpn, detour: Vec::new() });
         (config.receive_window, config.initial_window) = (5000, 4000);
         Outbound::new(FIRST, &config)
     }
 
-    fn arrivals(next: Psn, packets: u32, window: u32) -> Arrivals {
-        let mut arrivals = Arrivals::default();
+    fn arrivals(next: Psn, packets: u32, window: u32) -> AckBody {
+        let mut arrivals = AckBody::default();
         (arrivals.packets, arrivals.window) = (packets.into(), window.into());
         arrivals.set_next(next);
         arrivals
@@ -325,7 +325,7 @@ mod tests {
         assert!(outbound.has_room(700) && !outbound.has_room(701), "the window that the receiver advertised");
         // A new incarnation of the receiver acknowledges from there on.
         let mut other = arrivals(FIRST.add(4), 1, 5000);
-        other.life = 9;
+        other.incarnation = 9;
         outbound.send(1000, Nanos(2));
         assert_eq!(outbound.on_ack(FIRST.add(4), &other, Nanos(3)), Ok(true));
         assert_eq!(outbound.on_ack(FIRST.add(4), &other, Nanos(3)), Ok(false));

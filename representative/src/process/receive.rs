@@ -2,7 +2,7 @@
 //! acknowledged (1Pipe, sections 4.1 and 6.1).
 
 use rocev2::datagram::Datagram;
-use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused, Timestamp};
+use rocev2::onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
 use zerocopy::IntoBytes;
@@ -17,7 +17,7 @@ use super::{ABANDONED_AFTER, MAX_ANSWERS, Message, Process, Source};
 const MARKED: u8 = 3;
 /// Number of unacknowledged packets after which the contents of an ACK are saved, before its history is too
 /// short for them
-const SAVE_ACK_AFTER: u32 = Arrivals::HISTORY - 32;
+const SAVE_ACK_AFTER: u32 = AckBody::HISTORY - 32;
 
 impl Process {
     /// Handles a received frame. Returns the reason why the frame, or the barrier in it, was refused: that is
@@ -378,7 +378,7 @@ impl Process {
     /// Returns whether an ACK or NAK is to be sent with the next frames of
     /// [`poll_transmit`](Self::poll_transmit): no other timer announces these.
     #[inline]
-    pub fn has_answers(&self) -> bool {
+    pub fn has_acks_to_send(&self) -> bool {
         !(self.naks.is_empty() && self.saved_acks.is_empty() && self.acks.is_empty())
     }
 
@@ -388,7 +388,7 @@ impl Process {
             let clock = Timestamp::new(self.clock.read(now));
             let header = ack_or_nak_header(OnePipeOpcode::NAK, clock, psn);
             let remote = &mut self.peers[peer as usize];
-            remote.route.emit(frame, &header, Refused::new(reason).as_bytes());
+            remote.route.emit(frame, &header, NakBody::new(reason).as_bytes());
             self.counters.naks_sent.add(1);
             return true;
         }
@@ -413,7 +413,7 @@ impl Process {
         }
         let (latest, highest, mut arrivals) = ack_contents;
         arrivals.window = window.into();
-        arrivals.life = self.incarnation;
+        arrivals.incarnation = self.incarnation;
         let header = ack_or_nak_header(OnePipeOpcode::ACK, Timestamp::new(latest), highest);
         let remote = &mut self.peers[peer as usize];
         remote.route.emit(frame, &header, arrivals.as_bytes());

@@ -2,7 +2,7 @@
 //! section 6.1).
 
 use rocev2::Psn;
-use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused, Timestamp};
+use rocev2::onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 use switch::Nanos;
 use zerocopy::FromBytes;
 
@@ -74,7 +74,7 @@ impl Process {
             && self.ready.is_empty()
             && self.round.is_empty()
             && self.beacon == Pending::None
-            && !self.has_answers();
+            && !self.has_acks_to_send();
         let has_room = message.len() <= self.config.fragment()
             && self.unsent + message.len() <= self.config.send_buffer
             && self.unsettled + self.events.len() < self.config.max_unsettled;
@@ -420,13 +420,13 @@ impl Process {
         payload: &[u8],
         now: Nanos,
     ) -> Result<(), Refusal> {
-        let (arrivals, _) = Arrivals::read_from_prefix(payload).map_err(|_| Refusal::NoHeader)?;
+        let (arrivals, _) = AckBody::read_from_prefix(payload).map_err(|_| Refusal::NoHeader)?;
         let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
-        let (highest, taken) = (header.psn(), arrivals.taken.get());
+        let (highest, taken) = (header.psn(), arrivals.accepted.get());
         let has_restarted = outbound.on_ack(highest, &arrivals, now)?;
         // The receiver's incarnation has received this many packets: what was sent earlier, its previous
         // incarnation may have delivered.
-        let reported = arrivals.packets.get().min(Arrivals::HISTORY);
+        let reported = arrivals.packets.get().min(AckBody::HISTORY);
         self.counters.acks_taken.add(1);
         let (mut at, mut acknowledged) = (0, 0);
         while let Some(outbound) = &mut self.outbound[peer as usize]
@@ -442,7 +442,7 @@ impl Process {
                 outbound.on_loss();
                 Err(Failure::Lost)
             } else {
-                Err(Failure::NoAnswer)
+                Err(Failure::NotAcknowledged)
             };
             if at == 0 {
                 outbound.in_flight.pop_front();
@@ -471,15 +471,15 @@ impl Process {
         payload: &[u8],
         now: Nanos,
     ) -> Result<(), Refusal> {
-        let (refused, _) = Refused::read_from_prefix(payload).map_err(|_| Refusal::NoHeader)?;
+        let (refused, _) = NakBody::read_from_prefix(payload).map_err(|_| Refusal::NoHeader)?;
         let psn = header.psn();
         let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
         let run = |&(index, run): &RunId| &self.scatterings.get(index).runs[run as usize];
         // Runs in flight are in the order of their PSNs.
         let at = outbound.in_flight.partition_point(|sent| sent.last.precedes(psn));
         let why = match refused.reason {
-            Refused::LATE => Failure::Late,
-            Refused::NO_ROOM => Failure::NoRoom,
+            NakBody::LATE => Failure::Late,
+            NakBody::NO_ROOM => Failure::NoRoom,
             _ => Failure::Lost,
         };
         let part_of = if outbound.in_flight.get(at).is_some_and(|sent| sent.has(psn)) {
@@ -516,7 +516,7 @@ impl Process {
                 }
                 outbound.presume_gone(last);
                 outbound.in_flight.pop_front();
-                self.settle_sent(peer, part_of, Err(Failure::NoAnswer));
+                self.settle_sent(peer, part_of, Err(Failure::NotAcknowledged));
                 silent = true;
                 continue;
             }
@@ -538,7 +538,7 @@ impl Process {
             if outbound.queue.front().is_some_and(has_begun) {
                 outbound.release();
                 let run = outbound.queue.pop_front().expect("it is there");
-                self.settle(run, Err(Failure::NoAnswer));
+                self.settle(run, Err(Failure::NotAcknowledged));
             }
         }
         if let Some(outbound) = &mut self.outbound[peer as usize]

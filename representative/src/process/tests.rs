@@ -3,7 +3,7 @@
 use super::*;
 use core::net::{Ipv4Addr, Ipv6Addr};
 use rocev2::Packet;
-use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused};
+use rocev2::onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode};
 
 mod answers;
 mod at_once;
@@ -31,7 +31,7 @@ fn peer(v6: bool, n: u8) -> Peer {
 /// Returns the configuration of process `own`, whose peers are all others from 0 to `count` - 1.
 fn config(own: u8, count: u8, v6: bool) -> Config {
     let Peer { mac, address, qpn, .. } = peer(v6, TOR);
-    let mut config = Config::new(peer(v6, own), Beacons { mac, address, qpn, detour: Vec::new() });
+    let mut config = Config::new(peer(v6, own), BeaconPeer { mac, address, qpn, detour: Vec::new() });
     config.peers = (0..count).filter(|&n| n != own).map(|n| peer(v6, n)).collect();
     config.mtu = 256;
     // The switch here leaves messages unchanged.
@@ -152,7 +152,7 @@ impl Group {
 
 /// Builds a frame for process `to`.
 fn frame(from: Peer, to: Peer, header: &OnePipe, payload: &[u8]) -> Vec<u8> {
-    let route = Route::new(&Ends {
+    let route = Route::new(&RouteFields {
         src_mac: from.mac,
         dst_mac: to.mac,
         vlan: None,
@@ -347,7 +347,7 @@ fn lost_messages_fail_and_later_ones_do_not() {
     group.loses = Box::new(|_, _, header| header.opcode() == OnePipeOpcode::DATA);
     group.scatter(0, &[(1, b"four")]).unwrap();
     group.run(1002);
-    assert_eq!((group.received(1), group.failures(0)), (vec![], vec![(1, 0, Failure::NoAnswer)]));
+    assert_eq!((group.received(1), group.failures(0)), (vec![], vec![(1, 0, Failure::NotAcknowledged)]));
 }
 
 #[test]
@@ -358,7 +358,7 @@ fn message_whose_ack_is_lost_may_have_arrived() {
     group.scatter(0, &[(1, b"one")]).unwrap();
     group.run(1010);
     assert_eq!(group.received(1), [(0, b"one".to_vec())]);
-    assert_eq!(group.failures(0), [(1, 0, Failure::NoAnswer)]);
+    assert_eq!(group.failures(0), [(1, 0, Failure::NotAcknowledged)]);
     // A later ACK repeats the contents of the earlier one.
     group.scatter(0, &[(1, b"two")]).unwrap();
     group.run(10);

@@ -6,7 +6,7 @@ use core::net::IpAddr;
 use rocev2::cm::{Kind, MAD_LEN};
 use rocev2::{Psn, Qpn};
 use std::collections::{BinaryHeap, VecDeque};
-use switch::random::Chance;
+use switch::random::Rng;
 use switch::table::{Index, Key, Salt, mix};
 use switch::{Full, Nanos};
 
@@ -204,14 +204,14 @@ pub(super) struct Table {
     slot_bits: u32,
     /// XORed into IDs, so that they do not reveal the number of connections
     scramble: u32,
-    rng: Chance,
+    rng: Rng,
     pub(super) by_remote_id: RemoteIndex,
     pub(super) by_remote_qpn: RemoteIndex,
     timers: BinaryHeap<Reverse<(Nanos, Conn)>>,
 }
 
 impl Table {
-    pub(super) fn new(capacity: usize, mut rng: Chance) -> Self {
+    pub(super) fn new(capacity: usize, mut rng: Rng) -> Self {
         let capacity = capacity.min(1 << 24);
         let seed = rng.bits();
         Self {

@@ -36,7 +36,7 @@ use connection::{Connection, Table};
 use rocev2::cm::{Kind, MAD_LEN, RejReason};
 use std::collections::{BTreeSet, VecDeque};
 use switch::Nanos;
-use switch::random::Chance;
+use switch::random::Rng;
 
 /// Minimum response timeout, whatever the remote side announces. Linux rounds up to it, too.
 const MIN_RESPONSE_TIMEOUT: Nanos = Nanos::from_millis(1);
@@ -49,7 +49,7 @@ pub const MAX_MESSAGES: usize = 4096;
 pub struct Cm {
     config: Config,
     /// Source of transaction IDs
-    rng: Chance,
+    rng: Rng,
     listeners: BTreeSet<u64>,
     table: Table,
     out: VecDeque<(Peer, [u8; MAD_LEN])>,
@@ -69,8 +69,8 @@ impl Cm {
             ..config
         };
         Self {
-            rng: Chance::stream(seed, 0),
-            table: Table::new(config.capacity, Chance::stream(seed, 1)),
+            rng: Rng::stream(seed, 0),
+            table: Table::new(config.capacity, Rng::stream(seed, 1)),
             config,
             listeners: BTreeSet::new(),
             out: VecDeque::new(),

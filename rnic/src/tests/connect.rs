@@ -5,7 +5,7 @@ use crate::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use crate::*;
 use rocev2::cm::RejReason;
 use rocev2::{Opcode, Packet, Psn, Qpn};
-use switch::{Nanos, Share};
+use switch::{Nanos, Probability};
 
 const PORT: u16 = 7174;
 
@@ -70,7 +70,7 @@ fn transfer(pair: &mut Pair, ends: &[End; 2]) {
         pair.post(from, own.qpn, 1, Operation::Write(other.remote(0)), Data::Inline(vec![7; 3000]));
         pair.post(from, own.qpn, 2, Operation::Read(other.remote(0)), Data::Memory(own.sge(3500, 100)));
         let until = pair.now + Nanos::from_secs(20);
-        while pair.nics[from].sends_pending(own.qpn) > 0 && pair.step(until) {}
+        while pair.nics[from].pending_sends(own.qpn) > 0 && pair.step(until) {}
         assert_eq!(pair.statuses(from, &own), [(1, Status::Success), (2, Status::Success)]);
         assert_eq!(pair.nics[from].bytes(own.buffer)[3500..3600], [7; 100]);
     }
@@ -231,7 +231,7 @@ fn responses_that_cannot_leave_do_not_pile_up() {
 fn a_lossy_link_only_delays_connections() {
     for seed in 0..50 {
         let mut pair = Pair::new(seed, [0, 1].map(|nic| Config { seed, ..config(nic) }));
-        pair.fault_rate = Share::percent(10);
+        pair.fault_rate = Probability::percent(10);
         let (ends, conns) = established(&mut pair);
         transfer(&mut pair, &ends);
         let now = pair.now;

@@ -10,12 +10,12 @@ mod rights;
 mod scale;
 mod unreliable;
 
-use crate::Completed::{Recv, RecvWriteImm};
+use crate::CompletionOpcode::{Recv, RecvWriteImm};
 use crate::*;
 use pair::{End, Pair, Setup, VA, address, config};
 use rocev2::aeth::Syndrome;
 use rocev2::{Opcode, Packet, Psn};
-use switch::{Nanos, Share};
+use switch::{Nanos, Probability};
 
 fn bytes(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(31) ^ seed ^ (at >> 8) as u8).collect()
@@ -61,7 +61,7 @@ fn every_operation_has_its_effect() {
         let done = pair.statuses(0, &a);
         assert_eq!(done, (0..11).map(|id| (id, Status::Success)).collect::<Vec<_>>(), "{mtu:?}");
         let received = pair.completions(1, &b);
-        let lengths: Vec<_> = received.iter().map(|c| (c.id, c.of, c.len, c.immediate)).collect();
+        let lengths: Vec<_> = received.iter().map(|c| (c.id, c.opcode, c.len, c.immediate)).collect();
         let wanted = [
             (100, Recv, 10_000, None),
             (101, Recv, 3, Some(7)),
@@ -234,7 +234,7 @@ fn a_request_without_response_is_retried_retry_count_times() {
     pair.drop_rule = Some(|packet, _| packet.layout().opcode() == Opcode::RC_ACKNOWLEDGE);
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Inline(vec![7; 10]));
     pair.post(0, a.qpn, 2, Operation::Send, Data::None);
-    while !pair.nics[0].cq_has_some(a.cq) {
+    while !pair.nics[0].cq_has_completions(a.cq) {
         assert!(pair.step(Nanos::from_secs(1)));
     }
     assert_eq!(pair.statuses(0, &a), [(1, Status::RetryExceeded), (2, Status::Flushed)]);
@@ -300,7 +300,7 @@ fn outstanding_reads_and_atomics_are_limited_and_fenced() {
 fn unreliable_messages_arrive_completely_or_not_at_all() {
     let (mut pair, [a, b]) =
         Pair::connected(Setup { transport: Transport::Uc, mtu: PathMtu::B256, ..Setup::default() });
-    pair.fault_rate = Share::percent(2);
+    pair.fault_rate = Probability::percent(2);
     for id in 0..200 {
         let data = Some(b.sge(0, 2000));
         pair.nics[1].post_recv(b.qpn, RecvRequest { id, data }).unwrap();
@@ -468,7 +468,7 @@ fn acknowledgements_are_coalesced_as_configured() {
 fn a_lossy_link_changes_nothing_but_the_time() {
     for seed in 0..200 {
         let mut pair = Pair::new(seed, [config(0), config(1)]);
-        pair.fault_rate = Share::percent(10);
+        pair.fault_rate = Probability::percent(10);
         let setup = Setup { retry_count: ReadyToSend::NO_LIMIT, mtu: PathMtu::B256, ..Setup::default() };
         let [a, b] = pair.connect(setup);
         for id in 0..100 {

@@ -12,7 +12,7 @@ fn connected() -> (Pair, [End; 2]) {
 }
 
 fn connected_with(setup: Setup) -> (Pair, [End; 2]) {
-    let congestion = Dcqcn { increase_timer: Nanos::from_secs(100), ..Dcqcn::of_paper(1_000_000_000) };
+    let congestion = Dcqcn { increase_timer: Nanos::from_secs(100), ..Dcqcn::paper_defaults(1_000_000_000) };
     let mut pair =
         Pair::new(1, [config(0), config(1)].map(|config| Config { congestion: Some(congestion), ..config }));
     let ends = pair.connect(Setup { mtu: PathMtu::B4096, ..setup });
@@ -34,7 +34,7 @@ fn slow_down(pair: &mut Pair, nic: usize, qpn: Qpn) {
 #[test]
 fn marked_packets_cause_one_cnp_per_interval() {
     let (mut pair, [a, b]) = connected();
-    let interval = Dcqcn::of_paper(1).cnp_interval.0;
+    let interval = Dcqcn::paper_defaults(1).cnp_interval.0;
     for (id, wait, cnps) in
         [(1, 0, 1), (2, interval / 2, 1), (3, interval, 2), (4, interval - 1, 2), (5, 1, 3)]
     {

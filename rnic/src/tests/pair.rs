@@ -1,13 +1,13 @@
 //! Two NICs and a link between them, in virtual time.
 
-use crate::wire::{Ends, Route};
+use crate::wire::{Route, RouteFields};
 use crate::*;
 use core::cmp::Reverse;
 use rocev2::aeth::RnrTimer;
 use rocev2::ethernet::MacAddr;
 use rocev2::{Packet, Psn, Qpn};
 use std::collections::BinaryHeap;
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 
 /// Virtual address of the first byte of every region
 pub(super) const VA: u64 = 0x10_0000;
@@ -95,9 +95,9 @@ pub(super) struct Pair {
     link: BinaryHeap<Reverse<Arrival>>,
     sent: u64,
     pub(super) now: Nanos,
-    pub(super) rng: Chance,
+    pub(super) rng: Rng,
     /// Probability of each fault of a frame: loss, duplication, delay, corruption
-    pub(super) fault_rate: Share,
+    pub(super) fault_rate: Probability,
     /// A rule that drops packets; its second argument is the number of frames sent
     pub(super) drop_rule: Option<fn(&Packet<'_>, u64) -> bool>,
     /// Every frame that arrived, with its receiver
@@ -120,8 +120,8 @@ impl Pair {
             link: BinaryHeap::new(),
             sent: 0,
             now: Nanos::ZERO,
-            rng: Chance::new(seed),
-            fault_rate: Share::NEVER,
+            rng: Rng::new(seed),
+            fault_rate: Probability::NEVER,
             drop_rule: None,
             seen: Vec::new(),
         }
@@ -200,7 +200,8 @@ impl Pair {
         let [src_mac, dst_mac] = [1 - to, to].map(|nic| self.nics[nic].config().interface.mac);
         let (src, dst) = (address(1 - to), address(to));
         let (vlan, traffic_class, hop_limit, src_port) = (None, 0, 64, 0xc000);
-        Route::new(&Ends { src_mac, dst_mac, vlan, src, dst, traffic_class, hop_limit, src_port }).unwrap()
+        Route::new(&RouteFields { src_mac, dst_mac, vlan, src, dst, traffic_class, hop_limit, src_port })
+            .unwrap()
     }
 
     fn transmit(&mut self, to: usize, mut frame: Vec<u8>) {

@@ -133,7 +133,7 @@ fn requests_posted_to_a_failed_queue_pair_are_flushed() {
     let silent = SendRequest { signaled: false, ..SendRequest::new(4, Operation::Send, Data::None) };
     pair.nics[0].post_send(a.qpn, silent).unwrap();
     assert_eq!(pair.statuses(0, &a), [1, 2, 3, 4].map(|id| (id, Status::Flushed)));
-    assert_eq!(pair.nics[0].sends_pending(a.qpn), 0);
+    assert_eq!(pair.nics[0].pending_sends(a.qpn), 0);
 }
 
 #[test]

@@ -67,7 +67,7 @@ proptest! {
             let psns = [psns[n][0] | u32::from(ack) << 24, psns[n][1]];
             beacon(v6, write, ids[n], psns, header(times[n]), |_| ())
         });
-        let known = Known::new(&first, layout(&first)).expect("a beacon");
+        let known = ExpectedBeacon::new(&first, layout(&first)).expect("a beacon");
         for frame in [&first, &second] {
             let packet = Packet::new(frame, layout(frame));
             prop_assert!(packet.verify_icrc());
@@ -76,7 +76,7 @@ proptest! {
         }
     }
 
-    /// Whichever bytes of a beacon are damaged: a frame that `Known::read` accepts would have been accepted
+    /// Whichever bytes of a beacon are damaged: a frame that `ExpectedBeacon::read` accepts would have been accepted
     /// by the full check, too, with the same result.
     #[test]
     fn a_frame_that_differs_elsewhere_is_rejected(
@@ -88,7 +88,7 @@ proptest! {
         cut in 0usize..200,
     ) {
         let first = beacon(v6, write, 1, [2, 3], header(times[0]), |_| ());
-        let known = Known::new(&first, layout(&first)).expect("a beacon");
+        let known = ExpectedBeacon::new(&first, layout(&first)).expect("a beacon");
         let mut frame = beacon(v6, write, 1, [2, 3], header(times[1]), |_| ());
         for (at, by) in damage {
             let at = at % frame.len();
@@ -129,7 +129,7 @@ proptest! {
         let template = Template::new(&frame, layout(&frame)).expect("a beacon");
         let mut header = header(times[1]);
         header.set_nothing_follows(nothing_follows);
-        let contents = Said::new(&header);
+        let contents = BeaconHeader::new(&header);
         for psn in [new, new + 1] {
             template.fill(&mut frame, Psn::new(psn), &contents);
             let psns = [psn & 0xff_ffff | u32::from(ack) << 24, psn];

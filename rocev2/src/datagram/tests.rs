@@ -1,17 +1,17 @@
 use super::*;
 use crate::Psn;
 use crate::onepipe::{OnePipeOpcode, Timestamp};
-use crate::route::Ends;
+use crate::route::RouteFields;
 use proptest::prelude::*;
 
 const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 7]);
 const QPN: Qpn = Qpn::new(0x12_3456);
 const OTHER: Qpn = Qpn::new(0x65_4321);
 
-fn ends(v6: bool) -> Ends {
+fn ends(v6: bool) -> RouteFields {
     let addresses = if v6 { ["fd00::1", "fd00::2"] } else { ["10.0.0.1", "10.0.0.2"] };
     let [src, dst] = addresses.map(|address| address.parse().unwrap());
-    Ends {
+    RouteFields {
         src_mac: MacAddr([2, 0, 0, 0, 0, 1]),
         dst_mac: MAC,
         vlan: None,

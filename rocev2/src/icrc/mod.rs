@@ -142,13 +142,13 @@ impl Changes {
     /// Adds a change of four bytes. `xor` is old XOR new, both read in little-endian order; `follow` is the
     /// count of bytes between their end and the ICRC.
     #[inline]
-    pub fn word(&mut self, xor: u32, follow: usize) {
+    pub fn add_word(&mut self, xor: u32, follow: usize) {
         self.add(xor, power(follow + 4));
     }
 
     /// Adds a change of four bytes whose [`Weight`] is known.
     #[inline]
-    pub fn weighted(&mut self, xor: u32, weight: Weight) {
+    pub fn add_weighted(&mut self, xor: u32, weight: Weight) {
         self.add(xor, weight.0);
     }
 
@@ -163,7 +163,7 @@ impl Changes {
         self.sum ^= u64::from(table::multiply(xor, power)) << 32;
     }
 
-    /// Adds a change of consecutive words, each as for [`word`](Self::word); `follow` is counted from the end
+    /// Adds a change of consecutive words, each as for [`add_word`](Self::add_word); `follow` is counted from the end
     /// of the last word.
     #[inline]
     pub(crate) fn words<const N: usize>(&mut self, xors: [u32; N], follow: usize) {
@@ -176,7 +176,7 @@ impl Changes {
             return;
         }
         for (n, xor) in xors.into_iter().enumerate() {
-            self.word(xor, follow + 4 * (N - 1 - n));
+            self.add_word(xor, follow + 4 * (N - 1 - n));
         }
     }
 
@@ -205,9 +205,9 @@ pub(crate) fn end(word: u32, follow: usize, end: &[u8; 24]) -> u32 {
 
 fn end_by_words(word: u32, follow: usize, end: &[u8; 24]) -> u32 {
     let mut changes = Changes::new();
-    changes.word(word, follow);
+    changes.add_word(word, follow);
     for (n, &word) in end.as_chunks::<4>().0.iter().enumerate() {
-        changes.word(u32::from_le_bytes(word), end.len() - 4 * (n + 1));
+        changes.add_word(u32::from_le_bytes(word), end.len() - 4 * (n + 1));
     }
     changes.effect()
 }
@@ -262,7 +262,7 @@ pub fn change_of_head(mut xor: [u32; HEAD], follow: usize) -> u32 {
     }
     let mut changes = Changes::new();
     for (n, word) in xor.into_iter().enumerate() {
-        changes.word(word, follow + 4 * (HEAD - 1 - n));
+        changes.add_word(word, follow + 4 * (HEAD - 1 - n));
     }
     changes.effect()
 }

@@ -218,8 +218,8 @@ proptest! {
             let at = first + index.index(layout.icrc() - first - 3);
             let new = u32::from_le_bytes(frame[at..at + 4].try_into().unwrap()) ^ xor;
             frame[at..at + 4].copy_from_slice(&new.to_le_bytes());
-            summed.word(xor, layout.icrc() - at - 4);
-            weighted.weighted(xor, Weight::of(layout.icrc() - at - 4));
+            summed.add_word(xor, layout.icrc() - at - 4);
+            weighted.add_weighted(xor, Weight::of(layout.icrc() - at - 4));
         }
         prop_assert_eq!(before ^ summed.effect(), reference_icrc(&frame, layout));
         prop_assert_eq!(weighted.effect(), summed.effect());

@@ -15,7 +15,7 @@ const WARM_UP_FAST: Nanos = Nanos::from_millis(10);
 
 /// Rates and latency of a leader.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
+pub struct LeaderRates {
     /// Packets that the leader sent per decided entry, heartbeats included
     pub packets_out: f64,
     /// Packets that the leader received per decided entry
@@ -74,7 +74,7 @@ impl Load {
         let mut cluster = Cluster::new(config);
         cluster.world.run_until(WARM_UP);
         let leader = cluster.app(0).server();
-        if !leader.leads() || leader.replicates_through() != self.through {
+        if !leader.is_leader() || leader.replicates_through_switch() != self.through {
             return Err(format!("after {WARM_UP:?} the leader does not replicate as configured"));
         }
         Ok(cluster)
@@ -84,7 +84,7 @@ impl Load {
     ///
     /// # Errors
     /// What went wrong in the run.
-    pub fn pace(&self) -> Result<Pace, String> {
+    pub fn pace(&self) -> Result<LeaderRates, String> {
         let mut cluster = self.warmed_up(&self.config())?;
         let sample = |cluster: &Cluster| {
             let counters = cluster.nic_counters(0);
@@ -98,7 +98,7 @@ impl Load {
         let after = sample(&cluster);
         let entries = (after.0 - before.0) as f64;
         let entries_per_s = entries / (span.0 as f64 / 1e9);
-        Ok(Pace {
+        Ok(LeaderRates {
             packets_out: (after.1 - before.1) as f64 / entries,
             packets_in: (after.2 - before.2) as f64 / entries,
             entries_per_s,
@@ -113,11 +113,11 @@ impl Load {
     /// # Errors
     /// What went wrong in the run.
     pub fn burst(&self, values: u64) -> Result<Nanos, String> {
-        let mut cluster = self.warmed_up(&ClusterConfig { wanted: 0, ..self.config() })?;
+        let mut cluster = self.warmed_up(&ClusterConfig { max_proposals: 0, ..self.config() })?;
         let decided = |cluster: &Cluster| cluster.app(0).server().decided();
         let all = decided(&cluster) + values;
         let warmed_up = cluster.world.now();
-        cluster.want(values);
+        cluster.propose_more(values);
         while decided(&cluster) < all {
             if !cluster.world.step(warmed_up + Nanos::from_millis(10)) {
                 return Err(format!(
@@ -135,7 +135,7 @@ impl Load {
 ///
 /// # Errors
 /// What went wrong in the run.
-pub fn pace(replicas: u8, size: usize, through: bool, rate_bps: u64) -> Result<Pace, String> {
+pub fn pace(replicas: u8, size: usize, through: bool, rate_bps: u64) -> Result<LeaderRates, String> {
     Load { replicas, size, through, rate_bps, window: None, seed: 1 }.pace()
 }
 

@@ -44,8 +44,8 @@ pub(super) struct History {
     decided: HashSet<ValueId>,
     values: Vec<DecidedValue>,
     /// Incarnations of the servers at the group's bootstrap
-    beginning: Vec<u64>,
-    beginnings: u64,
+    bootstrap_incarnations: Vec<u64>,
+    bootstrap_count: u64,
 }
 
 impl History {
@@ -60,23 +60,23 @@ impl History {
             mark.proposed[usize::from(decided_value.id.0)] <= decided_value.id.1
         };
         // A group that was bootstrapped after the mark has no earlier entries.
-        let from = if mark.beginnings == self.beginnings { mark.entries } else { 0 };
+        let from = if mark.bootstrap_count == self.bootstrap_count { mark.entries } else { 0 };
         let later = self.values.get(from as usize..)?;
         later.iter().position(is_new).map(|at| from + at as u64)
     }
 
     /// Returns how often an operator has had the group bootstrapped.
-    pub(super) fn beginnings(&self) -> u64 {
-        self.beginnings
+    pub(super) fn bootstrap_count(&self) -> u64 {
+        self.bootstrap_count
     }
 
     /// Records the bootstrap of an empty group. Two servers that both got the command, and see the same
     /// servers, bootstrap the same group.
-    pub(super) fn begin(&mut self, beginning: &[u64]) {
-        if self.beginning != beginning {
-            self.beginning = beginning.to_vec();
+    pub(super) fn begin(&mut self, incarnations: &[u64]) {
+        if self.bootstrap_incarnations != incarnations {
+            self.bootstrap_incarnations = incarnations.to_vec();
             self.values.clear();
-            self.beginnings += 1;
+            self.bootstrap_count += 1;
         }
     }
 

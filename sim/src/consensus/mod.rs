@@ -14,14 +14,14 @@ mod history;
 mod outsider;
 mod proposer;
 
-pub use outsider::Stranger;
+pub use outsider::Outsider;
 pub use proposer::Proposer;
 
 use crate::host::draws_forgetful;
 use crate::{Clock, Controlled, Host, Link, NicCounters, NodeId, Queues, World};
 use core::net::IpAddr;
 use history::History;
-use p4ce::consensus::{Config, Layout, Standing, Through};
+use p4ce::consensus::{Config, Layout, Membership, SwitchAddress};
 use p4ce::{Control, ControlConfig, P4ce, Secret};
 use proposer::{Load, lock};
 use rnic::{Interface, Rnic};
@@ -29,7 +29,7 @@ use rocev2::Psn;
 use rocev2::ethernet::MacAddr;
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
-use switch::{Nanos, Share};
+use switch::{Nanos, Probability};
 
 const PORT: u16 = 18_515;
 /// Port on which servers accept connections
@@ -58,15 +58,15 @@ pub struct ClusterConfig {
     /// Size of a snapshot (bytes)
     pub snapshot: usize,
     /// Whether server 0 gets the command to bootstrap the group, before any restart
-    pub begins: bool,
+    pub bootstraps: bool,
     /// Whether servers and switch share a secret
     pub secret: bool,
     /// Server with a different secret, if any
-    pub odd: Option<u8>,
+    pub server_with_other_secret: Option<u8>,
     /// Interval at which a host outside of the group requests connections, if there is one
-    pub stranger: Option<Nanos>,
+    pub outsider: Option<Nanos>,
     /// Values that each server proposes at most
-    pub wanted: u64,
+    pub max_proposals: u64,
     /// Heartbeat interval
     pub heartbeat: Nanos,
     /// ACK timeout of the NICs: 4.096 us * 2^`ack_timeout`
@@ -76,9 +76,9 @@ pub struct ClusterConfig {
     /// Queues between the switch's function and its control plane
     pub queues: Queues,
     /// Share of servers whose NICs forget old READs and atomics, as soft-RoCE does
-    pub forgetful: Share,
+    pub forgetful: Probability,
     /// Whether NICs give memory the same keys after a restart
-    pub keys_again: bool,
+    pub same_keys_after_restart: bool,
     /// Queue pairs that the switch has capacity for
     pub queue_pairs: usize,
     /// First PSN of the switch's connections; random if `None`
@@ -99,17 +99,17 @@ impl Default for ClusterConfig {
             window: 8,
             sizes: (9, 48),
             snapshot: 1000,
-            begins: true,
+            bootstraps: true,
             secret: false,
-            odd: None,
-            stranger: None,
-            wanted: u64::MAX,
+            server_with_other_secret: None,
+            outsider: None,
+            max_proposals: u64::MAX,
             heartbeat: Nanos::from_micros(100),
             ack_timeout: 5,
             link: Link::default(),
             queues: Queues::USUAL,
-            forgetful: Share::percent(50),
-            keys_again: false,
+            forgetful: Probability::percent(50),
+            same_keys_after_restart: false,
             queue_pairs: 64,
             first_psn: None,
             #[cfg(debug_assertions)]
@@ -121,7 +121,7 @@ impl Default for ClusterConfig {
 /// Decided and proposed values at a moment, see [`Cluster::mark`].
 #[derive(Clone, Debug)]
 pub struct Mark {
-    beginnings: u64,
+    bootstrap_count: u64,
     entries: u64,
     /// Number of values proposed by each server
     proposed: Vec<u64>,
@@ -137,11 +137,11 @@ pub struct Cluster {
     /// The switch
     pub switch: NodeId,
     /// Host outside of the group, if there is one
-    pub stranger: Option<NodeId>,
+    pub outsider: Option<NodeId>,
     history: Arc<Mutex<History>>,
     /// Entries below this index were held by a majority when they were decided
     checked_entries: u64,
-    beginnings: u64,
+    bootstrap_count: u64,
     wrong: Option<String>,
 }
 
@@ -199,7 +199,7 @@ impl Cluster {
             let seed = config.seed ^ u64::from(n) << 8;
             let mut incarnations = 0;
             let forgetful = draws_forgetful(config.seed, n.into(), config.forgetful);
-            let key_seed = config.keys_again.then_some(seed);
+            let key_seed = config.same_keys_after_restart.then_some(seed);
             let nic = move || {
                 incarnations += 1;
                 let interface = Interface::new(mac(n), ip(n), 24);
@@ -215,10 +215,10 @@ impl Cluster {
                 window: config.window,
                 ack_timeout: config.ack_timeout,
                 retry_count: 6,
-                through: config.through.then_some(Through { address: ip(SWITCH), port: PORT }),
+                switch: config.through.then_some(SwitchAddress { address: ip(SWITCH), port: PORT }),
                 incarnation: 0,
-                secret: match config.odd {
-                    Some(odd) if odd == n => Some(Secret::new("another one")),
+                secret: match config.server_with_other_secret {
+                    Some(other) if other == n => Some(Secret::new("another one")),
                     _ => secret.clone(),
                 },
                 #[cfg(debug_assertions)]
@@ -230,8 +230,8 @@ impl Cluster {
                 seed: config.seed,
                 sizes: config.sizes,
                 snapshot: config.snapshot,
-                wanted: config.wanted,
-                begins: config.begins && n == 0,
+                max_proposals: config.max_proposals,
+                bootstraps: config.bootstraps && n == 0,
             };
             let app = Proposer::new(server, load, Arc::clone(&history));
             let host = Host::new(nic, app);
@@ -241,20 +241,29 @@ impl Cluster {
         for node in &servers {
             world.connect(*node, switch, config.link);
         }
-        let stranger = config.stranger.map(|every| {
+        let outsider = config.outsider.map(|every| {
             let seed = config.seed;
             let nic = move || {
                 let interface = Interface::new(MacAddr([2, 0, 0, 0, 9, 9]), ip(OUTSIDER), 24);
                 Rnic::new(rnic::Config { seed: seed ^ 0x7374, ..rnic::Config::new(interface) })
             };
             let addresses = (0..config.servers).map(ip).collect();
-            let app = Stranger::new(seed, addresses, (ip(SWITCH), PORT), group, every);
+            let app = Outsider::new(seed, addresses, (ip(SWITCH), PORT), group, every);
             world.add("outsider", Host::new(nic, app), Clock::default())
         });
-        if let Some(stranger) = stranger {
-            world.connect(stranger, switch, Link::default());
+        if let Some(outsider) = outsider {
+            world.connect(outsider, switch, Link::default());
         }
-        Self { world, servers, switch, stranger, history, checked_entries: 0, beginnings: 0, wrong: None }
+        Self {
+            world,
+            servers,
+            switch,
+            outsider,
+            history,
+            checked_entries: 0,
+            bootstrap_count: 0,
+            wrong: None,
+        }
     }
 
     /// Runs until a time of the world, and checks all servers' memory whenever an entry is decided.
@@ -275,8 +284,8 @@ impl Cluster {
     fn check_holders(&mut self) {
         let history = Arc::clone(&self.history);
         let history = lock(&history);
-        if history.beginnings() != self.beginnings {
-            (self.beginnings, self.checked_entries) = (history.beginnings(), 0);
+        if history.bootstrap_count() != self.bootstrap_count {
+            (self.bootstrap_count, self.checked_entries) = (history.bootstrap_count(), 0);
         }
         for index in self.checked_entries..history.entries() {
             let value = history.value(index);
@@ -284,9 +293,10 @@ impl Cluster {
             for node in &self.servers {
                 let host = self.world.node::<Host<Proposer>>(*node);
                 let server = &host.app.server;
-                if self.world.is_down(*node) || server.standing() == Standing::Blank {
+                if self.world.is_down(*node) || server.membership() == Membership::Blank {
                     excused += 1;
-                } else if host.app.next() > index || server.holds(&host.nic, index) == value.as_deref() {
+                } else if host.app.next() > index || server.entry_value(&host.nic, index) == value.as_deref()
+                {
                     holders += 1;
                 }
             }
@@ -306,8 +316,8 @@ impl Cluster {
     }
 
     /// Returns how often the group was bootstrapped.
-    pub fn beginnings(&self) -> u64 {
-        lock(&self.history).beginnings()
+    pub fn bootstrap_count(&self) -> u64 {
+        lock(&self.history).bootstrap_count()
     }
 
     /// Returns the application of a server.
@@ -321,9 +331,9 @@ impl Cluster {
     }
 
     /// Raises the number of values that each server proposes by `more`.
-    pub fn want(&mut self, more: u64) {
+    pub fn propose_more(&mut self, more: u64) {
         for node in self.servers.clone() {
-            self.world.with::<Host<Proposer>, _>(node, |host, _| host.app.want(more));
+            self.world.with::<Host<Proposer>, _>(node, |host, _| host.app.propose_more(more));
         }
     }
 
@@ -344,8 +354,8 @@ impl Cluster {
 
     /// Returns the decided and proposed values of this moment.
     pub fn mark(&self) -> Mark {
-        let (beginnings, entries) = (self.beginnings(), self.entries());
-        Mark { beginnings, entries, proposed: self.apps().map(|app| app.proposed).collect() }
+        let (bootstrap_count, entries) = (self.bootstrap_count(), self.entries());
+        Mark { bootstrap_count, entries, proposed: self.apps().map(|app| app.proposed).collect() }
     }
 
     /// Returns the servers that are not down.
@@ -353,13 +363,13 @@ impl Cluster {
         (0..self.servers.len()).filter(|server| !self.world.is_down(self.servers[*server]))
     }
 
-    fn stranger(&self) -> Option<&Stranger> {
-        self.stranger.map(|node| &self.world.node::<Host<Stranger>>(node).app)
+    fn outsider(&self) -> Option<&Outsider> {
+        self.outsider.map(|node| &self.world.node::<Host<Outsider>>(node).app)
     }
 
     /// Returns the number of requests that the host outside of the group has sent.
-    pub fn asked_by_stranger(&self) -> u64 {
-        self.stranger().map_or(0, |stranger| stranger.asked)
+    pub fn requests_of_outsider(&self) -> u64 {
+        self.outsider().map_or(0, |outsider| outsider.requests)
     }
 
     /// Returns the live servers that have not applied any value that was proposed after `mark`.
@@ -371,11 +381,14 @@ impl Cluster {
     /// Returns the live servers that count for a majority, or will count as soon as they have read the
     /// bootstrap record that names them.
     pub fn members(&self) -> Vec<usize> {
-        let begun: Vec<u64> =
-            self.live().flat_map(|server| self.app(server).server.beginning()).copied().collect();
+        let begun: Vec<u64> = self
+            .live()
+            .flat_map(|server| self.app(server).server.bootstrap_incarnations())
+            .copied()
+            .collect();
         let counts = |server: &usize| {
             let app = self.app(*server);
-            app.server.standing() != Standing::Blank || begun.contains(&app.incarnation())
+            app.server.membership() != Membership::Blank || begun.contains(&app.incarnation())
         };
         self.live().filter(counts).collect()
     }
@@ -402,7 +415,7 @@ impl Cluster {
         if let Some(wrong) = &self.wrong {
             return Err(wrong.clone());
         }
-        let granted = self.stranger().map_or(0, |stranger| stranger.granted);
+        let granted = self.outsider().map_or(0, |outsider| outsider.granted);
         if granted > 0 {
             return Err(format!("a host outside of the group was granted {granted} connections"));
         }

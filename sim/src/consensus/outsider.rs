@@ -8,12 +8,12 @@ use p4ce::wire::{GroupRequest, MemberRequest, Replicas};
 use rnic::cm::{Event as CmEvent, PortSpace, service_id_of};
 use rnic::{ConnParam, QpInit, Rnic, Transport};
 use rnic::{Cq, Pd};
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 /// The application of the host.
 #[derive(Debug)]
-pub struct Stranger {
-    rng: Chance,
+pub struct Outsider {
+    rng: Rng,
     servers: Vec<IpAddr>,
     /// Port of the servers
     port: u16,
@@ -26,12 +26,12 @@ pub struct Stranger {
     next_request_at: Nanos,
     resources: Option<(Pd, Cq)>,
     /// Number of requests sent
-    pub asked: u64,
+    pub requests: u64,
     /// Number of connections that servers have accepted
     pub granted: u64,
 }
 
-impl Stranger {
+impl Outsider {
     pub(super) fn new(
         seed: u64,
         servers: Vec<IpAddr>,
@@ -40,7 +40,7 @@ impl Stranger {
         every: Nanos,
     ) -> Self {
         Self {
-            rng: Chance::stream(seed, 0x7374),
+            rng: Rng::stream(seed, 0x7374),
             servers,
             port: super::SERVERS_PORT,
             switch,
@@ -48,7 +48,7 @@ impl Stranger {
             every,
             next_request_at: Nanos::ZERO,
             resources: None,
-            asked: 0,
+            requests: 0,
             granted: 0,
         }
     }
@@ -114,12 +114,12 @@ impl Stranger {
         let Ok(qp) = nic.create_qp(init) else { return };
         let param = ConnParam { private_data, ..ConnParam::default() };
         if nic.connect(qp, to.0, service_id_of(PortSpace::Tcp, to.1), param, now).is_ok() {
-            self.asked += 1;
+            self.requests += 1;
         }
     }
 }
 
-impl App for Stranger {
+impl App for Outsider {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         self.resources = nic.create_cq(1024).ok().map(|cq| (nic.alloc_pd(), cq));
         self.next_request_at = now + self.every;

@@ -7,7 +7,7 @@ use rnic::Rnic;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::table::mix;
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 /// Bytes at the beginning of a value that identify it: its server, and the number of the value there
 pub(super) const ID_LEN: usize = 9;
@@ -19,13 +19,13 @@ pub(super) const STATE_LEN: usize = 8;
 pub struct Proposer {
     config: Config,
     pub(super) server: Server,
-    rng: Chance,
+    rng: Rng,
     /// Shortest and longest value (bytes)
     sizes: (usize, usize),
     /// Size of a snapshot (bytes)
     snapshot: usize,
     /// Number of values to propose over all incarnations, and of those proposed
-    wanted: u64,
+    max_proposals: u64,
     pub(super) proposed: u64,
     starts: u64,
     history: Arc<Mutex<History>>,
@@ -34,7 +34,7 @@ pub struct Proposer {
     /// State: hash chain over all values below [`next`](Self::next)
     sum: u64,
     /// Whether a bootstrap command of the operator is pending
-    begins: bool,
+    bootstraps: bool,
     /// Proposed values that this server has not seen decided: number and time of the proposal
     undecided: VecDeque<(u64, Nanos)>,
     latencies: Latencies,
@@ -61,26 +61,26 @@ pub(super) struct Load {
     pub(super) seed: u64,
     pub(super) sizes: (usize, usize),
     pub(super) snapshot: usize,
-    pub(super) wanted: u64,
-    pub(super) begins: bool,
+    pub(super) max_proposals: u64,
+    pub(super) bootstraps: bool,
 }
 
 impl Proposer {
     pub(super) fn new(config: Config, load: Load, history: Arc<Mutex<History>>) -> Self {
         Self {
             server: Server::new(config.clone()),
-            rng: Chance::stream(load.seed, config.id.into()),
+            rng: Rng::stream(load.seed, config.id.into()),
             config,
             sizes: load.sizes,
             snapshot: load.snapshot,
-            wanted: load.wanted,
+            max_proposals: load.max_proposals,
             proposed: 0,
             starts: 0,
             history,
             installed: 0,
             next: 0,
             sum: 0,
-            begins: load.begins,
+            bootstraps: load.bootstraps,
             undecided: VecDeque::new(),
             latencies: Latencies::default(),
             wrong: None,
@@ -97,13 +97,13 @@ impl Proposer {
         self.latencies
     }
 
-    pub(super) fn want(&mut self, more: u64) {
-        self.wanted = self.wanted.saturating_add(more);
+    pub(super) fn propose_more(&mut self, more: u64) {
+        self.max_proposals = self.max_proposals.saturating_add(more);
     }
 
     /// Gives the server the operator's command to bootstrap the group. A restart cancels the command.
     pub(super) fn bootstrap(&mut self) {
-        self.begins = true;
+        self.bootstraps = true;
     }
 
     /// Returns the identifier of this incarnation of the server.
@@ -129,15 +129,15 @@ impl Proposer {
     /// Executes the bootstrap command, once.
     fn begin(&mut self) {
         match self.server.bootstrap() {
-            Ok(()) => lock(&self.history).begin(self.server.beginning()),
-            Err(BootstrapError::Unseen(_) | BootstrapError::Written(_)) => return,
-            Err(BootstrapError::Member | BootstrapError::Begun(_)) => {}
+            Ok(()) => lock(&self.history).begin(self.server.bootstrap_incarnations()),
+            Err(BootstrapError::Unseen(_) | BootstrapError::MayHoldEntries(_)) => return,
+            Err(BootstrapError::Member | BootstrapError::OtherMember(_)) => {}
         }
-        self.begins = false;
+        self.bootstraps = false;
     }
 
     fn propose(&mut self, nic: &mut Rnic, now: Nanos) {
-        while self.server.leads() && self.proposed < self.wanted {
+        while self.server.is_leader() && self.proposed < self.max_proposals {
             let (least, most) = self.sizes;
             let len = self.rng.between(least.max(ID_LEN) as u64, most.max(ID_LEN) as u64) as usize;
             let value = fill(self.config.id, self.proposed, len);
@@ -210,7 +210,7 @@ impl App for Proposer {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         self.starts += 1;
         // The operator's command was given to the previous process.
-        self.begins &= self.starts == 1;
+        self.bootstraps &= self.starts == 1;
         self.config.incarnation = mix(u64::from(self.config.id) << 32 | self.starts);
         self.server = Server::new(self.config.clone());
         (self.next, self.sum) = (0, 0);
@@ -222,7 +222,7 @@ impl App for Proposer {
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.server.run(nic, now);
-        if self.begins {
+        if self.bootstraps {
             self.begin();
         }
         self.propose(nic, now);
@@ -237,7 +237,7 @@ impl App for Proposer {
         }
         if self.server.wants_snapshot() {
             let state = snapshot(self.next, self.sum, self.snapshot);
-            if let Err(error) = self.server.give_snapshot(nic, &state, now) {
+            if let Err(error) = self.server.provide_snapshot(nic, &state, now) {
                 self.wrong = Some(error.to_string());
             }
         }

@@ -14,11 +14,11 @@ use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::{Class, Opcode, Packet, Psn, Qpn, classify};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use switch::{Chance, DropReason, Egress, Frame, Full, Function, Nanos, Output, PortId, Share, Verdict};
+use switch::{DropReason, Egress, Frame, Full, Function, Nanos, Output, PortId, Probability, Rng, Verdict};
 
 /// Findings about a switch, over all its incarnations.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct Findings {
     /// First violation
     pub wrong: Option<String>,
     /// NAKs lost on purpose
@@ -26,13 +26,13 @@ pub struct Seen {
     /// NAKs that the switch withheld, as it may
     pub withheld: u64,
     /// Transaction numbers of the REQs to replicas
-    pub asked: BTreeSet<u64>,
+    pub requests: BTreeSet<u64>,
 }
 
 /// Findings, shared by all parts of the switch.
-pub type SharedSeen = Arc<Mutex<Seen>>;
+pub type SharedFindings = Arc<Mutex<Findings>>;
 
-fn wrong(seen: &SharedSeen, what: impl FnOnce() -> String) {
+fn wrong(seen: &SharedFindings, what: impl FnOnce() -> String) {
     seen.lock().unwrap_or_else(PoisonError::into_inner).wrong.get_or_insert_with(what);
 }
 
@@ -53,9 +53,9 @@ struct LeaderView {
 /// Audited data plane
 pub struct AuditedSwitch {
     function: P4ce,
-    seen: SharedSeen,
-    rng: Chance,
-    nak_loss: Share,
+    seen: SharedFindings,
+    rng: Rng,
+    nak_loss: Probability,
     groups: BTreeMap<GroupId, LeaderView>,
 }
 
@@ -102,7 +102,7 @@ impl<O: Output> Output for RecordingOutput<'_, O> {
 
 impl AuditedSwitch {
     /// Creates an audited data plane that loses this share of the NAKs to leaders.
-    pub fn new(function: P4ce, rng: Chance, nak_loss: Share, seen: SharedSeen) -> Self {
+    pub fn new(function: P4ce, rng: Rng, nak_loss: Probability, seen: SharedFindings) -> Self {
         Self { function, seen, rng, nak_loss, groups: BTreeMap::new() }
     }
 
@@ -302,12 +302,12 @@ impl Function for AuditedSwitch {
 pub struct AuditedControl {
     /// The control plane
     pub control: Control,
-    seen: SharedSeen,
+    seen: SharedFindings,
 }
 
 impl AuditedControl {
     /// Creates an audited control plane.
-    pub fn new(control: Control, seen: SharedSeen) -> Self {
+    pub fn new(control: Control, seen: SharedFindings) -> Self {
         Self { control, seen }
     }
 }
@@ -351,8 +351,8 @@ impl switch::Control for AuditedControl {
 
     fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> Option<Egress> {
         let egress = self.control.poll_transmit(now, frame)?;
-        let asked = transaction(frame);
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).asked.extend(asked);
+        let number = transaction(frame);
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).requests.extend(number);
         Some(egress)
     }
 }

@@ -19,7 +19,7 @@ use switch::Nanos;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Requested from the switch
-    Asked,
+    Requested,
     /// In use
     Open,
     /// Finished: all operations were acknowledged
@@ -199,7 +199,7 @@ impl LeaderApp {
             posted: 0,
             done: 0,
             checked: Cell::new(0),
-            outcome: Outcome::Asked,
+            outcome: Outcome::Requested,
         });
         Some(())
     }
@@ -230,7 +230,7 @@ impl LeaderApp {
 
     fn finish(&mut self, number: usize, outcome: Outcome) {
         let session = &mut self.sessions[number];
-        if matches!(session.outcome, Outcome::Asked | Outcome::Open) {
+        if matches!(session.outcome, Outcome::Requested | Outcome::Open) {
             session.outcome = outcome;
             self.shared.done.fetch_add(1, Relaxed);
         }
@@ -322,7 +322,7 @@ impl App for LeaderApp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rnic::{Completed, Interface};
+    use rnic::{CompletionOpcode, Interface};
 
     #[test]
     fn completions_out_of_order_are_reported() {
@@ -335,13 +335,13 @@ mod tests {
         leader.start(&mut nic, Nanos::ZERO);
         let mut complete = |id| {
             let qpn = leader.sessions[0].qpn;
-            let of = Completed::Write;
+            let opcode = CompletionOpcode::Write;
             let (status, len) = (Status::Success, 0);
             let done = Completion {
                 id,
                 qpn,
                 status,
-                of,
+                opcode,
                 len,
                 immediate: None,
                 invalidated: None,

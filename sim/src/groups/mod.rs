@@ -13,7 +13,7 @@ mod leader;
 mod replica;
 
 pub use leader::{LeaderApp, Outcome};
-pub use replica::{Answers, ReplicaApp};
+pub use replica::{JoinReply, ReplicaApp};
 
 use crate::Host;
 use core::net::IpAddr;
@@ -21,7 +21,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use p4ce::{Control, P4ce};
 use rnic::PathMtu;
 use std::sync::{Arc, OnceLock};
-use switch::Chance;
+use switch::Rng;
 
 /// Port on which the switch accepts requests for groups
 pub const SWITCH_PORT: u16 = 18_515;
@@ -100,7 +100,7 @@ pub(crate) enum Kind {
 impl Groups {
     /// Returns the operations of the group with this seed; its replicas derive the same.
     pub(crate) fn script(&self, seed: u64) -> Vec<Op> {
-        let mut rng = Chance::stream(seed, 0x6772_6f75);
+        let mut rng = Rng::stream(seed, 0x6772_6f75);
         let (mut at, mut messages) = (0, 0);
         (0..self.operations)
             .map(|_| {
@@ -144,7 +144,7 @@ pub(crate) fn seed_of(seed: u64, leader: IpAddr, port: u16) -> u64 {
 #[derive(Debug, Default)]
 pub struct SharedGroups {
     /// Set when a leader received an acknowledgement or a check failed; reset by
-    /// [`take_news`](Self::take_news)
+    /// [`take_check_needed`](Self::take_check_needed)
     check_needed: AtomicBool,
     wrong: OnceLock<String>,
     /// Number of groups that have finished, and of all groups
@@ -154,7 +154,7 @@ pub struct SharedGroups {
 
 impl SharedGroups {
     /// Returns whether a leader received an acknowledgement or a check failed since the last call.
-    pub fn take_news(&self) -> bool {
+    pub fn take_check_needed(&self) -> bool {
         self.check_needed.swap(false, Relaxed)
     }
 

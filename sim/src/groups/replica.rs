@@ -19,7 +19,7 @@ const RECEIVE_VA: u64 = 0x1000;
 
 /// Reaction of a replica to the switch's requests to join a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Answers {
+pub enum JoinReply {
     /// Accepts
     #[default]
     Joins,
@@ -61,7 +61,7 @@ pub struct ReplicaApp {
     /// Groups that it was in when it crashed, with their memory's state
     before_crash: Vec<Membership>,
     /// Reaction to requests to join
-    pub answers: Answers,
+    pub answers: JoinReply,
     /// Revokes the right to write from one group as soon as the group has written this number of bytes
     pub revoke_after: Option<u64>,
 }
@@ -76,7 +76,7 @@ impl ReplicaApp {
             resources: None,
             joined: BTreeMap::new(),
             before_crash: Vec::new(),
-            answers: Answers::Joins,
+            answers: JoinReply::Joins,
             revoke_after: None,
         }
     }
@@ -118,7 +118,7 @@ impl ReplicaApp {
         match event {
             CmEvent::Requested { request, .. } => {
                 let member = MemberRequest::from_bytes(&request.private_data);
-                let member = member.filter(|_| self.answers != Answers::Refuses);
+                let member = member.filter(|_| self.answers != JoinReply::Refuses);
                 let joined = member.and_then(|member| self.join(nic, conn, member, now));
                 if joined.is_none() {
                     _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
@@ -137,7 +137,7 @@ impl ReplicaApp {
     fn join(&mut self, nic: &mut Rnic, conn: Conn, member: MemberRequest, now: Nanos) -> Option<()> {
         let (pd, cq) = self.resources?;
         let seed = seed_of(self.seed, member.leader, member.port);
-        let size = self.groups.memory(seed) + u64::from(self.answers == Answers::More);
+        let size = self.groups.memory(seed) + u64::from(self.answers == JoinReply::More);
         let (memory, mr) = nic.register_new(pd, size as usize, MEMORY_VA, Access::ALL).ok()?;
         let (count, each) = (self.groups.receives, self.groups.max_size.max(1));
         let receives = nic.register_new(pd, (count * each) as usize, RECEIVE_VA, Access::ALL).ok()?;
@@ -163,7 +163,7 @@ impl ReplicaApp {
             open: true,
             revoked: false,
         };
-        let announced = if self.answers == Answers::Nothing { 0 } else { size };
+        let announced = if self.answers == JoinReply::Nothing { 0 } else { size };
         let param = ConnParam {
             private_data: Region::new(MEMORY_VA, mr.0, announced).to_bytes(),
             min_rnr_timer: rocev2::aeth::RnrTimer(1),

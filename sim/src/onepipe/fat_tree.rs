@@ -1,8 +1,8 @@
 //! A fat tree: racks in pods with several paths between them, of which each flow takes one (ECMP). The
 //! paper's testbed is such a tree of 32 hosts, 4 `ToR`, 4 spine and 2 core switches (1Pipe, section 7.1).
 
-use super::host::{Habits, Host, Position};
-use super::{Addresses, Made, REGISTERS, host_addresses, switch_addresses};
+use super::host::{Behaviour, Host, Position};
+use super::{Addresses, Network, REGISTERS, host_addresses, switch_addresses};
 use crate::{Clock, EPOCH, Link as Wire, NodeId, Switch, World};
 use core::net::{IpAddr, Ipv4Addr};
 use representative::Representative;
@@ -10,7 +10,7 @@ use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
 use rocev2::ethernet::MacAddr;
 use switch::forward::config::{NextHop, Prefix, Route, RouteTable, Topology, Ttl};
 use switch::forward::{self, Forward};
-use switch::{Chance, Nanos, PortId};
+use switch::{Nanos, PortId, Rng};
 
 /// Parameters of a fat tree. All sizes are powers of two, so that networks are prefixes.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ pub struct FatTree {
     /// Time for which hosts send
     pub lasts: Nanos,
     /// Behaviour of the hosts
-    pub habits: Habits,
+    pub behaviour: Behaviour,
 }
 
 /// A switch and its links: those below in order, then those above. A link has the number of its port.
@@ -93,7 +93,7 @@ impl FatTree {
             skew_ns: 0,
             every: Nanos::from_micros(4),
             lasts: Nanos::from_micros(200),
-            habits: Habits::default(),
+            behaviour: Behaviour::default(),
         }
     }
 
@@ -225,14 +225,20 @@ impl FatTree {
             }
         });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.router(number, site, seed) };
-        super::keeper(self.incarnation, self.pace, switch_addresses(number, 0), forward, links.collect())
+        super::representative_config(
+            self.incarnation,
+            self.pace,
+            switch_addresses(number, 0),
+            forward,
+            links.collect(),
+        )
     }
 
     /// Builds the network.
     ///
     /// # Panics
     /// If a size is not a power of two, sizes do not fit each other, or there are more than 65,536 hosts.
-    pub fn build(&self, seed: u64) -> Made {
+    pub fn build(&self, seed: u64) -> Network {
         let &Self { racks, hosts, spines, cores, pods, .. } = self;
         assert!([pods, racks, hosts].iter().all(|n| n.is_power_of_two()) && self.all_hosts() <= 1 << 16);
         assert!(
@@ -241,7 +247,7 @@ impl FatTree {
         );
         assert!(cores == 0 || cores.is_multiple_of(spines), "cores is no multiple of spines");
         let mut world = World::new(seed);
-        let mut rng = Chance::stream(seed, 1 << 33);
+        let mut rng = Rng::stream(seed, 1 << 33);
         let mut clock = |by: u64| Clock::new(rng.below(2 * by + 1) as i64 - by as i64, 0);
         let mut ends = Vec::new();
         for n in 0..self.all_hosts() {
@@ -254,7 +260,7 @@ impl FatTree {
             };
             ends.push(world.add(
                 &format!("host {n}"),
-                Host::new(n, position, self.habits, seed),
+                Host::new(n, position, self.behaviour, seed),
                 clock(self.skew_ns),
             ));
         }
@@ -287,15 +293,15 @@ impl FatTree {
                 }
             }
         }
-        let mut keepers = switches.clone();
+        let mut representatives = switches.clone();
         if self.incarnation == Incarnation::Host {
             for (n, site) in sites.iter().enumerate() {
                 let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
                 let node = world.add(&name, keeper(n, site), clock);
-                let switch = core::mem::replace(&mut keepers[n], node);
+                let switch = core::mem::replace(&mut representatives[n], node);
                 world.connect(switch, node, self.link);
             }
         }
-        Made { world, hosts: ends, switches, keepers, access, uplinks }
+        Network { world, hosts: ends, switches, representatives, access, uplinks }
     }
 }

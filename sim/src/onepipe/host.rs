@@ -12,7 +12,7 @@ use rocev2::Packet;
 use rocev2::onepipe::{OnePipeOpcode, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::memory::MemoryFrame;
-use switch::{Chance, Frame, Nanos, PortId, Share};
+use switch::{Frame, Nanos, PortId, Probability, Rng};
 
 /// A message at its receiver: its unwrapped timestamp (ns), its sender, and the sender's number for it. Sorts
 /// in the order of delivery
@@ -35,10 +35,10 @@ pub struct Sent {
 pub struct Host {
     own: usize,
     position: Position,
-    habits: Habits,
+    behaviour: Behaviour,
     /// Hosts that it sends to
     destinations: Vec<usize>,
-    rng: Chance,
+    rng: Rng,
     /// The process
     pub process: Process,
     /// Whether it sends messages at once where that is possible
@@ -62,7 +62,7 @@ pub struct Host {
     /// First violation
     pub wrong: Option<String>,
     /// Time from sending to delivery of each delivered message (ns)
-    pub took: Vec<u64>,
+    pub latencies_ns: Vec<u64>,
     /// Each message that arrived from another host, delivered or not: its unwrapped timestamp, and the time
     /// from then to its arrival (ns)
     pub arrived: Vec<(u64, u64)>,
@@ -103,7 +103,7 @@ pub(super) struct Position {
 
 /// Behaviour of a host.
 #[derive(Clone, Copy, Debug)]
-pub struct Habits {
+pub struct Behaviour {
     /// Sends only at multiples of this time by its clock; without skew, messages of different hosts then have
     /// equal timestamps
     pub tick: Nanos,
@@ -124,18 +124,18 @@ pub struct Habits {
     /// Whether each scattering is a broadcast to all hosts that it sends to, including itself
     pub broadcasts: bool,
     /// Share of the hosts that send a message at once if nothing is queued, as the host library does
-    pub at_once: Share,
+    pub at_once: Probability,
     /// Number of other hosts with which a host exchanges messages, wherever they are; 0 for all. Needs a
     /// power of two of hosts
-    pub friends: usize,
-    /// Whether hosts record every packet, for [`Made::check_losses`](super::Made::check_losses)
+    pub partners: usize,
+    /// Whether hosts record every packet, for [`Network::check_losses`](super::Network::check_losses)
     pub records: bool,
     /// Bug to plant, to test whether the checks find it
     #[cfg(debug_assertions)]
     pub bug: Option<representative::Bug>,
 }
 
-impl Default for Habits {
+impl Default for Behaviour {
     /// Small messages, the defaults of a process, and an exact clock.
     fn default() -> Self {
         Self {
@@ -148,8 +148,8 @@ impl Default for Habits {
             timeout: Nanos::from_micros(100),
             step_ns: 0,
             broadcasts: false,
-            at_once: Share::NEVER,
-            friends: 0,
+            at_once: Probability::NEVER,
+            partners: 0,
             records: false,
             #[cfg(debug_assertions)]
             bug: None,
@@ -169,13 +169,13 @@ fn unwrap(timestamp: Timestamp, now: Nanos) -> u64 {
 }
 
 /// Returns the hosts that host `own` sends to: itself, and hosts that also send to it.
-fn destinations(own: usize, hosts: usize, friends: usize, seed: u64) -> Vec<usize> {
-    if friends == 0 {
+fn destinations(own: usize, hosts: usize, partners: usize, seed: u64) -> Vec<usize> {
+    if partners == 0 {
         return (0..hosts).collect();
     }
     assert!(hosts.is_power_of_two(), "{hosts} hosts");
-    let mut rng = Chance::stream(seed, 1 << 34);
-    let distances: BTreeSet<usize> = (0..friends).map(|_| rng.below(hosts as u64) as usize).collect();
+    let mut rng = Rng::stream(seed, 1 << 34);
+    let distances: BTreeSet<usize> = (0..partners).map(|_| rng.below(hosts as u64) as usize).collect();
     [0].into_iter().chain(distances.into_iter().filter(|&by| by > 0)).map(|by| own ^ by).collect()
 }
 
@@ -186,38 +186,38 @@ fn payload(number: usize, len: usize) -> Vec<u8> {
 }
 
 impl Host {
-    pub(super) fn new(own: usize, position: Position, habits: Habits, seed: u64) -> Self {
+    pub(super) fn new(own: usize, position: Position, behaviour: Behaviour, seed: u64) -> Self {
         let peer = |n: usize| {
             let at = host_addresses(n);
             Peer { id: ProcessId(n as u32), mac: at.mac, address: at.ip.into(), qpn: at.qpn }
         };
         let Addresses { mac, ip, qpn } = position.tor;
-        let tor = process::Beacons { mac, address: ip.into(), qpn, detour: Vec::new() };
+        let tor = process::BeaconPeer { mac, address: ip.into(), qpn, detour: Vec::new() };
         let mut config = process::Config::new(peer(own), tor);
-        let destinations = destinations(own, position.hosts, habits.friends, seed);
+        let destinations = destinations(own, position.hosts, behaviour.partners, seed);
         config.peers = destinations.iter().copied().filter(|&n| n != own).map(peer).collect();
         config.barriers_in_messages = position.barriers_in_messages;
         config.beacon_interval = BEACON_INTERVAL;
-        (config.receive_window, config.initial_window) = (habits.receive_window, habits.initial_window);
-        config.receive_buffer = habits.receive_buffer;
-        config.timeout = habits.timeout;
+        (config.receive_window, config.initial_window) = (behaviour.receive_window, behaviour.initial_window);
+        config.receive_buffer = behaviour.receive_buffer;
+        config.timeout = behaviour.timeout;
         config.clock = CLOCK;
         config.seed = seed;
         #[cfg(debug_assertions)]
         {
-            config.bug = habits.bug;
+            config.bug = behaviour.bug;
         }
-        let mut rng = Chance::stream(seed, 1 << 32 | own as u64);
+        let mut rng = Rng::stream(seed, 1 << 32 | own as u64);
         let at = crate::EPOCH + Nanos(rng.below(position.until.since(crate::EPOCH).0.max(1)));
-        let by = rng.below(2 * habits.step_ns + 1) as i64 - habits.step_ns as i64;
+        let by = rng.below(2 * behaviour.step_ns + 1) as i64 - behaviour.step_ns as i64;
         Self {
             own,
             position,
-            habits,
+            behaviour,
             destinations,
             rng,
             process: Process::new(config).expect("the configuration is valid"),
-            at_once: Chance::stream(seed, 1 << 35 | own as u64).happens(habits.at_once),
+            at_once: Rng::stream(seed, 1 << 35 | own as u64).happens(behaviour.at_once),
             frame: None,
             sent_at_once: 0,
             next_message: Nanos::ZERO,
@@ -228,7 +228,7 @@ impl Host {
             full: 0,
             delivered: Vec::new(),
             wrong: None,
-            took: Vec::new(),
+            latencies_ns: Vec::new(),
             arrived: Vec::new(),
             barrier: None,
             last_rise: None,
@@ -238,13 +238,13 @@ impl Host {
             ahead: 0,
             promised: None,
             broken: 0,
-            traffic: habits.records.then(Traffic::default),
+            traffic: behaviour.records.then(Traffic::default),
         }
     }
 
     /// Returns the time after which an unacknowledged message has failed.
     pub(super) const fn timeout(&self) -> Nanos {
-        self.habits.timeout
+        self.behaviour.timeout
     }
 
     /// Returns the host's number.
@@ -272,7 +272,7 @@ impl Host {
 
     /// Returns the earliest time, not before `at`, at which a scattering may be sent.
     fn next_tick(&self, at: Nanos) -> Nanos {
-        let tick = self.habits.tick.0.max(1);
+        let tick = self.behaviour.tick.0.max(1);
         Nanos(at.0.div_ceil(tick) * tick)
     }
 
@@ -280,16 +280,16 @@ impl Host {
         let first = self.sent.len();
         let mut messages = Vec::new();
         let count =
-            if self.habits.broadcasts { self.destinations.len() } else { self.rng.between(1, 3) as usize };
+            if self.behaviour.broadcasts { self.destinations.len() } else { self.rng.between(1, 3) as usize };
         for n in 0..count {
-            let chosen = if self.habits.broadcasts {
+            let chosen = if self.behaviour.broadcasts {
                 n
             } else {
                 self.rng.below(self.destinations.len() as u64) as usize
             };
             let to = self.destinations[chosen];
-            let large = self.habits.largest > 64 && self.rng.below(8) == 0;
-            let len = self.rng.between(4, if large { self.habits.largest } else { 8 }) as usize;
+            let large = self.behaviour.largest > 64 && self.rng.below(8) == 0;
+            let len = self.rng.between(4, if large { self.behaviour.largest } else { 8 }) as usize;
             messages.push((ProcessId(to as u32), payload(self.sent.len(), len)));
             self.sent.push(Sent { to, scattering: first as u64, fate: None, timestamp: None });
         }
@@ -379,7 +379,7 @@ impl Host {
             if message.payload != payload(number as usize, message.payload.len()) {
                 self.report(format!("message {number} of host {from} has a wrong payload"));
             }
-            self.took.push(true_time(now).saturating_sub(ns));
+            self.latencies_ns.push(true_time(now).saturating_sub(ns));
             self.delivered.push((ns, from, number.into()));
         }
     }
@@ -442,7 +442,7 @@ impl Host {
     }
 
     fn after(&mut self, now: Nanos) {
-        if self.habits.reads_every == Nanos::ZERO {
+        if self.behaviour.reads_every == Nanos::ZERO {
             self.read(now);
         }
         self.handle_events(now);
@@ -474,16 +474,16 @@ impl Node for Host {
             let interval = self.rng.between(1, 2 * self.position.every.0);
             self.next_message = self.next_tick(now + Nanos(interval));
         }
-        if self.habits.reads_every > Nanos::ZERO && self.next_read <= now {
+        if self.behaviour.reads_every > Nanos::ZERO && self.next_read <= now {
             self.read(now);
-            self.next_read = now + self.habits.reads_every;
+            self.next_read = now + self.behaviour.reads_every;
         }
         self.after(now);
     }
 
     fn next_timer(&self) -> Option<Nanos> {
         let next_message = Some(self.next_message).filter(|&at| at < self.position.until);
-        let next_read = (self.habits.reads_every > Nanos::ZERO).then_some(self.next_read);
+        let next_read = (self.behaviour.reads_every > Nanos::ZERO).then_some(self.next_read);
         let step = self.step.map(|(at, _)| at);
         [self.process.next_timer(), next_message, next_read, step].into_iter().flatten().min()
     }

@@ -1,8 +1,8 @@
 //! Latency of ordered delivery, and the part of it that the network alone needs: idle, with losses, and in
 //! networks of any size (1Pipe, section 7.2, figure 9).
 
-use super::{FatTree, Made};
-use switch::{Nanos, Share};
+use super::{FatTree, Network};
+use switch::{Nanos, Probability};
 
 /// Latencies of messages between different hosts that were sent within a span of time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,7 +54,7 @@ impl FatTree {
     /// the same effect.
     #[must_use]
     pub fn losing(mut self, loss: f64) -> Self {
-        self.link.loss = Share::new(loss).expect("the loss is between 0 and 1");
+        self.link.loss = Probability::new(loss).expect("the loss is between 0 and 1");
         self.every = Nanos::from_micros(40);
         self
     }
@@ -63,26 +63,26 @@ impl FatTree {
     ///
     /// # Errors
     /// A violation of the order of deliveries, or of a barrier.
-    pub fn latency(mut self, span: Span, seed: u64) -> Result<(Latency, Made), String> {
+    pub fn latency(mut self, span: Span, seed: u64) -> Result<(Latency, Network), String> {
         self.lasts = span.warm_up + span.lasts;
-        let mut made = self.build(seed);
-        made.world.run_until(self.lasts + span.settles);
-        made.check(None)?;
-        let latency = made.latency(span.warm_up, self.lasts)?;
-        Ok((latency, made))
+        let mut network = self.build(seed);
+        network.world.run_until(self.lasts + span.settles);
+        network.check(None)?;
+        let latency = network.latency(span.warm_up, self.lasts)?;
+        Ok((latency, network))
     }
 }
 
-impl Made {
+impl Network {
     /// Returns the latencies (ns) of the messages that were delivered to another host and sent within a span
     /// of the world's time.
-    pub fn took(&self, from: Nanos, to: Nanos) -> Vec<u64> {
+    pub fn latencies_ns(&self, from: Nanos, to: Nanos) -> Vec<u64> {
         let stretch = Self::time(from)..Self::time(to);
         let of = |host: &super::Host| {
-            let delivered = host.delivered.iter().zip(&host.took);
+            let delivered = host.delivered.iter().zip(&host.latencies_ns);
             let delivered =
                 delivered.filter(|((at, from, _), _)| *from != host.number() && stretch.contains(at));
-            delivered.map(|(_, &took)| took).collect::<Vec<_>>()
+            delivered.map(|(_, &latency)| latency).collect::<Vec<_>>()
         };
         self.each_host().flat_map(of).collect()
     }
@@ -93,26 +93,27 @@ impl Made {
     /// If no message was delivered.
     pub fn latency(&self, from: Nanos, to: Nanos) -> Result<Latency, String> {
         let stretch = Self::time(from)..Self::time(to);
-        let (mut took, mut sent, mut arrived, mut arrived_ns) = (self.took(from, to), 0, 0_u64, 0);
+        let (mut latencies, mut sent, mut arrived, mut arrived_ns) =
+            (self.latencies_ns(from, to), 0, 0_u64, 0);
         for host in self.each_host() {
             let own = host.number();
             let to_others = host.sent.iter().filter(|sent| sent.to != own);
             sent += to_others.filter(|sent| sent.timestamp.is_some_and(|at| stretch.contains(&at))).count();
-            for &(_, took) in host.arrived.iter().filter(|(at, _)| stretch.contains(at)) {
+            for &(_, latency) in host.arrived.iter().filter(|(at, _)| stretch.contains(at)) {
                 arrived += 1;
-                arrived_ns += took;
+                arrived_ns += latency;
             }
         }
-        took.sort_unstable();
-        let deliveries = took.len();
+        latencies.sort_unstable();
+        let deliveries = latencies.len();
         if deliveries == 0 {
             return Err("no message was delivered".into());
         }
-        let quantile = |percent: usize| Nanos(took[(deliveries * percent / 100).min(deliveries - 1)]);
+        let quantile = |percent: usize| Nanos(latencies[(deliveries * percent / 100).min(deliveries - 1)]);
         Ok(Latency {
             deliveries,
             lost: 1.0 - deliveries as f64 / sent.max(deliveries) as f64,
-            mean_ns: took.iter().sum::<u64>() as f64 / deliveries as f64,
+            mean_ns: latencies.iter().sum::<u64>() as f64 / deliveries as f64,
             p50: quantile(50),
             p99: quantile(99),
             arrival_ns: arrived_ns as f64 / arrived.max(1) as f64,

@@ -2,10 +2,10 @@
 //! that did not arrive in time. Uses the frames on the hosts' links and the losses that the world records,
 //! not the state of processes.
 
-use super::{Host, Made};
+use super::{Host, Network};
 use core::net::IpAddr;
 use representative::process::Failure;
-use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused, Timestamp};
+use rocev2::onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::{Packet, Psn};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::Nanos;
@@ -20,7 +20,7 @@ const LINK_WAIT: Nanos = Nanos::from_micros(2);
 
 /// Adverse conditions that were drawn for a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Drawn {
+pub struct Conditions {
     /// Age of the world from which on packets may arrive below the barrier
     pub late_from: Option<Nanos>,
     /// Whether receivers have small buffers
@@ -65,8 +65,10 @@ struct Response {
 impl Response {
     fn read(header: &OnePipe, payload: &[u8], at: Nanos) -> Option<Self> {
         let contents = match header.opcode() {
-            OnePipeOpcode::ACK => Contents::Accepted(Arrivals::read_from_prefix(payload).ok()?.0.taken.get()),
-            OnePipeOpcode::NAK => Contents::Refused(Refused::read_from_prefix(payload).ok()?.0.reason),
+            OnePipeOpcode::ACK => {
+                Contents::Accepted(AckBody::read_from_prefix(payload).ok()?.0.accepted.get())
+            }
+            OnePipeOpcode::NAK => Contents::Refused(NakBody::read_from_prefix(payload).ok()?.0.reason),
             _ => return None,
         };
         Some(Self { psn: header.psn(), contents, at })
@@ -85,7 +87,7 @@ impl Response {
 
     /// Returns whether this is a NAK for one of the packets because the buffer was full.
     fn has_no_room(&self, packets: &[Psn]) -> bool {
-        matches!(self.contents, Contents::Refused(Refused::NO_ROOM)) && packets.contains(&self.psn)
+        matches!(self.contents, Contents::Refused(NakBody::NO_ROOM)) && packets.contains(&self.psn)
     }
 }
 
@@ -229,12 +231,12 @@ impl Dropped {
     }
 }
 
-impl Made {
+impl Network {
     /// Checks that each packet arrived or was dropped by a link or a node that was down, and that each failed
-    /// run has a cause that was drawn. Hosts have to [record](super::Habits::records) packets, and the world
+    /// run has a cause that was drawn. Hosts have to [record](super::Behaviour::records) packets, and the world
     /// [losses](crate::World::record_losses).
-    pub fn check_losses(&self, drawn: &Drawn) -> Result<Explained, String> {
-        let check = LossCheck { made: self, dropped: Dropped::read(self.world.losses()), drawn };
+    pub fn check_losses(&self, drawn: &Conditions) -> Result<Explained, String> {
+        let check = LossCheck { network: self, dropped: Dropped::read(self.world.losses()), drawn };
         let mut explained = Explained::default();
         for sender in self.each_host() {
             let Some(traffic) = sender.traffic.as_ref() else { continue };
@@ -285,14 +287,14 @@ impl Explained {
 }
 
 struct LossCheck<'a> {
-    made: &'a Made,
+    network: &'a Network,
     dropped: Dropped,
-    drawn: &'a Drawn,
+    drawn: &'a Conditions,
 }
 
 impl LossCheck<'_> {
     fn host(&self, number: usize) -> &Host {
-        self.made.world.node(self.made.hosts[number])
+        self.network.world.node(self.network.hosts[number])
     }
 
     fn received(&self, from: usize, to: usize, psn: Psn) -> Option<&DataReceived> {
@@ -335,7 +337,7 @@ impl LossCheck<'_> {
         // A run is complete with the packet that arrives last, whichever was sent last.
         let completed_by = received.into_iter().flatten().max_by_key(|received| received.at);
         match (why, completed_by, run.packets.last()) {
-            (Failure::NoAnswer, Some(received), Some(&(_, sent_at))) => {
+            (Failure::NotAcknowledged, Some(received), Some(&(_, sent_at))) => {
                 self.explain_no_ack(from, to, run, received, sent_at)
             }
             _ => Err("all of its packets arrived in time".into()),

@@ -9,10 +9,10 @@ mod outsider;
 mod triangle;
 
 pub use fat_tree::FatTree;
-pub use host::{Habits, Host, Message, Sent};
+pub use host::{Behaviour, Host, Message, Sent};
 pub use latency::{Latency, Span};
-pub use losses::{Drawn, Explained};
-pub use outsider::Stranger;
+pub use losses::{Conditions, Explained};
+pub use outsider::Outsider;
 pub use triangle::Triangle;
 
 use crate::{Clock, EPOCH, Link as Wire, LinkId, NodeId, Switch, World};
@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use switch::forward::config::Topology;
 use switch::forward::{self, Forward};
-use switch::{Chance, Nanos, PortId};
+use switch::{Nanos, PortId, Rng};
 
 /// Time between two beacons, as in the paper
 pub const BEACON_INTERVAL: Nanos = Nanos::from_micros(3);
@@ -60,7 +60,7 @@ fn switch_addresses(n: usize, link: usize) -> Addresses {
 }
 
 /// Returns the configuration of a node that keeps the barriers of a switch, as all networks here have it.
-fn keeper(
+fn representative_config(
     incarnation: Incarnation,
     pace: Pace,
     own: Addresses,
@@ -127,9 +127,9 @@ pub struct Tree {
     /// Time for which hosts send
     pub lasts: Nanos,
     /// Behaviour of the hosts
-    pub habits: Habits,
+    pub behaviour: Behaviour,
     /// A host outside of the tree that sends forged packets, if any
-    pub stranger: Option<Stranger>,
+    pub outsider: Option<Outsider>,
     /// Bug to plant, to test whether the checks find it
     #[cfg(debug_assertions)]
     pub bug: Option<representative::Bug>,
@@ -149,8 +149,8 @@ impl Tree {
             drift_ppb: 0,
             every: Nanos::from_micros(2),
             lasts: Nanos::from_micros(300),
-            habits: Habits::default(),
-            stranger: None,
+            behaviour: Behaviour::default(),
+            outsider: None,
             #[cfg(debug_assertions)]
             bug: None,
         }
@@ -163,7 +163,7 @@ impl Tree {
     /// Returns the incarnation of switch `n`.
     pub fn incarnation_of(&self, n: usize) -> Incarnation {
         const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
-        self.incarnations.map_or(self.incarnation, |seed| *Chance::stream(seed, n as u64).pick(&ALL))
+        self.incarnations.map_or(self.incarnation, |seed| *Rng::stream(seed, n as u64).pick(&ALL))
     }
 
     /// Returns whether switch `n` is a plain bridge, whose barriers a host beside it keeps.
@@ -217,7 +217,7 @@ impl Tree {
         let neighbours = self.neighbours(level, n);
         let own = usize::from(self.is_bridge(n));
         let ports = neighbours.len() + own;
-        let outsider_ports = usize::from(self.stranger.is_some_and(|stranger| stranger.switch == n));
+        let outsider_ports = usize::from(self.outsider.is_some_and(|outsider| outsider.switch == n));
         let mut bridge = forward::Config::bridge((ports + outsider_ports) as u16, 8);
         let towards = |host: usize| {
             let child = (host / self.fanout.pow(level)).checked_sub(first_child);
@@ -256,16 +256,16 @@ impl Tree {
             });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
         let (incarnation, own) = (self.incarnation_of(n), switch_addresses(n, 0));
-        let config = keeper(incarnation, self.pace, own, forward, links.collect());
+        let config = representative_config(incarnation, self.pace, own, forward, links.collect());
         #[cfg(debug_assertions)]
         let config = Config { bug: self.bug, ..config };
         config
     }
 
     /// Builds the network.
-    pub fn build(&self, seed: u64) -> Made {
+    pub fn build(&self, seed: u64) -> Network {
         let mut world = World::new(seed);
-        let mut rng = Chance::stream(seed, 1 << 33);
+        let mut rng = Rng::stream(seed, 1 << 33);
         let mut clock = |by: u64| {
             let mut symmetric = |by: u64| rng.below(2 * by + 1) as i64 - by as i64;
             Clock::new(symmetric(by), symmetric(self.drift_ppb))
@@ -279,17 +279,17 @@ impl Tree {
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.incarnation_of(n / self.fanout) == Incarnation::Chip,
             };
-            let habits = Habits {
+            let behaviour = Behaviour {
                 #[cfg(debug_assertions)]
                 bug: self.bug,
-                ..self.habits
+                ..self.behaviour
             };
-            let host = Host::new(n, position, habits, seed);
+            let host = Host::new(n, position, behaviour, seed);
             hosts.push(world.add(&format!("host {n}"), host, clock(self.skew_ns)));
         }
         let all = |level: u32| (self.first_of(level)..self.first_of(level + 1)).map(move |n| (level, n));
         let sites: Vec<_> = (0..self.levels).flat_map(all).collect();
-        let keeper = |level, n| {
+        let representative = |level, n| {
             let config = self.config(level, n);
             Switch::new(move || Representative::new(config.clone()).expect("the configuration is valid"))
         };
@@ -300,7 +300,7 @@ impl Tree {
                 let bridge = self.bridge(level, n);
                 world.add(&name, Switch::new(move || Forward::new(&bridge)), clock)
             } else {
-                world.add(&name, keeper(level, n), clock)
+                world.add(&name, representative(level, n), clock)
             });
         }
         // Ports are numbered in this order: below, above, beside.
@@ -313,39 +313,39 @@ impl Tree {
                 uplinks.push(world.connect(switches[parent], switches[n], self.link));
             }
         }
-        let mut keepers = switches.clone();
+        let mut representatives = switches.clone();
         for &(level, n) in sites.iter().filter(|&&(_, n)| self.is_bridge(n)) {
             let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
-            let node = world.add(&name, keeper(level, n), clock);
-            let switch = core::mem::replace(&mut keepers[n], node);
+            let node = world.add(&name, representative(level, n), clock);
+            let switch = core::mem::replace(&mut representatives[n], node);
             world.connect(switch, node, self.link);
         }
-        if let Some(stranger) = self.stranger {
-            let all_see = !(0..keepers.len()).any(|n| self.is_bridge(n));
+        if let Some(outsider) = self.outsider {
+            let all_see = !(0..representatives.len()).any(|n| self.is_bridge(n));
             let sees_ports =
                 |n: usize| if n < hosts.len() { !self.is_bridge(n / self.fanout) } else { all_see };
             let forger = Forger {
-                rng: Chance::stream(seed, 0x6c69_6172),
-                left: stranger.lies,
-                switch: stranger.switch,
+                rng: Rng::stream(seed, 0x6c69_6172),
+                left: outsider.forged_packets,
+                switch: outsider.switch,
                 next: EPOCH,
                 hosts: hosts.len(),
                 all: (0..hosts.len())
                     .map(host_addresses)
-                    .chain((0..keepers.len()).map(|n| switch_addresses(n, 0)))
+                    .chain((0..representatives.len()).map(|n| switch_addresses(n, 0)))
                     .collect(),
-                sees_ports: (0..hosts.len() + keepers.len()).map(sees_ports).collect(),
-                flooded: stranger.floods.then(|| seed as usize % hosts.len()),
+                sees_ports: (0..hosts.len() + representatives.len()).map(sees_ports).collect(),
+                flooded: outsider.floods.then(|| seed as usize % hosts.len()),
             };
             let node = world.add("outsider", forger, Clock::default());
-            world.connect(switches[stranger.switch], node, self.link);
+            world.connect(switches[outsider.switch], node, self.link);
         }
-        Made { world, hosts, switches, keepers, access, uplinks }
+        Network { world, hosts, switches, representatives, access, uplinks }
     }
 }
 
 /// A network that was built.
-pub struct Made {
+pub struct Network {
     /// The simulated network
     pub world: World,
     /// Nodes of the hosts, as [`Host`]s
@@ -353,14 +353,14 @@ pub struct Made {
     /// Nodes of the switches, from the hosts up
     pub switches: Vec<NodeId>,
     /// Nodes that keep the barriers: switches or their representatives, as [`Switch<Representative>`]
-    pub keepers: Vec<NodeId>,
+    pub representatives: Vec<NodeId>,
     /// Links of the hosts
     pub access: Vec<LinkId>,
     /// Links from the switches to those above them
     pub uplinks: Vec<LinkId>,
 }
 
-impl Made {
+impl Network {
     /// Returns the hosts.
     pub fn each_host(&self) -> impl Iterator<Item = &Host> {
         self.hosts.iter().map(|&host| self.world.node::<Host>(host))
@@ -368,25 +368,27 @@ impl Made {
 
     /// Returns the MAC addresses of the hosts, then of the nodes that keep barriers.
     pub fn interfaces(&self) -> Vec<MacAddr> {
-        let keepers = (0..self.keepers.len()).map(|n| switch_addresses(n, 0).mac);
-        (0..self.hosts.len()).map(|n| host_addresses(n).mac).chain(keepers).collect()
+        let representatives = (0..self.representatives.len()).map(|n| switch_addresses(n, 0).mac);
+        (0..self.hosts.len()).map(|n| host_addresses(n).mac).chain(representatives).collect()
     }
 
     /// Returns the mean time from sending to delivery over all messages, in nanoseconds.
     pub fn mean_delay_ns(&self) -> f64 {
-        let sums = self.each_host().map(|host| (host.took.iter().sum::<u64>(), host.took.len()));
-        let (took, count) = sums.fold((0, 0), |(ns, count), (more_ns, more)| (ns + more_ns, count + more));
-        took as f64 / count as f64
+        let sums =
+            self.each_host().map(|host| (host.latencies_ns.iter().sum::<u64>(), host.latencies_ns.len()));
+        let (total_ns, count) =
+            sums.fold((0, 0), |(ns, count), (more_ns, more)| (ns + more_ns, count + more));
+        total_ns as f64 / count as f64
     }
 
-    /// Gives a keeper of barriers a command, which it executes before its next frame or timer.
-    pub fn command(&mut self, keeper: usize, command: Command) {
-        self.world.node_mut::<Switch<Representative>>(self.keepers[keeper]).command(command);
+    /// Gives a representative of barriers a command, which it executes before its next frame or timer.
+    pub fn command(&mut self, representative: usize, command: Command) {
+        self.world.node_mut::<Switch<Representative>>(self.representatives[representative]).command(command);
     }
 
-    /// Returns the command that sets a keeper's clock, off by `by_ns` nanoseconds.
-    pub fn clock_off_by(&self, keeper: usize, by_ns: i64) -> Command {
-        let now = self.world.clock(self.keepers[keeper]);
+    /// Returns the command that sets a representative's clock, off by `by_ns` nanoseconds.
+    pub fn clock_off_by(&self, representative: usize, by_ns: i64) -> Command {
+        let now = self.world.clock(self.representatives[representative]);
         Command::Clock(CLOCK.add(now.0.wrapping_add_signed(by_ns)))
     }
 
@@ -398,14 +400,14 @@ impl Made {
         self.access.iter().chain(&self.uplinks).copied().filter(is_its)
     }
 
-    /// Returns the counters of a keeper.
-    pub fn counters(&self, keeper: usize) -> Arc<Counters> {
-        self.world.node::<Switch<Representative>>(self.keepers[keeper]).function.counters()
+    /// Returns the counters of a representative.
+    pub fn counters(&self, representative: usize) -> Arc<Counters> {
+        self.world.node::<Switch<Representative>>(self.representatives[representative]).function.counters()
     }
 
-    /// Returns how often all keepers refused a packet for this reason.
+    /// Returns how often all representatives refused a packet for this reason.
     pub fn refused(&self, why: Refusal) -> u64 {
-        (0..self.keepers.len()).map(|keeper| self.counters(keeper).refused(why)).sum()
+        (0..self.representatives.len()).map(|representative| self.counters(representative).refused(why)).sum()
     }
 
     /// Returns 1Pipe's time, unwrapped as in [`Message`]s, when the world has this age.
@@ -516,7 +518,7 @@ impl Made {
                     Some(Ok(())) if !received => {
                         return Err(format!("{what}: acknowledged but not delivered"));
                     }
-                    Some(Err(Failure::NoAnswer)) => ambiguous += usize::from(received),
+                    Some(Err(Failure::NotAcknowledged)) => ambiguous += usize::from(received),
                     Some(Err(why)) if received => {
                         return Err(format!("{what}: delivered, but failed: {why}"));
                     }

@@ -7,20 +7,20 @@ use crate::{Node, Ports};
 use core::net::Ipv4Addr;
 use rocev2::deth::Deth;
 use rocev2::ethernet::MacAddr;
-use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Timestamp};
+use rocev2::onepipe::{AckBody, OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::reth::Reth;
 use rocev2::{Bth, Opcode, Psn, Qpn};
 use switch::memory::MemoryFrame;
-use switch::{Chance, Nanos, Output, PortId};
+use switch::{Nanos, Output, PortId, Rng};
 use zerocopy::IntoBytes;
 
 /// Position of the host, and what it sends.
 #[derive(Clone, Copy, Debug)]
-pub struct Stranger {
+pub struct Outsider {
     /// Number of the switch that it is connected to
     pub switch: usize,
     /// Number of forged packets
-    pub lies: u32,
+    pub forged_packets: u32,
     /// Whether all of them are messages to one host, which refuses them
     pub floods: bool,
 }
@@ -31,12 +31,12 @@ pub(super) const OWN: Addresses =
 
 /// The host that forges packets.
 pub(super) struct Forger {
-    pub(super) rng: Chance,
+    pub(super) rng: Rng,
     pub(super) left: u32,
     /// Number of the switch that it is connected to
     pub(super) switch: usize,
     pub(super) next: Nanos,
-    /// Addresses of all hosts, then of all keepers of barriers with their first queue pair
+    /// Addresses of all hosts, then of all representatives with their first queue pair
     pub(super) all: Vec<Addresses>,
     pub(super) hosts: usize,
     /// For each entry of `all`, whether the node or its switch sees the port that a frame came through, and
@@ -120,7 +120,7 @@ impl Forger {
             let bth = Bth::new(Opcode::UC_WRITE_ONLY, to.qpn, psn);
             return self.packet(from, to, bth, reth.as_bytes(), &payload);
         }
-        payload.resize(OnePipe::LEN + Arrivals::LEN + self.rng.below(100) as usize, 7);
+        payload.resize(OnePipe::LEN + AckBody::LEN + self.rng.below(100) as usize, 7);
         let qkey = if self.rng.below(8) == 0 { self.rng.bits() as u32 } else { OnePipe::QKEY };
         let bth = Bth::new(Opcode::UD_SEND_ONLY, to.qpn, psn);
         self.packet(from, to, bth, Deth::new(qkey, from.qpn).as_bytes(), &payload)

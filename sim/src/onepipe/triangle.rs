@@ -10,8 +10,8 @@
 //! The routes between the representatives pass switch 2. Their beacons about the link between 0 and 1 have to
 //! pass that link.
 
-use super::host::{Habits, Host, Position};
-use super::{Addresses, HOST_QP, Made, REGISTERS, host_addresses, switch_addresses};
+use super::host::{Behaviour, Host, Position};
+use super::{Addresses, HOST_QP, Network, REGISTERS, host_addresses, switch_addresses};
 use crate::{Clock, EPOCH, Link as Wire, Switch, World};
 use core::net::Ipv4Addr;
 use representative::Representative;
@@ -19,8 +19,8 @@ use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
 use rocev2::ethernet::MacAddr;
 use switch::forward::config::Topology;
 use switch::forward::{self, Forward};
-use switch::tunnel::{self, Onward, Tunnel};
-use switch::{Chance, Nanos, PortId};
+use switch::tunnel::{self, InnerForwarding, Tunnel};
+use switch::{Nanos, PortId, Rng};
 
 /// Hosts at each of switches 0 and 1
 const HOSTS: usize = 2;
@@ -73,9 +73,9 @@ fn switch_with_hosts(n: usize) -> Tunnel<Forward> {
     let next = [switch_addresses(0, 0), switch_addresses(1, 0), tunnel_addresses(1 - n)];
     let config = tunnel::Config {
         mac: tunnel_addresses(n).mac,
-        ends: vec![tunnel_addresses(n).ip.into()],
+        endpoints: vec![tunnel_addresses(n).ip.into()],
         sources: vec![switch_addresses(n, 0).ip.into(), tunnel_addresses(1 - n).ip.into()],
-        onward: Onward::NextHops(next.map(|at| (at.ip.into(), at.mac)).into()),
+        inner_forwarding: InnerForwarding::NextHops(next.map(|at| (at.ip.into(), at.mac)).into()),
     };
     Tunnel::new(&config, bridge(HOSTS + 2, stations))
 }
@@ -129,14 +129,20 @@ impl Triangle {
         };
         let links = hosts_of(n).map(to_host).chain([across]).collect();
         let bridge = forward::Config::bridge(1, 1);
-        let config = super::keeper(Incarnation::Host, Pace::Passing, switch_addresses(n, 0), bridge, links);
+        let config = super::representative_config(
+            Incarnation::Host,
+            Pace::Passing,
+            switch_addresses(n, 0),
+            bridge,
+            links,
+        );
         Config { dead_after_intervals: 20, ..config }
     }
 
     /// Builds the network. The only link in `uplinks` is that between switches 0 and 1.
-    pub fn build(&self, seed: u64) -> Made {
+    pub fn build(&self, seed: u64) -> Network {
         let mut world = World::new(seed);
-        let mut rng = Chance::stream(seed, 1 << 33);
+        let mut rng = Rng::stream(seed, 1 << 33);
         let mut clock = || Clock::new(rng.below(2 * self.skew_ns + 1) as i64 - self.skew_ns as i64, 0);
         let (mut hosts, mut switches) = (Vec::new(), Vec::new());
         for n in [0, 1] {
@@ -150,7 +156,7 @@ impl Triangle {
                 };
                 hosts.push(world.add(
                     &format!("host {host}"),
-                    Host::new(host, position, Habits::default(), seed),
+                    Host::new(host, position, Behaviour::default(), seed),
                     clock(),
                 ));
             }
@@ -161,7 +167,7 @@ impl Triangle {
             ));
         }
         let third = world.add("switch 2", Switch::new(switch_between), clock());
-        let keepers = [0, 1].map(|n| {
+        let representatives = [0, 1].map(|n| {
             let config = self.config(n);
             let make = move || Representative::new(config.clone()).expect("the configuration is valid");
             world.add(&format!("representative {n}"), Switch::new(make), clock())
@@ -169,10 +175,17 @@ impl Triangle {
         let connect = |(n, &host): (usize, &_)| world.connect(switches[n / HOSTS], host, self.link);
         let access = hosts.iter().enumerate().map(connect).collect();
         let between = world.connect(switches[0], switches[1], self.between);
-        for node in [switches[0], switches[1], keepers[0], keepers[1]] {
+        for node in [switches[0], switches[1], representatives[0], representatives[1]] {
             world.connect(third, node, self.link);
         }
         switches.push(third);
-        Made { world, hosts, switches, keepers: keepers.into(), access, uplinks: vec![between] }
+        Network {
+            world,
+            hosts,
+            switches,
+            representatives: representatives.into(),
+            access,
+            uplinks: vec![between],
+        }
     }
 }

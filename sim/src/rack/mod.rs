@@ -20,7 +20,7 @@ use rocev2::aeth::RnrTimer;
 use rocev2::ethernet::MacAddr;
 use rocev2::{Psn, Qpn};
 use switch::forward::{Config as ForwardConfig, Forward};
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 use swordbox::clients::{
     Account, Connect, Kind, Memory, Program, Server, SharedAccount, Tally, Threads, ThreadsConfig,
 };
@@ -54,7 +54,7 @@ pub struct RackConfig {
     /// PSNs
     pub cm: bool,
     /// Share of hosts whose NICs forget old READs and atomics, as soft-RoCE does
-    pub forgetful: Share,
+    pub forgetful: Probability,
     /// ACK timeout of the clients' NICs: 4.096 us * 2^`ack_timeout`
     pub ack_timeout: u8,
     /// Retry limit of the clients' NICs; [`ReadyToSend::NO_LIMIT`] for none
@@ -62,13 +62,13 @@ pub struct RackConfig {
     /// Time after which a thread reconnects when it has lost its connection; `None` for never
     pub reconnect_after: Option<Nanos>,
     /// Whether the server's regions have the same R_Keys after a restart
-    pub keys_again: bool,
+    pub same_keys_after_restart: bool,
     /// Whether the server's memory survives a restart; otherwise it has its initial contents again
     pub keeps_memory: bool,
     /// Rounds of forged packets of an outsider, which is connected to one more port of the switch
-    pub lies: u32,
+    pub forged_rounds: u32,
     /// First virtual address of the forged requests, and the number of words from there
-    pub lies_about: (u64, u64),
+    pub forged_words: (u64, u64),
 }
 
 impl Default for RackConfig {
@@ -84,14 +84,14 @@ impl Default for RackConfig {
             first_psn: None,
             mtu: PathMtu::B1024,
             cm: true,
-            forgetful: Share::NEVER,
+            forgetful: Probability::NEVER,
             ack_timeout: 14,
             retry_count: 7,
             reconnect_after: None,
-            keys_again: false,
+            same_keys_after_restart: false,
             keeps_memory: false,
-            lies: 0,
-            lies_about: (0, 1),
+            forged_rounds: 0,
+            forged_words: (0, 1),
         }
     }
 }
@@ -152,7 +152,7 @@ impl<P: Program> Rack<P> {
             let forgetful = draws_forgetful(config.seed, host, config.forgetful);
             let mtu = config.mtu;
             // Capacity for every thread of a rack, and for connections that are being closed
-            let key_seed = (machine.is_none() && config.keys_again).then_some(seed);
+            let key_seed = (machine.is_none() && config.same_keys_after_restart).then_some(seed);
             let config = rnic::Config { seed, key_seed, mtu, forgetful, ..rnic::Config::new(interface) };
             crate::nic(rnic::Config { max_qps: 4096, ..config })
         };
@@ -165,7 +165,7 @@ impl<P: Program> Rack<P> {
         let server_link = world.connect(server, switch, config.link);
         let (mut machines, mut links) = (Vec::new(), Vec::new());
         for machine in 0..config.machines {
-            let connect = if config.cm { Connect::Cm(ip(None), PORT) } else { Connect::Elsewhere };
+            let connect = if config.cm { Connect::Cm(ip(None), PORT) } else { Connect::OutOfBand };
             let threads = ThreadsConfig {
                 ack_timeout: config.ack_timeout,
                 retry_count: config.retry_count,
@@ -182,7 +182,7 @@ impl<P: Program> Rack<P> {
             links.push(world.connect(node, switch, Link { reorder_by, ..config.link }));
             machines.push(node);
         }
-        if config.lies > 0 {
+        if config.forged_rounds > 0 {
             let address = |machine| (ip(machine), mac(machine));
             let forger = Forger::new(ForgerConfig {
                 seed: config.seed,
@@ -190,9 +190,9 @@ impl<P: Program> Rack<P> {
                 targets: vec![address(None)],
                 switch: None,
                 impersonated: (0..config.machines).map(|machine| address(Some(machine))).collect(),
-                words: config.lies_about,
+                words: config.forged_words,
                 by_cm: config.cm,
-                rounds: config.lies,
+                rounds: config.forged_rounds,
                 from: Nanos::from_micros(1),
             });
             let forger = world.add("forger", forger, Clock::default());
@@ -209,7 +209,7 @@ impl<P: Program> Rack<P> {
 
     /// Connects every thread without the communication manager.
     fn connect(&mut self) {
-        let mut rng = Chance::stream(self.config.seed, 0x7261_636b);
+        let mut rng = Rng::stream(self.config.seed, 0x7261_636b);
         for (machine, node) in self.machines.clone().into_iter().enumerate() {
             for thread in 0..self.config.threads {
                 let drawn = [(); 2].map(|()| Psn::new(rng.bits() as u32));

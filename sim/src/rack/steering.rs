@@ -58,12 +58,12 @@ pub fn config(machines: usize, layers: Layers, structures: Vec<Structure>) -> Co
     }
 }
 
-/// Returns a configuration for the lists of [`clover`] that tracks `tracked` keys and remembers `remembered`
-/// nodes.
-pub fn lists(layout: Layout, tracked: usize, remembered: usize) -> ListsConfig {
+/// Returns a configuration for the lists of [`clover`] that tracks `tracked_keys` keys and caches the keys of
+/// `cached_nodes` nodes.
+pub fn lists(layout: Layout, tracked_keys: usize, cached_nodes: usize) -> ListsConfig {
     // More nodes than any run here writes
     let nodes = NODES_VA..NODES_VA + (layout.node_len as u64 * (1 << 24));
-    ListsConfig { tracked, remembered, ..ListsConfig::new(layout, nodes) }
+    ListsConfig { tracked_keys, cached_nodes, ..ListsConfig::new(layout, nodes) }
 }
 
 /// Returns a Swordbox that steers in these lists.

@@ -1,7 +1,7 @@
 //! Costs of a transfer, packet by packet, in virtual time: the same run gives the same numbers on any
 //! machine.
 
-use super::{Cluster, Now, Setup};
+use super::{Cluster, GroupState, Setup};
 use crate::{Fault, Link};
 use ::rdmc::{Algorithm, GroupConfig};
 use rnic::PathMtu;
@@ -9,7 +9,7 @@ use switch::Nanos;
 
 /// Costs of a transfer.
 #[derive(Clone, Copy, Debug)]
-pub struct Took {
+pub struct TransferCosts {
     /// Time from the call of `send` until the last member has received everything (seconds)
     pub time: f64,
     /// Bytes that the root put on its link, including headers and acknowledgements
@@ -66,7 +66,7 @@ pub fn transfer(
     block_bytes: u32,
     link: Link,
     others: &[(u16, Link)],
-) -> Result<Took, String> {
+) -> Result<TransferCosts, String> {
     let others = others.to_vec();
     Transfer { algorithm, hosts, bytes, block_bytes, link, others, pause: None, seed: 1 }.run()
 }
@@ -76,7 +76,7 @@ impl Transfer {
     ///
     /// # Errors
     /// What went wrong in the run.
-    pub fn run(&self) -> Result<Took, String> {
+    pub fn run(&self) -> Result<TransferCosts, String> {
         let &Self { hosts, bytes, block_bytes, link, pause, seed, .. } = self;
         let (algorithm, links) = (self.algorithm.clone(), self.others.clone());
         let setup =
@@ -86,7 +86,8 @@ impl Transfer {
         let config = GroupConfig { algorithm, block_bytes, ..GroupConfig::new(1, Vec::new()) };
         cluster.create(&config, &all).map_err(|error| error.to_string())?;
         let end = Nanos::from_secs(60);
-        let open = |cluster: &Cluster| all.iter().all(|host| cluster.now(*host, 1) == Now::Open);
+        let open =
+            |cluster: &Cluster| all.iter().all(|host| cluster.group_state(*host, 1) == GroupState::Open);
         if !cluster.run_while(end, |cluster| !open(cluster)) {
             return Err("the group does not open within 60 s".into());
         }
@@ -114,6 +115,6 @@ impl Transfer {
         cluster.check()?;
         let sent: Vec<u64> =
             all.iter().zip(before).map(|(host, before)| out(&cluster, *host) - before).collect();
-        Ok(Took { time, root_out: sent[0], hosts_out: sent.iter().sum() })
+        Ok(TransferCosts { time, root_out: sent[0], hosts_out: sent.iter().sum() })
     }
 }

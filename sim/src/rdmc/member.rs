@@ -13,7 +13,7 @@ const VA: u64 = 0x4000_0000;
 
 /// State of a group at a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Now {
+pub enum GroupState {
     /// Never created, or lost in a crash
     Unknown,
     /// Created; not all members are connected
@@ -28,9 +28,9 @@ pub enum Now {
 
 /// Observations of a member about its groups.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct Observations {
     /// State of each group
-    groups: BTreeMap<u32, Now>,
+    groups: BTreeMap<u32, GroupState>,
     /// Time of the last change of that state
     since: BTreeMap<u32, Nanos>,
     /// Lengths of the complete messages, by group
@@ -42,7 +42,7 @@ pub struct Seen {
     now: Nanos,
 }
 
-impl Seen {
+impl Observations {
     fn report(&mut self, wrong: String) {
         self.wrong.get_or_insert(wrong);
     }
@@ -56,10 +56,10 @@ pub struct Member {
     pub node: Node,
     room: u32,
     sent: BTreeMap<u32, u64>,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<Observations>>,
 }
 
-fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+fn lock(seen: &Mutex<Observations>) -> MutexGuard<'_, Observations> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -84,7 +84,7 @@ fn memory(nic: &mut Rnic, pd: Pd, len: u32, access: Access) -> Option<(Buffer, M
     Some((buffer, Memory { mr, va: VA }))
 }
 
-fn free(nic: &mut Rnic, seen: &mut Seen, memory: Memory) {
+fn free(nic: &mut Rnic, seen: &mut Observations, memory: Memory) {
     _ = nic.deregister(memory.mr);
     match seen.buffers.remove(&memory.mr.0) {
         Some(buffer) => _ = nic.free(buffer),
@@ -99,7 +99,7 @@ impl Member {
     }
 
     /// Returns the observations since the last start, with the complete messages of all incarnations.
-    pub fn seen(&self) -> MutexGuard<'_, Seen> {
+    pub fn seen(&self) -> MutexGuard<'_, Observations> {
         lock(&self.seen)
     }
 
@@ -109,15 +109,15 @@ impl Member {
     }
 
     /// Returns the state of a group.
-    pub fn now(&self, group: u32) -> Now {
-        self.seen().groups.get(&group).copied().unwrap_or(Now::Unknown)
+    pub fn group_state(&self, group: u32) -> GroupState {
+        self.seen().groups.get(&group).copied().unwrap_or(GroupState::Unknown)
     }
 
     /// Returns why and when a group failed, by the host's own clock.
     pub fn failure(&self, group: u32) -> Option<(Failure, Nanos)> {
         let seen = self.seen();
         match (seen.groups.get(&group), seen.since.get(&group)) {
-            (Some(Now::Failed(failure)), Some(since)) => Some((*failure, *since)),
+            (Some(GroupState::Failed(failure)), Some(since)) => Some((*failure, *since)),
             _ => None,
         }
     }
@@ -175,7 +175,7 @@ impl Member {
         };
         self.node.create_group(nic, config, Box::new(incoming), Box::new(complete), now)?;
         let mut seen = self.seen();
-        seen.groups.insert(number, Now::Forming);
+        seen.groups.insert(number, GroupState::Forming);
         seen.complete.insert(number, Vec::new());
         drop(seen);
         self.sent.insert(number, 0);
@@ -214,13 +214,13 @@ impl Member {
     fn on_event(&mut self, nic: &mut Rnic, event: Event) {
         let mut seen = lock(&self.seen);
         let (group, next) = match event {
-            Event::Open(group) => (group, Now::Open),
-            Event::Closed(group) => (group, Now::Closed),
+            Event::Open(group) => (group, GroupState::Open),
+            Event::Closed(group) => (group, GroupState::Closed),
             Event::Failed { group, failure, unfinished, .. } => {
                 for memory in unfinished {
                     free(nic, &mut seen, memory);
                 }
-                (group, Now::Failed(failure))
+                (group, GroupState::Failed(failure))
             }
             // This application makes no calls of its own that these events answer.
             Event::Reached(_) | Event::Lost(_) | Event::Note(..) => return,
@@ -229,10 +229,10 @@ impl Member {
         seen.since.insert(group, now);
         let before = seen.groups.insert(group, next);
         let is_valid = match next {
-            Now::Open => before == Some(Now::Forming),
-            Now::Closed => before == Some(Now::Open),
-            Now::Failed(_) => matches!(before, Some(Now::Forming | Now::Open)),
-            Now::Unknown | Now::Forming => false,
+            GroupState::Open => before == Some(GroupState::Forming),
+            GroupState::Closed => before == Some(GroupState::Open),
+            GroupState::Failed(_) => matches!(before, Some(GroupState::Forming | GroupState::Open)),
+            GroupState::Unknown | GroupState::Forming => false,
         };
         if !is_valid {
             seen.report(format!("group {group} changed from {before:?} to {next:?}"));
@@ -261,7 +261,7 @@ impl App for Member {
         let mut seen = lock(&self.seen);
         // Violations remain, and so do the messages that were complete at the crash.
         let (wrong, complete) = (seen.wrong.take(), core::mem::take(&mut seen.complete));
-        *seen = Seen { complete, wrong, ..Seen::default() };
+        *seen = Observations { complete, wrong, ..Observations::default() };
     }
 
     fn next_timer(&self) -> Option<Nanos> {

@@ -6,13 +6,13 @@
 //! * when a member fails, every surviving member is notified.
 
 pub mod costs;
-pub mod courier;
+pub mod delivery;
 mod member;
 
-pub use member::{Member, Now, Seen, len_of};
+pub use member::{GroupState, Member, Observations, len_of};
 
 use crate::{Clock, Controlled, Forger, ForgerConfig, Host, Link, NicCounters, NodeId, Queues, World};
-use ::rdmc::{CallError, Config, Failure, GroupConfig, Through};
+use ::rdmc::{CallError, Config, Failure, GroupConfig, SwitchAddress};
 use core::net::IpAddr;
 use p4ce::{Control, ControlConfig, P4ce};
 use rnic::{Interface, PathMtu, Rnic};
@@ -43,17 +43,17 @@ pub struct Setup {
     /// Time within which all members of a group have to connect
     pub create_timeout: Nanos,
     /// Address at which roots expect the switch that replicates
-    pub copies_at: IpAddr,
+    pub switch_address: IpAddr,
     /// Hosts with links of their own
     pub links: Vec<(u16, Link)>,
     /// Pairs of hosts that cannot reach each other: each has a wrong MAC address for the other
-    pub apart: Vec<(u16, u16)>,
+    pub unreachable_pairs: Vec<(u16, u16)>,
     /// Longest message that a member provides memory for (bytes)
-    pub room: u32,
+    pub max_message_bytes: u32,
     /// Rounds of forged packets of a host that is in no group
-    pub lies: u32,
+    pub forged_rounds: u32,
     /// Whether NICs give memory the same keys after a restart
-    pub keys_again: bool,
+    pub same_keys_after_restart: bool,
     /// Queue pairs that the switch has capacity for
     pub queue_pairs: usize,
     /// First PSN of the switch's connections; random if `None`
@@ -75,12 +75,12 @@ impl Default for Setup {
             queues: Queues::USUAL,
             groups: 4,
             create_timeout: Nanos::from_millis(200),
-            copies_at: switch_ip(),
+            switch_address: switch_ip(),
             links: Vec::new(),
-            apart: Vec::new(),
-            room: u32::MAX,
-            lies: 0,
-            keys_again: false,
+            unreachable_pairs: Vec::new(),
+            max_message_bytes: u32::MAX,
+            forged_rounds: 0,
+            same_keys_after_restart: false,
             queue_pairs: 256,
             first_psn: None,
             #[cfg(debug_assertions)]
@@ -91,8 +91,8 @@ impl Default for Setup {
 
 impl Setup {
     /// Returns the address of the switch that replicates.
-    pub fn through(&self) -> Through {
-        Through { address: self.copies_at, port: SWITCH_PORT }
+    pub fn through(&self) -> SwitchAddress {
+        SwitchAddress { address: self.switch_address, port: SWITCH_PORT }
     }
 
     /// Returns the link of a host.
@@ -139,7 +139,7 @@ pub const SWITCH_MAC: MacAddr = MacAddr([2, 0, 0, 1, 0, 254]);
 
 /// Returns a factory of a host's NIC, with another seed in each incarnation.
 fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
-    let both = setup.apart.iter().flat_map(|(a, b)| [(*a, *b), (*b, *a)]);
+    let both = setup.unreachable_pairs.iter().flat_map(|(a, b)| [(*a, *b), (*b, *a)]);
     let apart = both.filter(|(own, _)| *own == host).map(|(_, other)| other);
     let mut interface = Interface::new(mac(host), ip(host), 16);
     let wrong_mac = MacAddr([2, 0, 0, 3, 0, 0]);
@@ -147,7 +147,7 @@ fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
     let seed = setup.seed ^ u64::from(host) << 8;
     crate::nic(rnic::Config {
         seed,
-        key_seed: setup.keys_again.then_some(seed),
+        key_seed: setup.same_keys_after_restart.then_some(seed),
         mtu: setup.mtu,
         max_qps: setup.groups * 32 + 128,
         max_regions: setup.groups * 32 + 512,
@@ -195,7 +195,7 @@ pub struct Cluster {
     pub hosts: Vec<NodeId>,
     /// The switch
     pub switch: NodeId,
-    through: Through,
+    through: SwitchAddress,
 }
 
 impl Cluster {
@@ -204,14 +204,14 @@ impl Cluster {
         let mut world = World::new(setup.seed);
         let switch = world.add("switch", switch(setup), Clock::default());
         let host = |host: u16| {
-            let member = Member::new(node_config(setup, host), setup.room);
+            let member = Member::new(node_config(setup, host), setup.max_message_bytes);
             world.add(&format!("host {host}"), Host::new(nic(setup, host), member), Clock::default())
         };
         let hosts: Vec<_> = (0..setup.hosts).map(host).collect();
         for (host, node) in (0..).zip(&hosts) {
             world.connect(*node, switch, setup.link(host));
         }
-        if setup.lies > 0 {
+        if setup.forged_rounds > 0 {
             let all: Vec<_> = (0..setup.hosts).map(|host| (ip(host), mac(host))).collect();
             let config = ForgerConfig {
                 seed: setup.seed,
@@ -221,7 +221,7 @@ impl Cluster {
                 impersonated: all,
                 words: (0, 1 << 20),
                 by_cm: true,
-                rounds: setup.lies,
+                rounds: setup.forged_rounds,
                 from: Nanos::from_micros(1),
             };
             let forger = world.add("forger", Forger::new(config), Clock::default());
@@ -282,8 +282,8 @@ impl Cluster {
     }
 
     /// Returns the state of a group at a host.
-    pub fn now(&self, host: u16, group: u32) -> Now {
-        self.member(host).now(group)
+    pub fn group_state(&self, host: u16, group: u32) -> GroupState {
+        self.member(host).group_state(group)
     }
 
     /// Runs while `goes_on` returns true. Returns false if it still does at `until`, or when no event is
@@ -300,7 +300,9 @@ impl Cluster {
     /// Runs until the group is closed or failed at all of these hosts. Returns false if it is not by `until`.
     pub fn settle(&mut self, until: Nanos, group: u32, hosts: &[u16]) -> bool {
         let ended = |cluster: &Self| {
-            hosts.iter().all(|host| matches!(cluster.now(*host, group), Now::Closed | Now::Failed(_)))
+            hosts.iter().all(|host| {
+                matches!(cluster.group_state(*host, group), GroupState::Closed | GroupState::Failed(_))
+            })
         };
         self.run_while(until, |cluster| !ended(cluster))
     }
@@ -320,7 +322,7 @@ impl Cluster {
     ) -> Result<(), String> {
         self.check()?;
         let has = |host: &u16| self.member(*host).messages(group);
-        let closed = hosts.iter().find(|host| self.now(**host, group) == Now::Closed);
+        let closed = hosts.iter().find(|host| self.group_state(**host, group) == GroupState::Closed);
         let lacking = hosts.iter().find(|host| has(host) < messages);
         if let (Some(closed), Some(lacking)) = (closed, lacking) {
             let had = has(lacking);
@@ -329,8 +331,8 @@ impl Cluster {
             ));
         }
         for host in hosts.iter().filter(|host| !crashed.contains(host)) {
-            let now = self.now(*host, group);
-            if !matches!(now, Now::Closed | Now::Failed(_)) {
+            let now = self.group_state(*host, group);
+            if !matches!(now, GroupState::Closed | GroupState::Failed(_)) {
                 return Err(format!("the group is neither closed nor failed at host {host}: {now:?}"));
             }
         }
@@ -346,7 +348,8 @@ impl Cluster {
     pub fn check_memory(&self, hosts: &[u16]) -> Result<(), String> {
         for host in hosts {
             let (member, node) = (self.member(*host), self.hosts[usize::from(*host)]);
-            let (held, expected) = (self.world.node::<Host<Member>>(node).nic.held(), member.node.held());
+            let (held, expected) =
+                (self.world.node::<Host<Member>>(node).nic.resource_counts(), member.node.held());
             let (buffers, words) = (member.buffers(), member.node.words());
             if (buffers, words) != (0, 0) || held != expected {
                 return Err(format!(

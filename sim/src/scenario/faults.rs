@@ -72,13 +72,13 @@ pub(super) fn of(
             .into_iter()
             .map(|(end, link)| (Fault::Mute(end, vec![link]), Some(Fault::Unmute(end, vec![link]))))
             .collect(),
-        FaultKind::Part([a, b]) => {
+        FaultKind::PartitionPair([a, b]) => {
             let pair = mac(a).zip(mac(b));
-            pair.map(|(a, b)| (Fault::Part(a, b), Some(Fault::Join(a, b)))).into_iter().collect()
+            pair.map(|(a, b)| (Fault::PartitionPair(a, b), Some(Fault::HealPair(a, b)))).into_iter().collect()
         }
         FaultKind::Mtu(ends, least) => {
             let affected = scenario.links.iter().zip(links).filter(|(link, _)| link.joins(ends));
-            let bytes = |mtu: &super::Between| mtu.value().max(0) as usize;
+            let bytes = |mtu: &super::NumberRange| mtu.value().max(0) as usize;
             affected
                 .map(|(link, id)| (Fault::Mtu(*id, bytes(least)), Some(Fault::Mtu(*id, bytes(&link.mtu)))))
                 .collect()
@@ -94,7 +94,7 @@ pub(super) fn of(
             vec![(Fault::Rehash(node(name), salt.value() as u16), Some(Fault::Rehash(node(name), 0)))]
         }
         // Added as a node of its own
-        FaultKind::Stranger(..) => Vec::new(),
+        FaultKind::Outsider(..) => Vec::new(),
         FaultKind::ClockStep(name, by) => vec![(Fault::ClockStep(node(name), by.value()), None)],
         FaultKind::ClockDrift(name, by) => vec![(Fault::ClockDrift(node(name), by.value()), None)],
     }

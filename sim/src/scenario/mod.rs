@@ -15,20 +15,20 @@ pub use spec::{GroupsSpec, VerbsSpec, Work};
 pub use text::to_toml;
 
 use core::net::IpAddr;
-use switch::Chance;
+use switch::Rng;
 
 /// A number, or a range from which the seed draws one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Between {
+pub struct NumberRange {
     /// Lower bound, inclusive
     pub low: i64,
     /// Upper bound, inclusive
     pub high: i64,
 }
 
-impl Between {
+impl NumberRange {
     /// Returns a fixed number.
-    pub const fn just(value: i64) -> Self {
+    pub const fn fixed(value: i64) -> Self {
         Self { low: value, high: value }
     }
 
@@ -42,9 +42,9 @@ impl Between {
         self.low != 0
     }
 
-    fn draw(&mut self, rng: &mut Chance) {
+    fn draw(&mut self, rng: &mut Rng) {
         let span = self.high.abs_diff(self.low);
-        *self = Self::just(self.low.saturating_add_unsigned(rng.between(0, span)));
+        *self = Self::fixed(self.low.saturating_add_unsigned(rng.between(0, span)));
     }
 }
 
@@ -52,7 +52,7 @@ impl Between {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scenario {
     /// Time by which everything has to be done (ns of the world)
-    pub limit: Between,
+    pub limit: NumberRange,
     /// Hosts with a NIC
     pub hosts: Vec<HostSpec>,
     /// Switches
@@ -73,19 +73,19 @@ pub struct HostSpec {
     /// IP address and prefix length
     pub address: (IpAddr, u8),
     /// Offset of its clock (ns); positive is ahead
-    pub clock_offset: Between,
+    pub clock_offset: NumberRange,
     /// Drift of its clock (parts per billion); positive is fast
-    pub clock_drift: Between,
+    pub clock_drift: NumberRange,
     /// Packets in flight per connection at most
-    pub window: Between,
+    pub window: NumberRange,
     /// When it acknowledges
     pub ack: AckSpec,
     /// Whether it announces end-to-end credits
-    pub credits: Between,
+    pub credits: NumberRange,
     /// Whether it limits its rate by DCQCN
-    pub dcqcn: Between,
+    pub dcqcn: NumberRange,
     /// Whether it forgets old READs and atomics, as soft-RoCE does
-    pub forgetful: Between,
+    pub forgetful: NumberRange,
 }
 
 /// When a host acknowledges.
@@ -112,25 +112,25 @@ pub struct LinkSpec {
     /// Names of the nodes at its ends
     pub ends: [String; 2],
     /// Bits per second
-    pub rate: Between,
+    pub rate: NumberRange,
     /// Propagation delay
-    pub delay: Between,
+    pub delay: NumberRange,
     /// Upper bound of the random extra delay
-    pub jitter: Between,
+    pub jitter: NumberRange,
     /// Share of lost frames
-    pub loss: Between,
+    pub loss: NumberRange,
     /// Share of duplicated frames
-    pub duplicate: Between,
+    pub duplicate: NumberRange,
     /// Share of reordered frames
-    pub reorder: Between,
+    pub reorder: NumberRange,
     /// Upper bound of a reordered frame's extra delay
-    pub reorder_by: Between,
+    pub reorder_by: NumberRange,
     /// Share of corrupted frames
-    pub corrupt: Between,
+    pub corrupt: NumberRange,
     /// Longest IP packet (bytes)
-    pub mtu: Between,
+    pub mtu: NumberRange,
     /// Capacity of the send queue (bytes)
-    pub queue: Between,
+    pub queue: NumberRange,
     /// ECN marking by queue length
     pub ecn: Option<EcnSpec>,
 }
@@ -139,11 +139,11 @@ pub struct LinkSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EcnSpec {
     /// Queue length below which nothing is marked (bytes)
-    pub min: Between,
+    pub min: NumberRange,
     /// Queue length from which on everything is marked (bytes)
-    pub max: Between,
+    pub max: NumberRange,
     /// Share that is marked just below `max` (billionths)
-    pub share: Between,
+    pub share: NumberRange,
 }
 
 /// A switch.
@@ -165,7 +165,7 @@ pub enum SwitchKind {
         /// IP address for requests of groups, and prefix length
         address: (IpAddr, u8),
         /// Time after which a silent replica that owes acknowledgements is excluded (ns); 0 for never
-        silent_after: Between,
+        silent_after: NumberRange,
     },
 }
 
@@ -173,11 +173,11 @@ pub enum SwitchKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultSpec {
     /// Time of the fault (ns of the world)
-    pub at: Between,
+    pub at: NumberRange,
     /// The fault
     pub kind: FaultKind,
     /// Duration (ns); for ever if `None`. Ignored for clocks
-    pub lasts: Option<Between>,
+    pub lasts: Option<NumberRange>,
 }
 
 /// Kind of a fault.
@@ -193,20 +193,20 @@ pub enum FaultKind {
     /// direction arrive
     Mute(Vec<String>),
     /// Two hosts do not receive each other's frames on any path; all other hosts reach both
-    Part([String; 2]),
+    PartitionPair([String; 2]),
     /// A link carries only IP packets of up to this many bytes
-    Mtu([String; 2], Between),
+    Mtu([String; 2], NumberRange),
     /// An outsider, connected to a switch, sends this many rounds of forged packets: requests and responses,
     /// from its own and from hosts' addresses
-    Stranger(String, Between),
+    Outsider(String, NumberRange),
     /// Two hosts at the same switch exchange their ports there, and announce it
     Swap([String; 2]),
     /// A host uses other UDP source ports from now on, chosen by this salt (0 to 65,535)
-    Rehash(String, Between),
+    Rehash(String, NumberRange),
     /// A clock jumps (ns)
-    ClockStep(String, Between),
+    ClockStep(String, NumberRange),
     /// Drift of a clock (parts per billion)
-    ClockDrift(String, Between),
+    ClockDrift(String, NumberRange),
 }
 
 impl Scenario {
@@ -217,7 +217,7 @@ impl Scenario {
         let mut streams = 0u64..;
         // Each part has its own random stream, so that removing a part does not change the draws of the
         // others.
-        let mut stream = || Chance::stream(seed, 0x7363_0000 + streams.next().unwrap_or(0));
+        let mut stream = || Rng::stream(seed, 0x7363_0000 + streams.next().unwrap_or(0));
         drawn.limit.draw(&mut stream());
         drawn.work.draw(&mut stream());
         for host in &mut drawn.hosts {
@@ -260,17 +260,17 @@ impl HostSpec {
         Self {
             name: name.into(),
             address: (address, prefix),
-            clock_offset: Between::just(0),
-            clock_drift: Between::just(0),
-            window: Between::just(256),
+            clock_offset: NumberRange::fixed(0),
+            clock_drift: NumberRange::fixed(0),
+            window: NumberRange::fixed(256),
             ack: AckSpec::OnRequest,
-            credits: Between::just(0),
-            dcqcn: Between::just(0),
-            forgetful: Between::just(0),
+            credits: NumberRange::fixed(0),
+            dcqcn: NumberRange::fixed(0),
+            forgetful: NumberRange::fixed(0),
         }
     }
 
-    fn draw(&mut self, rng: &mut Chance) {
+    fn draw(&mut self, rng: &mut Rng) {
         for number in [
             &mut self.clock_offset,
             &mut self.clock_drift,
@@ -293,16 +293,16 @@ impl LinkSpec {
     pub fn new(a: &str, b: &str) -> Self {
         Self {
             ends: [a.into(), b.into()],
-            rate: Between::just(100_000_000_000),
-            delay: Between::just(1_000),
-            jitter: Between::just(0),
-            loss: Between::just(0),
-            duplicate: Between::just(0),
-            reorder: Between::just(0),
-            reorder_by: Between::just(20_000),
-            corrupt: Between::just(0),
-            mtu: Between::just(1500),
-            queue: Between::just(1 << 20),
+            rate: NumberRange::fixed(100_000_000_000),
+            delay: NumberRange::fixed(1_000),
+            jitter: NumberRange::fixed(0),
+            loss: NumberRange::fixed(0),
+            duplicate: NumberRange::fixed(0),
+            reorder: NumberRange::fixed(0),
+            reorder_by: NumberRange::fixed(20_000),
+            corrupt: NumberRange::fixed(0),
+            mtu: NumberRange::fixed(1500),
+            queue: NumberRange::fixed(1 << 20),
             ecn: None,
         }
     }
@@ -312,7 +312,7 @@ impl LinkSpec {
         self.ends == [a.as_str(), b] || self.ends == [b.as_str(), a]
     }
 
-    fn draw(&mut self, rng: &mut Chance) {
+    fn draw(&mut self, rng: &mut Rng) {
         for number in [
             &mut self.rate,
             &mut self.delay,
@@ -336,7 +336,7 @@ impl LinkSpec {
 }
 
 impl FaultSpec {
-    fn draw(&mut self, rng: &mut Chance) {
+    fn draw(&mut self, rng: &mut Rng) {
         self.at.draw(rng);
         if let Some(lasts) = &mut self.lasts {
             lasts.draw(rng);
@@ -346,12 +346,12 @@ impl FaultSpec {
             | FaultKind::Rehash(_, number)
             | FaultKind::ClockDrift(_, number)
             | FaultKind::Mtu(_, number)
-            | FaultKind::Stranger(_, number) => number.draw(rng),
+            | FaultKind::Outsider(_, number) => number.draw(rng),
             FaultKind::Crash(_)
             | FaultKind::Pause(_)
             | FaultKind::Partition(_)
             | FaultKind::Mute(_)
-            | FaultKind::Part(_)
+            | FaultKind::PartitionPair(_)
             | FaultKind::Swap(_) => {}
         }
     }

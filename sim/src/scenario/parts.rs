@@ -1,8 +1,8 @@
 //! Parts of a scenario's network: links, switches, NICs and outsiders.
 
 use super::{
-    AckSpec, Between, FaultKind, FaultSpec, HostSpec, LinkSpec, Planted, Scenario, SwitchKind, SwitchSpec,
-    Work,
+    AckSpec, FaultKind, FaultSpec, HostSpec, LinkSpec, NumberRange, Planted, Scenario, SwitchKind,
+    SwitchSpec, Work,
 };
 use crate::clock::Clock;
 use crate::controlled::Controlled;
@@ -18,7 +18,7 @@ use rnic::{AckPolicy, Config, Interface};
 use rocev2::Psn;
 use rocev2::ethernet::MacAddr;
 use switch::forward::{Config as ForwardConfig, Forward};
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 
 /// MAC addresses that a switch has capacity for
 const MAX_STATIONS: usize = 4096;
@@ -28,12 +28,12 @@ const OUTSIDER_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 
 /// Time limit for the set-up of a group; a lossy link needs many repetitions by the communication manager
 const SETUP_TIMEOUT: Nanos = Nanos::from_secs(60);
 
-fn share(billionths: i64) -> Share {
-    Share::new(billionths as f64 / 1e9).unwrap_or(Share::NEVER)
+fn share(billionths: i64) -> Probability {
+    Probability::new(billionths as f64 / 1e9).unwrap_or(Probability::NEVER)
 }
 
 pub(super) fn link_of(spec: &LinkSpec) -> Link {
-    let unsigned = |number: Between| number.value().max(0) as u64;
+    let unsigned = |number: NumberRange| number.value().max(0) as u64;
     Link {
         rate_bps: unsigned(spec.rate),
         delay: Nanos(unsigned(spec.delay)),
@@ -74,7 +74,7 @@ pub(super) fn add_switch(
     let mac = mac_of(1, number);
     let replicas: Vec<_> = replicas(scenario).map(|host| host.address.0).collect();
     let (groups, queue_pairs) = capacity(scenario);
-    let mut rng = Chance::stream(switch::table::mix(seed ^ number as u64), 0x7034_6365);
+    let mut rng = Rng::stream(switch::table::mix(seed ^ number as u64), 0x7034_6365);
     // Often just below 2^24, so that the PSN wraps around soon
     let near = Psn::new(0u32.wrapping_sub(rng.between(1, 64) as u32));
     let control = p4ce::ControlConfig {
@@ -132,7 +132,7 @@ fn capacity(scenario: &Scenario) -> (usize, usize) {
 /// Returns the faults that add an outsider to a switch, with its number of rounds.
 fn outsiders<'a>(scenario: &'a Scenario, switch: &'a str) -> impl Iterator<Item = (&'a FaultSpec, u32)> {
     scenario.faults.iter().filter_map(move |fault| match &fault.kind {
-        FaultKind::Stranger(at, rounds) if at == switch => Some((fault, rounds.value().max(0) as u32)),
+        FaultKind::Outsider(at, rounds) if at == switch => Some((fault, rounds.value().max(0) as u32)),
         _ => None,
     })
 }
@@ -188,7 +188,7 @@ pub(super) fn nic_of(
         },
         credits: host.credits.is_true(),
         forgetful: host.forgetful.is_true(),
-        congestion: host.dcqcn.is_true().then(|| Dcqcn::of_paper(rate)),
+        congestion: host.dcqcn.is_true().then(|| Dcqcn::paper_defaults(rate)),
         seed: switch::table::mix(seed ^ (number as u64 + 1) << 32),
         ..Config::new(Interface::new(mac, host.address.0, host.address.1))
     };

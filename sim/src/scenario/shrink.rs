@@ -1,7 +1,7 @@
 //! Shrinking: reduces a scenario with a violation as long as the violation remains.
 
 use super::run::Planted;
-use super::{AckSpec, Between, FaultKind, GroupsSpec, Outcome, Scenario, VerbsSpec, Work, run};
+use super::{AckSpec, FaultKind, GroupsSpec, NumberRange, Outcome, Scenario, VerbsSpec, Work, run};
 
 /// A reduced scenario with a violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,38 +64,38 @@ fn smaller(scenario: &Scenario) -> Vec<Scenario> {
         add(&|s| s.work = work.clone());
     }
     for number in 0..scenario.links.len() {
-        add(&|s| s.links[number].loss = Between::just(0));
-        add(&|s| s.links[number].duplicate = Between::just(0));
-        add(&|s| s.links[number].reorder = Between::just(0));
-        add(&|s| s.links[number].corrupt = Between::just(0));
-        add(&|s| s.links[number].jitter = Between::just(0));
+        add(&|s| s.links[number].loss = NumberRange::fixed(0));
+        add(&|s| s.links[number].duplicate = NumberRange::fixed(0));
+        add(&|s| s.links[number].reorder = NumberRange::fixed(0));
+        add(&|s| s.links[number].corrupt = NumberRange::fixed(0));
+        add(&|s| s.links[number].jitter = NumberRange::fixed(0));
         add(&|s| s.links[number].ecn = None);
     }
     for number in 0..scenario.hosts.len() {
         add(&|s| s.hosts[number].ack = AckSpec::OnRequest);
-        add(&|s| s.hosts[number].credits = Between::just(0));
-        add(&|s| s.hosts[number].dcqcn = Between::just(0));
-        add(&|s| s.hosts[number].forgetful = Between::just(0));
+        add(&|s| s.hosts[number].credits = NumberRange::fixed(0));
+        add(&|s| s.hosts[number].dcqcn = NumberRange::fixed(0));
+        add(&|s| s.hosts[number].forgetful = NumberRange::fixed(0));
         add(&|s| {
-            s.hosts[number].clock_offset = Between::just(0);
-            s.hosts[number].clock_drift = Between::just(0);
+            s.hosts[number].clock_offset = NumberRange::fixed(0);
+            s.hosts[number].clock_drift = NumberRange::fixed(0);
         });
     }
     all
 }
 
 /// Halves a number, but not below `least`.
-fn half(number: &mut Between, least: i64) {
+fn half(number: &mut NumberRange, least: i64) {
     let value = number.value();
-    *number = Between::just(if value > least { (value / 2).max(least) } else { value });
+    *number = NumberRange::fixed(if value > least { (value / 2).max(least) } else { value });
 }
 
-fn one_less(number: &mut Between) {
-    *number = Between::just((number.value() - 1).max(1));
+fn one_less(number: &mut NumberRange) {
+    *number = NumberRange::fixed((number.value() - 1).max(1));
 }
 
-fn set(number: &mut Between, value: i64) {
-    *number = Between::just(value);
+fn set(number: &mut NumberRange, value: i64) {
+    *number = NumberRange::fixed(value);
 }
 
 fn smaller_verbs(verbs: &VerbsSpec) -> Vec<VerbsSpec> {
@@ -163,11 +163,11 @@ fn remove(scenario: &mut Scenario, name: &str) {
     scenario.faults.retain_mut(|fault| match &mut fault.kind {
         FaultKind::Crash(node)
         | FaultKind::Pause(node)
-        | FaultKind::Stranger(node, _)
+        | FaultKind::Outsider(node, _)
         | FaultKind::Rehash(node, _)
         | FaultKind::ClockStep(node, _)
         | FaultKind::ClockDrift(node, _) => node != name,
-        FaultKind::Part(hosts) | FaultKind::Swap(hosts) | FaultKind::Mtu(hosts, _) => {
+        FaultKind::PartitionPair(hosts) | FaultKind::Swap(hosts) | FaultKind::Mtu(hosts, _) => {
             hosts.iter().all(|node| node != name)
         }
         FaultKind::Partition(names) | FaultKind::Mute(names) => {

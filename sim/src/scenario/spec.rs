@@ -1,10 +1,10 @@
 //! Workloads of scenarios.
 
-use super::Between;
+use super::NumberRange;
 use crate::groups::Groups;
 use crate::verbs::{Verb, Verbs};
 use rnic::{PathMtu, ReadyToSend};
-use switch::Chance;
+use switch::Rng;
 
 /// Workload of the hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,41 +19,41 @@ pub enum Work {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsSpec {
     /// Reliable connections between each two hosts
-    pub connections: Between,
+    pub connections: NumberRange,
     /// Unreliable connections between each two hosts
-    pub unreliable: Between,
+    pub unreliable: NumberRange,
     /// Operations of each end
-    pub operations: Between,
+    pub operations: NumberRange,
     /// Outstanding requests of each end
-    pub depth: Between,
+    pub depth: NumberRange,
     /// Longest message (bytes)
-    pub max_size: Between,
+    pub max_size: NumberRange,
     /// Verbs in use
     pub verbs: Vec<Verb>,
     /// Binary logarithm of the path MTU
-    pub mtu_log2: Between,
+    pub mtu_log2: NumberRange,
     /// ACK timeout: 4.096 us * 2^`timeout`
-    pub timeout: Between,
+    pub timeout: NumberRange,
     /// Retry limit; [`ReadyToSend::NO_LIMIT`] for none
-    pub retry_count: Between,
+    pub retry_count: NumberRange,
     /// Receive requests that each end keeps posted
-    pub receives: Between,
+    pub receives: NumberRange,
     /// Upper bound of the time until a used receive request is posted again (us)
-    pub repost_us: Between,
+    pub repost_us: NumberRange,
     /// Minimum RNR NAK timer, as encoded (IB table 45)
-    pub rnr_timer: Between,
+    pub rnr_timer: NumberRange,
     /// Outstanding READs and atomics of each end
-    pub max_rd_atomic: Between,
+    pub max_rd_atomic: NumberRange,
     /// Words for atomics at each host
-    pub words: Between,
+    pub words: NumberRange,
     /// Whether all ends of a host share one receive queue
-    pub srq: Between,
+    pub srq: NumberRange,
     /// Whether end-to-end credits are used
-    pub flow_control: Between,
+    pub flow_control: NumberRange,
     /// Whether one end of each connection reads until the other end has finished
-    pub background_reads: Between,
+    pub background_reads: NumberRange,
     /// Time within which each host revokes the rights of one connection (us); 0 for never
-    pub revoke_us: Between,
+    pub revoke_us: NumberRange,
 }
 
 impl Default for VerbsSpec {
@@ -61,31 +61,31 @@ impl Default for VerbsSpec {
     fn default() -> Self {
         let defaults = Verbs::default();
         Self {
-            connections: Between::just(defaults.connections.into()),
-            unreliable: Between::just(defaults.unreliable.into()),
-            operations: Between::just(defaults.operations.into()),
-            depth: Between::just(defaults.depth.into()),
-            max_size: Between::just(defaults.max_size.into()),
+            connections: NumberRange::fixed(defaults.connections.into()),
+            unreliable: NumberRange::fixed(defaults.unreliable.into()),
+            operations: NumberRange::fixed(defaults.operations.into()),
+            depth: NumberRange::fixed(defaults.depth.into()),
+            max_size: NumberRange::fixed(defaults.max_size.into()),
             verbs: Verb::ALL.to_vec(),
-            mtu_log2: Between::just(defaults.mtu.bytes().ilog2().into()),
-            timeout: Between::just(defaults.timeout.into()),
-            retry_count: Between::just(defaults.retry_count.into()),
-            receives: Between::just(defaults.receives.into()),
-            repost_us: Between::just(defaults.repost_us.into()),
-            rnr_timer: Between::just(defaults.rnr_timer.into()),
-            max_rd_atomic: Between::just(defaults.max_rd_atomic.into()),
-            words: Between::just(defaults.words.into()),
-            srq: Between::just(defaults.srq.into()),
-            flow_control: Between::just(defaults.flow_control.into()),
-            background_reads: Between::just(defaults.background_reads.into()),
-            revoke_us: Between::just(defaults.revoke_us.into()),
+            mtu_log2: NumberRange::fixed(defaults.mtu.bytes().ilog2().into()),
+            timeout: NumberRange::fixed(defaults.timeout.into()),
+            retry_count: NumberRange::fixed(defaults.retry_count.into()),
+            receives: NumberRange::fixed(defaults.receives.into()),
+            repost_us: NumberRange::fixed(defaults.repost_us.into()),
+            rnr_timer: NumberRange::fixed(defaults.rnr_timer.into()),
+            max_rd_atomic: NumberRange::fixed(defaults.max_rd_atomic.into()),
+            words: NumberRange::fixed(defaults.words.into()),
+            srq: NumberRange::fixed(defaults.srq.into()),
+            flow_control: NumberRange::fixed(defaults.flow_control.into()),
+            background_reads: NumberRange::fixed(defaults.background_reads.into()),
+            revoke_us: NumberRange::fixed(defaults.revoke_us.into()),
         }
     }
 }
 
 impl VerbsSpec {
     /// Returns the numbers in the order in which they are drawn.
-    fn numbers(&mut self) -> Vec<&mut Between> {
+    fn numbers(&mut self) -> Vec<&mut NumberRange> {
         vec![
             &mut self.connections,
             &mut self.operations,
@@ -138,31 +138,31 @@ pub struct GroupsSpec {
     /// Names of the leaders; all other hosts are replicas
     pub leaders: Vec<String>,
     /// Groups of each leader
-    pub groups: Between,
+    pub groups: NumberRange,
     /// Operations of each group
-    pub operations: Between,
+    pub operations: NumberRange,
     /// Outstanding operations of each group
-    pub depth: Between,
+    pub depth: NumberRange,
     /// Longest operation (bytes)
-    pub max_size: Between,
+    pub max_size: NumberRange,
     /// Binary logarithm of the path MTU
-    pub mtu_log2: Between,
+    pub mtu_log2: NumberRange,
     /// ACK timeout of the leaders: 4.096 us * 2^`timeout`
-    pub timeout: Between,
+    pub timeout: NumberRange,
     /// Retry limit of the leaders; [`ReadyToSend::NO_LIMIT`] for none
-    pub retry_count: Between,
+    pub retry_count: NumberRange,
     /// Replicas that have to acknowledge; 0 for a majority
-    pub quorum: Between,
+    pub quorum: NumberRange,
     /// Whether a quorum outvotes the other replicas' NAKs
-    pub outvote: Between,
+    pub outvote: NumberRange,
     /// Receive requests that a replica posts for each group
-    pub receives: Between,
+    pub receives: NumberRange,
     /// Average number of operations per message; 0 for no messages
-    pub messages: Between,
+    pub messages: NumberRange,
 }
 
 impl Work {
-    pub(super) fn draw(&mut self, rng: &mut Chance) {
+    pub(super) fn draw(&mut self, rng: &mut Rng) {
         let numbers = match self {
             Self::Verbs(verbs) => verbs.numbers(),
             Self::Groups(groups) => groups.numbers(),
@@ -193,22 +193,22 @@ impl GroupsSpec {
         let defaults = Groups::default();
         Self {
             leaders,
-            groups: Between::just(defaults.groups.into()),
-            operations: Between::just(defaults.operations.into()),
-            depth: Between::just(defaults.depth.into()),
-            max_size: Between::just(defaults.max_size.into()),
-            mtu_log2: Between::just(defaults.mtu.bytes().ilog2().into()),
-            timeout: Between::just(defaults.timeout.into()),
-            retry_count: Between::just(defaults.retry_count.into()),
-            quorum: Between::just(defaults.quorum.into()),
-            outvote: Between::just(defaults.outvote.into()),
-            receives: Between::just(defaults.receives.into()),
-            messages: Between::just(defaults.messages.into()),
+            groups: NumberRange::fixed(defaults.groups.into()),
+            operations: NumberRange::fixed(defaults.operations.into()),
+            depth: NumberRange::fixed(defaults.depth.into()),
+            max_size: NumberRange::fixed(defaults.max_size.into()),
+            mtu_log2: NumberRange::fixed(defaults.mtu.bytes().ilog2().into()),
+            timeout: NumberRange::fixed(defaults.timeout.into()),
+            retry_count: NumberRange::fixed(defaults.retry_count.into()),
+            quorum: NumberRange::fixed(defaults.quorum.into()),
+            outvote: NumberRange::fixed(defaults.outvote.into()),
+            receives: NumberRange::fixed(defaults.receives.into()),
+            messages: NumberRange::fixed(defaults.messages.into()),
         }
     }
 
     /// Returns the numbers in the order in which they are drawn.
-    fn numbers(&mut self) -> Vec<&mut Between> {
+    fn numbers(&mut self) -> Vec<&mut NumberRange> {
         vec![
             &mut self.groups,
             &mut self.operations,
@@ -244,6 +244,6 @@ impl GroupsSpec {
 }
 
 /// Returns the path MTU of a drawn binary logarithm.
-fn path_mtu(log2: Between) -> PathMtu {
+fn path_mtu(log2: NumberRange) -> PathMtu {
     PathMtu::of_bytes(1 << log2.value()).unwrap_or(PathMtu::B1024)
 }

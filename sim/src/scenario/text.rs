@@ -1,6 +1,6 @@
 //! Scenarios as TOML files.
 
-use super::{AckSpec, Between, FaultKind, GroupsSpec, Scenario, SwitchKind, VerbsSpec, Work};
+use super::{AckSpec, FaultKind, GroupsSpec, NumberRange, Scenario, SwitchKind, VerbsSpec, Work};
 use core::fmt::Write as _;
 use rnic::ReadyToSend;
 
@@ -67,12 +67,12 @@ pub fn to_toml(scenario: &Scenario) -> String {
             FaultKind::Pause(node) => text.quoted("pause", node),
             FaultKind::Partition(names) => text.line(&format!("partition = {names:?}")),
             FaultKind::Mute(names) => text.line(&format!("mute = {names:?}")),
-            FaultKind::Part(hosts) => text.line(&format!("part = {hosts:?}")),
+            FaultKind::PartitionPair(hosts) => text.line(&format!("part = {hosts:?}")),
             FaultKind::Mtu(ends, mtu) => {
                 text.line(&format!("link = {ends:?}"));
                 text.scaled("mtu", *mtu, 1.0);
             }
-            FaultKind::Stranger(switch, lies) => {
+            FaultKind::Outsider(switch, lies) => {
                 text.quoted("stranger", switch);
                 text.scaled("lies", *lies, 1.0);
             }
@@ -98,7 +98,7 @@ pub fn to_toml(scenario: &Scenario) -> String {
 }
 
 /// Returns a number, or the bounds of a range, in multiples of `unit`.
-fn value(between: Between, unit: f64) -> String {
+fn value(between: NumberRange, unit: f64) -> String {
     let [low, high] = [between.low, between.high].map(|number| number as f64 / unit);
     if between.low == between.high { format!("{low}") } else { format!("[{low}, {high}]") }
 }
@@ -117,7 +117,7 @@ impl Text {
         _ = writeln!(self.0, "{key} = {value:?}");
     }
 
-    fn flag(&mut self, key: &str, flag: Between) {
+    fn flag(&mut self, key: &str, flag: NumberRange) {
         if flag.low == flag.high {
             self.line(&format!("{key} = {}", flag.is_true()));
         } else {
@@ -125,7 +125,7 @@ impl Text {
         }
     }
 
-    fn scaled(&mut self, key: &str, between: Between, unit: f64) {
+    fn scaled(&mut self, key: &str, between: NumberRange, unit: f64) {
         self.line(&format!("{key} = {}", value(between, unit)));
     }
 
@@ -168,12 +168,12 @@ impl Text {
         self.scaled("messages", groups.messages, 1.0);
     }
 
-    fn mtu(&mut self, log2: Between) {
-        self.scaled("mtu", Between { low: 1 << log2.low, high: 1 << log2.high }, 1.0);
+    fn mtu(&mut self, log2: NumberRange) {
+        self.scaled("mtu", NumberRange { low: 1 << log2.low, high: 1 << log2.high }, 1.0);
     }
 
-    fn retry_count(&mut self, count: Between) {
-        if count == Between::just(ReadyToSend::NO_LIMIT.into()) {
+    fn retry_count(&mut self, count: NumberRange) {
+        if count == NumberRange::fixed(ReadyToSend::NO_LIMIT.into()) {
             self.quoted("retry_count", "unlimited");
         } else {
             self.scaled("retry_count", count, 1.0);

@@ -9,13 +9,13 @@ use super::{Shared, Verb, Verbs, memory};
 use crate::{App, Host};
 use core::sync::atomic::Ordering::Relaxed;
 use rnic::{
-    Access, Buffer, Completed, Completion, Cq, Modify, Mr, Pd, QpInit, ReadyToSend, RecvRequest, Rnic, Sge,
-    Srq, Status, Transport,
+    Access, Buffer, Completion, CompletionOpcode, Cq, Modify, Mr, Pd, QpInit, ReadyToSend, RecvRequest, Rnic,
+    Sge, Srq, Status, Transport,
 };
 use rocev2::Qpn;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 /// Capacity of the completion queue
 const COMPLETIONS: usize = 1 << 16;
@@ -75,7 +75,7 @@ pub struct VerbsApp {
     /// Receive requests to be posted again: due time and serial number, then the end and the slot
     reposts: BTreeMap<(Nanos, u64), (usize, u32)>,
     repost_count: u64,
-    rng: Chance,
+    rng: Rng,
     wrong: Option<String>,
     ready_ends: VecDeque<usize>,
     /// When access rights are to be revoked
@@ -117,7 +117,7 @@ impl VerbsApp {
             atomics: Vec::new(),
             reposts: BTreeMap::new(),
             repost_count: 0,
-            rng: Chance::stream(seed, 0x7265_7600 + host as u64),
+            rng: Rng::stream(seed, 0x7265_7600 + host as u64),
             wrong: None,
             ready_ends: VecDeque::new(),
             revoke_at: None,
@@ -167,7 +167,8 @@ impl VerbsApp {
     /// Reports completions that are left over.
     pub(super) fn check_left_over(&self, nic: &Rnic) -> Option<String> {
         let resources = self.resources.as_ref()?;
-        nic.cq_has_some(resources.cq).then(|| "completions are left in the queue at the end".to_owned())
+        nic.cq_has_completions(resources.cq)
+            .then(|| "completions are left in the queue at the end".to_owned())
     }
 
     fn resources(&mut self, nic: &mut Rnic) -> (Pd, Cq, Mr, Mr, Option<Srq>) {
@@ -331,7 +332,7 @@ impl VerbsApp {
     /// Handles a completion of an unreliable connection. Posts a used receive request again at once.
     fn on_unreliable(&mut self, nic: &mut Rnic, completion: &Completion) -> Result<(), String> {
         let Some((end, receives)) = self.unreliable.get_mut(&completion.qpn.get()) else { return Ok(()) };
-        if !matches!(completion.of, Completed::Recv | Completed::RecvWriteImm) {
+        if !matches!(completion.opcode, CompletionOpcode::Recv | CompletionOpcode::RecvWriteImm) {
             return end.on_sent(completion);
         }
         let bytes = receives.bytes(nic, completion.id, completion.len);
@@ -373,7 +374,7 @@ impl VerbsApp {
             atomics: &mut self.atomics[end.peer_host],
             may_fail: self.may_fail,
         };
-        let is_receive = matches!(completion.of, Completed::Recv | Completed::RecvWriteImm);
+        let is_receive = matches!(completion.opcode, CompletionOpcode::Recv | CompletionOpcode::RecvWriteImm);
         let result = if is_receive {
             let bytes =
                 receives.map(|receives| receives.bytes(context.nic, completion.id, completion.len).to_vec());

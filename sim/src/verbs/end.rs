@@ -5,7 +5,8 @@ use super::{Shared, Verb, Verbs};
 use crate::words::linear::{self, Action, Done};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rnic::{
-    Buffer, Completed, Completion, Data, Mr, Operation, QpError, Remote, Rnic, SendRequest, Sge, Status,
+    Buffer, Completion, CompletionOpcode, Data, Mr, Operation, QpError, Remote, Rnic, SendRequest, Sge,
+    Status,
 };
 use rocev2::Qpn;
 use std::collections::VecDeque;
@@ -295,14 +296,14 @@ impl End {
     ) -> Result<(), String> {
         let op = &pending.op;
         let (of, len) = match op.verb {
-            Verb::Write | Verb::WriteImm => (Completed::Write, 0),
-            Verb::Send | Verb::SendImm => (Completed::Send, 0),
-            Verb::Read => (Completed::Read, op.len),
-            Verb::CompareSwap => (Completed::CompareSwap, 8),
-            Verb::FetchAdd => (Completed::FetchAdd, 8),
+            Verb::Write | Verb::WriteImm => (CompletionOpcode::Write, 0),
+            Verb::Send | Verb::SendImm => (CompletionOpcode::Send, 0),
+            Verb::Read => (CompletionOpcode::Read, op.len),
+            Verb::CompareSwap => (CompletionOpcode::CompareSwap, 8),
+            Verb::FetchAdd => (CompletionOpcode::FetchAdd, 8),
         };
         if let Some(completion) = completion
-            && (completion.of, completion.len) != (of, len)
+            && (completion.opcode, completion.len) != (of, len)
         {
             return Err(format!("{completion:?} does not match the request {op:?}"));
         }
@@ -344,8 +345,9 @@ impl End {
         self.expected = next_message(&mut self.incoming);
         let sent = &context.pattern[op.source as usize..][..op.len as usize];
         let immediate = (op.verb != Verb::Send).then_some(op.immediate);
-        let of = if op.verb == Verb::WriteImm { Completed::RecvWriteImm } else { Completed::Recv };
-        if (completion.of, completion.len, completion.immediate, completion.solicited)
+        let of =
+            if op.verb == Verb::WriteImm { CompletionOpcode::RecvWriteImm } else { CompletionOpcode::Recv };
+        if (completion.opcode, completion.len, completion.immediate, completion.solicited)
             != (of, op.len, immediate, op.solicited)
         {
             return Err(format!("{completion:?} does not match the message {op:?}"));

@@ -24,7 +24,7 @@ use rnic::{Access, Modify, Path, PathMtu, ReadyToReceive, ReadyToSend, Rnic, Tra
 use rocev2::aeth::RnrTimer;
 use rocev2::{Psn, Qpn};
 use std::sync::Arc;
-use switch::Chance;
+use switch::Rng;
 
 /// Parameters of the workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,7 +171,7 @@ impl Shared {
 
 /// Returns the contents of the memory that messages are sent from; the same at every host.
 fn pattern(seed: u64, len: usize) -> Arc<[u8]> {
-    let mut rng = Chance::stream(seed, 0x7061_7474);
+    let mut rng = Rng::stream(seed, 0x7061_7474);
     let mut bytes = Vec::with_capacity(len + 8);
     while bytes.len() < len {
         bytes.extend(rng.bits().to_le_bytes());
@@ -191,7 +191,7 @@ pub fn apps(verbs: &Verbs, seed: u64, hosts: usize, may_fail: bool) -> (Vec<Verb
 
 /// Connects every two hosts with given queue pair numbers and PSNs, without the communication manager.
 pub fn connect(world: &mut World, hosts: &[(NodeId, IpAddr)], verbs: &Verbs, seed: u64) {
-    let mut rng = Chance::stream(seed, 0x636f_6e6e);
+    let mut rng = Rng::stream(seed, 0x636f_6e6e);
     let mut number = 0;
     for (transport, count) in [(Transport::Rc, verbs.connections), (Transport::Uc, verbs.unreliable)] {
         for first in 0..hosts.len() {
@@ -214,7 +214,7 @@ struct Pair {
 }
 
 /// Draws an initial PSN: in half of the cases just below 2^24, so that it wraps around soon.
-fn first_psn(rng: &mut Chance) -> Psn {
+fn first_psn(rng: &mut Rng) -> Psn {
     if rng.below(2) == 0 {
         Psn::new((0u32).wrapping_sub(rng.between(1, 64) as u32))
     } else {
@@ -228,7 +228,7 @@ fn connect_two(
     &Pair { transport, hosts: pair, number }: &Pair,
     verbs: &Verbs,
     seed: u64,
-    rng: &mut Chance,
+    rng: &mut Rng,
 ) {
     let psns = [first_psn(rng), first_psn(rng)];
     let broken = Arc::new(AtomicBool::new(false));

@@ -2,7 +2,7 @@
 
 use super::{Verb, Verbs};
 use std::collections::VecDeque;
-use switch::Chance;
+use switch::Rng;
 
 /// Number of offsets in the pattern at which a message may begin
 pub(super) const SOURCE_OFFSETS: u32 = 4096;
@@ -55,7 +55,7 @@ impl Op {
 /// Sequence of the operations of an end.
 #[derive(Clone, Debug)]
 pub(super) struct Stream {
-    rng: Chance,
+    rng: Rng,
     remaining: u32,
     index: u32,
     depth: u32,
@@ -71,7 +71,7 @@ pub(super) struct Stream {
 impl Stream {
     pub(super) fn new(verbs: &Verbs, seed: u64) -> Self {
         Self {
-            rng: Chance::new(seed),
+            rng: Rng::new(seed),
             remaining: verbs.operations,
             index: 0,
             depth: verbs.depth.max(1),

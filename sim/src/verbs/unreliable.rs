@@ -7,7 +7,9 @@
 use super::end::{PATTERN_VA, PeerMemory, TARGET_VA};
 use super::stream::{Op, Stream};
 use super::{Verb, Verbs};
-use rnic::{Buffer, Completed, Completion, Data, Mr, Operation, Remote, Rnic, SendRequest, Sge, Status};
+use rnic::{
+    Buffer, Completion, CompletionOpcode, Data, Mr, Operation, Remote, Rnic, SendRequest, Sge, Status,
+};
 use rocev2::Qpn;
 
 /// One end of an unreliable connection.
@@ -119,8 +121,8 @@ impl Unreliable {
         };
         self.next += missing + 1;
         let is_write = op.verb == Verb::WriteImm;
-        let of = if is_write { Completed::RecvWriteImm } else { Completed::Recv };
-        let is = (completion.status, completion.of, completion.len, completion.solicited);
+        let of = if is_write { CompletionOpcode::RecvWriteImm } else { CompletionOpcode::Recv };
+        let is = (completion.status, completion.opcode, completion.len, completion.solicited);
         if op.verb == Verb::Write || is != (Status::Success, of, op.len, op.solicited) {
             return Err(format!("{completion:?} does not match the message {op:?}"));
         }

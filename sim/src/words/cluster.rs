@@ -12,7 +12,7 @@ use rnic::{Interface, Rnic};
 use rocev2::Psn;
 use rocev2::ethernet::MacAddr;
 use std::collections::BTreeMap;
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 /// Limit of set-ups of one connection; hosts have resources for this number
 const MAX_SETUPS: u32 = 50;
@@ -119,7 +119,7 @@ pub struct Cluster {
     config: Config,
     wiring: Wiring,
     history: Shared,
-    rng: Chance,
+    rng: Rng,
     next_conn_id: u32,
     actions: BTreeMap<(Nanos, u64), Action>,
     action_count: u64,
@@ -159,7 +159,7 @@ fn nic_of(config: &Config, host: u16, max_qps: usize) -> impl FnMut() -> Rnic + 
     };
     let seed = config.seed ^ u64::from(host) << 16;
     let mut starts = 0;
-    let keeps_keys = config.keys_again && host < config.servers;
+    let keeps_keys = config.same_keys_after_restart && host < config.servers;
     move || {
         starts += u64::from(starts == 0 || !keeps_keys);
         Rnic::new(rnic::Config { seed: seed ^ starts << 40, ..nic.clone() })
@@ -182,7 +182,7 @@ impl Cluster {
         let all = usize::from(config.clients) * config.connections as usize;
         // Ends of broken connections may stay, and those of connections that the switch gave up.
         let spare = if config.may_fail { MAX_SETUPS as usize } else { 1 };
-        let room = all * spare + config.lanes * MAX_SETUPS as usize + 1;
+        let room = all * spare + config.switch_connections * MAX_SETUPS as usize + 1;
         let servers: Vec<_> = (0..config.servers)
             .map(|n| {
                 let app = ServerApp::new(config, n.into(), history.clone());
@@ -204,7 +204,7 @@ impl Cluster {
         for client in &clients {
             world.connect(*client, sides.clients, config.client_link);
         }
-        if config.lies > 0 {
+        if config.forged_rounds > 0 {
             let interfaces =
                 |hosts: core::ops::Range<u16>| hosts.map(|n| (address(config, n).0, mac(n))).collect();
             let hosts = config.servers + config.clients;
@@ -216,13 +216,13 @@ impl Cluster {
                 impersonated: interfaces(config.servers..hosts),
                 words: (TABLE_VA, config.table_size() as u64 / 8),
                 by_cm: config.by_cm,
-                rounds: config.lies,
+                rounds: config.forged_rounds,
                 from: Nanos::from_micros(1),
             });
             let forger = world.add("forger", forger, Clock::default());
             world.connect(forger, sides.clients, config.client_link);
         }
-        let mut rng = Chance::stream(config.seed, 0x636c_7573);
+        let mut rng = Rng::stream(config.seed, 0x636c_7573);
         let first_psn = first_psn(&mut rng);
         Self {
             world,
@@ -260,18 +260,18 @@ impl Cluster {
     }
 
     /// Partitions a client from a server for a while; both still reach all other hosts.
-    pub fn part(&mut self, client: u16, server: u16, at: Nanos, until: Nanos) {
+    pub fn partition(&mut self, client: u16, server: u16, at: Nanos, until: Nanos) {
         let (client, server) = (mac(self.config.servers + client), mac(server));
         // A shared connection of the switch may be dead while neither host can notify the switch. Until the
         // switch gives the connection up, the other clients reconnect in vain, and once more if the
         // connection is first used when the partition ends.
         if self.config.shares_fate {
-            let dead_for = Nanos(self.config.outlives.0 * 2) + until.since(at);
+            let dead_for = Nanos(self.config.forwarded_for.0 * 2) + until.since(at);
             let more = dead_for.0 / self.config.retry_interval().0;
             self.history.get().faults.extend((0..more).map(|_| (at + EPOCH, Affected::All)));
         }
-        self.schedule(at, Fault::Part(client, server));
-        self.schedule(until, Fault::Join(client, server));
+        self.schedule(at, Fault::PartitionPair(client, server));
+        self.schedule(until, Fault::HealPair(client, server));
     }
 
     /// Schedules a call of an operator's function, with the argument `what`, on the servers' switch.
@@ -295,7 +295,7 @@ impl Cluster {
                 links.first().map(|link| at(&self.world.ends(*link)))
             }
             Fault::Mtu(link, mtu) => (*mtu < self.world.mtu(*link)).then(|| at(&self.world.ends(*link))),
-            Fault::Part(a, b) => {
+            Fault::PartitionPair(a, b) => {
                 let of = |n: usize| mac(self.config.servers + n as u16);
                 (0..self.clients.len()).find(|n| [*a, *b].contains(&of(*n))).map(|n| at(&[self.clients[n]]))
             }
@@ -354,7 +354,7 @@ impl Cluster {
                 self.enter(self.config.begin_at, Action::Connect { client, task });
             }
         }
-        let mut rng = Chance::stream(self.config.seed, 0x0070_6174_6873);
+        let mut rng = Rng::stream(self.config.seed, 0x0070_6174_6873);
         for (due, count) in
             [(Action::Rehash, self.config.rehashes), (Action::Revoke, self.config.revocations)]
         {
@@ -587,7 +587,7 @@ impl Cluster {
 }
 
 /// Draws an initial PSN: in half of the cases just below 2^24, so that it wraps around soon.
-fn first_psn(rng: &mut Chance) -> Psn {
+fn first_psn(rng: &mut Rng) -> Psn {
     let near = 0u32.wrapping_sub(rng.between(1, 64) as u32);
     let any = rng.bits() as u32;
     Psn::new(if rng.below(2) == 0 { near } else { any })

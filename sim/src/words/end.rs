@@ -8,10 +8,12 @@ use super::section::Section;
 use super::{Config, STARVED, Verb, fill, unique};
 use core::fmt::Debug;
 use rnic::cm::Conn;
-use rnic::{Buffer, Completed, Completion, Data, Mr, Operation, Remote, Rnic, SendRequest, Sge, Status};
+use rnic::{
+    Buffer, Completion, CompletionOpcode, Data, Mr, Operation, Remote, Rnic, SendRequest, Sge, Status,
+};
 use rocev2::Qpn;
 use std::collections::VecDeque;
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 /// Virtual address of the landing zone of fetched data
 pub(super) const LANDING_VA: u64 = 0x3000_0000_0000;
@@ -49,18 +51,18 @@ pub(super) enum Purpose {
 }
 
 impl Purpose {
-    const fn completed(&self) -> Completed {
+    const fn completed(&self) -> CompletionOpcode {
         match self {
             Self::Words(Verb::CompareSwap, ..) | Self::Lock(_) | Self::Unlock(_, Some(_)) => {
-                Completed::CompareSwap
+                CompletionOpcode::CompareSwap
             }
-            Self::Words(Verb::FetchAdd, ..) => Completed::FetchAdd,
+            Self::Words(Verb::FetchAdd, ..) => CompletionOpcode::FetchAdd,
             Self::Words(Verb::ReadWord | Verb::ReadWords, ..) | Self::Read(..) | Self::Page => {
-                Completed::Read
+                CompletionOpcode::Read
             }
-            Self::Message(None) => Completed::Send,
+            Self::Message(None) => CompletionOpcode::Send,
             Self::Words(..) | Self::Write(..) | Self::Message(_) | Self::WritePage | Self::Unlock(..) => {
-                Completed::Write
+                CompletionOpcode::Write
             }
         }
     }
@@ -131,7 +133,7 @@ pub(super) struct End {
     sent: [u64; 2],
     /// Latest known value of each word
     pub(super) latest: Vec<u64>,
-    pub(super) rng: Chance,
+    pub(super) rng: Rng,
     pub(super) section: Option<Section>,
 }
 
@@ -158,7 +160,7 @@ impl End {
             confirmed: own,
             sent: [0; 2],
             latest: vec![0; config.words as usize],
-            rng: Chance::stream(config.seed, 0x656e_6400 | u64::from(conn_id) << 32),
+            rng: Rng::stream(config.seed, 0x656e_6400 | u64::from(conn_id) << 32),
             section: None,
         }
     }
@@ -340,7 +342,7 @@ impl End {
             };
             let last = pending.id == completion.id;
             let fits =
-                (completion.of, completion.len as usize) == (pending.purpose.completed(), pending.fetch);
+                (completion.opcode, completion.len as usize) == (pending.purpose.completed(), pending.fetch);
             if (last && !fits) || (!last && pending.signaled) {
                 context.history.fail(|| {
                     format!(

@@ -1,4 +1,4 @@
-//! Record of all requests and results of all clients. It outlives the hosts.
+//! Record of all requests and results of all clients. It forwarded_for the hosts.
 
 use super::linear::{self, Action, Done, Op, Rules};
 use super::{Config, Verb};
@@ -96,7 +96,7 @@ pub(super) struct History {
     /// Connections for which that time is still to come, with the time of the world
     ending: VecDeque<(Nanos, u32)>,
     /// Time for which a switch may still forward requests after the queue pair at the server is gone
-    outlives: Nanos,
+    forwarded_for: Nanos,
     /// Connections whose rights to words were revoked, with the time after which none of their requests may
     /// be executed
     revoked: BTreeMap<u32, Nanos>,
@@ -130,7 +130,7 @@ impl History {
             faults: Vec::new(),
             ended: BTreeMap::new(),
             ending: VecDeque::new(),
-            outlives: config.outlives,
+            forwarded_for: config.forwarded_for,
             revoked: BTreeMap::new(),
             now: Nanos::ZERO,
             wrong: None,
@@ -151,7 +151,7 @@ impl History {
 
     /// Records that the server's queue pair of a connection is gone.
     pub(super) fn end_connection(&mut self, conn_id: u32) {
-        self.ending.push_back((self.now + self.outlives, conn_id));
+        self.ending.push_back((self.now + self.forwarded_for, conn_id));
     }
 
     /// Records that the queue pair is gone, and that no switch holds requests of the connection that could
@@ -370,7 +370,7 @@ mod tests {
     fn requests_must_not_execute_after_their_queue_pair_is_gone() {
         let seen = |at: u64| {
             let mut history = history();
-            history.outlives = Nanos(10);
+            history.forwarded_for = Nanos(10);
             history.post(0, 0, 1, false, Action::Write(5));
             history.now = Nanos(100);
             history.end_connection(1);

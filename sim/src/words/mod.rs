@@ -34,7 +34,7 @@ pub use server::ServerApp;
 
 use crate::Link;
 use rnic::{AckPolicy, PathMtu, ReadyToSend};
-use switch::{Nanos, Share};
+use switch::{Nanos, Probability};
 
 /// Virtual address of a server's words, which the locks of its pages follow
 pub const TABLE_VA: u64 = 0x1000_0000_0000;
@@ -97,7 +97,7 @@ pub struct Config {
     /// When servers acknowledge
     pub ack: AckPolicy,
     /// Share of hosts whose NICs forget old READs and atomics, as soft-RoCE does
-    pub forgetful: Share,
+    pub forgetful: Probability,
     /// Receive requests that a server keeps posted for each connection
     pub receives: u32,
     /// Upper bound of the time until a used receive request is posted again (us)
@@ -108,7 +108,7 @@ pub struct Config {
     /// Start of the clients
     pub begin_at: Nanos,
     /// Connections of the switch's own at each server at once
-    pub lanes: usize,
+    pub switch_connections: usize,
     /// Whether connections may break: there are faults, or retries are limited
     pub may_fail: bool,
     /// Time from the break of a connection to its re-establishment
@@ -125,15 +125,15 @@ pub struct Config {
     pub shares_fate: bool,
     /// Time for which a connection's requests may still be executed after its queue pair at the server is
     /// gone: the switch may forward those that it holds
-    pub outlives: Nanos,
+    pub forwarded_for: Nanos,
     /// Rounds of forged packets of a host without access rights
-    pub lies: u32,
+    pub forged_rounds: u32,
     /// Whether a server's memory survives its restart: only its process restarts, or the memory is persistent
     pub keeps_memory: bool,
     /// Number of words, the last ones, that the server's program writes locally, too
     pub local_words: u32,
     /// Whether restarted servers give their regions the same keys again
-    pub keys_again: bool,
+    pub same_keys_after_restart: bool,
     /// Link of each client to the switch
     pub client_link: Link,
     /// Link of each server to the switch
@@ -172,12 +172,12 @@ impl Default for Config {
             retry_count: ReadyToSend::NO_LIMIT,
             window: 64,
             ack: AckPolicy::OnRequest,
-            forgetful: Share::NEVER,
+            forgetful: Probability::NEVER,
             receives: 8,
             repost_us: 0,
             starve: None,
             begin_at: Nanos::ZERO,
-            lanes: 0,
+            switch_connections: 0,
             may_fail: false,
             reconnect_after: Nanos::from_micros(300),
             linger: false,
@@ -185,11 +185,11 @@ impl Default for Config {
             revocations: 0,
             revoked_within: Nanos::ZERO,
             shares_fate: false,
-            outlives: Nanos::ZERO,
-            lies: 0,
+            forwarded_for: Nanos::ZERO,
+            forged_rounds: 0,
             keeps_memory: false,
             local_words: 0,
-            keys_again: false,
+            same_keys_after_restart: false,
             client_link: Link::default(),
             server_link: Link::default(),
             #[cfg(debug_assertions)]
@@ -200,7 +200,7 @@ impl Default for Config {
 
 /// How a server treats a switch's request for a connection of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
+pub enum SwitchConnection {
     /// Accepts it with a queue pair like those of clients
     Good,
     /// Accepts it with a queue pair of another protection domain, in which no key is valid
@@ -209,7 +209,7 @@ pub enum Lane {
     Refused,
 }
 
-impl Lane {
+impl SwitchConnection {
     const ALL: [Self; 3] = [Self::Good, Self::OtherDomain, Self::Refused];
 
     /// Returns the private data of a REQ that requests this treatment.
@@ -223,7 +223,7 @@ impl Lane {
 
     /// Returns the treatment that a REQ with this private data requests; None if the REQ is not a switch's.
     fn requested_by(private_data: &[u8]) -> Option<Self> {
-        Self::ALL.into_iter().find(|lane| private_data.starts_with(lane.private_data()))
+        Self::ALL.into_iter().find(|treatment| private_data.starts_with(treatment.private_data()))
     }
 }
 
@@ -245,7 +245,7 @@ impl Config {
 
     /// Returns the number of switch ports for all hosts.
     pub fn ports(&self) -> u16 {
-        self.clients + self.servers + u16::from(self.lies > 0)
+        self.clients + self.servers + u16::from(self.forged_rounds > 0)
     }
 
     /// Returns the shortest time from one failed attempt to connect to the next: all retries, and the pause.

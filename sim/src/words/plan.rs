@@ -1,7 +1,7 @@
 //! The operations of a connection, one after the other, as the seed determines them.
 
 use super::Config;
-use switch::Chance;
+use switch::Rng;
 
 /// A verb, and the memory that it is used on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,7 +85,7 @@ pub(super) struct PlannedOp {
 /// Sequence of the operations of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    rng: Chance,
+    rng: Rng,
     remaining: u32,
     words: u32,
     locks: u32,
@@ -103,7 +103,7 @@ impl Plan {
             sum
         });
         Self {
-            rng: Chance::new(seed),
+            rng: Rng::new(seed),
             remaining: config.operations,
             words: config.words.max(1),
             locks: config.pages,

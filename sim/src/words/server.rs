@@ -4,17 +4,17 @@
 use super::connect::{Endpoint, Kind, Memory, RNR_TIMER, connect_qp, kind, message, queue_pair};
 use super::history::Shared;
 use super::linear::Action;
-use super::{Config, Lane, PAGES_VA, PORT, STARVED, TABLE_VA};
+use super::{Config, PAGES_VA, PORT, STARVED, SwitchConnection, TABLE_VA};
 use crate::App;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, RemoteRequest};
 use rnic::{
-    Access, Buffer, Completed, Completion, ConnParam, Cq, Modify, Mr, Pd, RecvRequest, Remote, Rnic, Sge,
-    State, Status,
+    Access, Buffer, Completion, CompletionOpcode, ConnParam, Cq, Modify, Mr, Pd, RecvRequest, Remote, Rnic,
+    Sge, State, Status,
 };
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
 use std::collections::{BTreeMap, BTreeSet};
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 const OWN_VA: u64 = 0x4000_0000_0000;
 const RECEIVE_VA: u64 = 0x5000_0000_0000;
@@ -69,7 +69,7 @@ pub struct ServerApp {
     writes: BTreeSet<Nanos>,
     /// Memory at the time of the crash, if it survives
     kept_memory: Option<Vec<u8>>,
-    rng: Chance,
+    rng: Rng,
     starts: u64,
     up: bool,
 }
@@ -89,7 +89,7 @@ impl ServerApp {
             repost_count: 0,
             writes: BTreeSet::new(),
             kept_memory: None,
-            rng: Chance::stream(config.seed, 0x7365_7276_0000 + number as u64),
+            rng: Rng::stream(config.seed, 0x7365_7276_0000 + number as u64),
             starts: 0,
             up: false,
         }
@@ -208,16 +208,16 @@ impl ServerApp {
         let expected = message(conn_id, number, size);
         let len = completion.len.min(size) as usize;
         let (of, immediate) = match kind(conn_id, number) {
-            Kind::Send => (Completed::Recv, None),
-            Kind::SendImm => (Completed::Recv, Some(number as u32)),
-            Kind::WriteImm => (Completed::RecvWriteImm, Some(number as u32)),
+            Kind::Send => (CompletionOpcode::Recv, None),
+            Kind::SendImm => (CompletionOpcode::Recv, Some(number as u32)),
+            Kind::WriteImm => (CompletionOpcode::RecvWriteImm, Some(number as u32)),
         };
         let received = match of {
             // The data is in place now: later messages are not executed before this completion is polled.
-            Completed::RecvWriteImm => &nic.bytes(served.own)[..len],
+            CompletionOpcode::RecvWriteImm => &nic.bytes(served.own)[..len],
             _ => &nic.bytes(served.receives.0)[completion.id as usize * size as usize..][..len],
         };
-        if received != expected || (completion.of, completion.immediate) != (of, immediate) {
+        if received != expected || (completion.opcode, completion.immediate) != (of, immediate) {
             self.history.get().fail(|| {
                 format!("connection {conn_id}: message {number} differs from what was sent: {completion:?}")
             });
@@ -260,8 +260,8 @@ impl ServerApp {
     }
 
     fn accept(&mut self, nic: &mut Rnic, conn: Conn, request: &RemoteRequest, now: Nanos) -> Option<()> {
-        if let Some(lane) = Lane::requested_by(&request.private_data) {
-            return self.accept_switch_qp(nic, conn, lane, now);
+        if let Some(treatment) = SwitchConnection::requested_by(&request.private_data) {
+            return self.accept_switch_qp(nic, conn, treatment, now);
         }
         let conn_id = u32::from_be_bytes(*request.private_data.first_chunk()?);
         let (qpn, memory) = self.serve(nic, conn_id)?;
@@ -278,12 +278,18 @@ impl ServerApp {
     }
 
     /// Accepts a connection of the switch's own.
-    fn accept_switch_qp(&mut self, nic: &mut Rnic, conn: Conn, lane: Lane, now: Nanos) -> Option<()> {
+    fn accept_switch_qp(
+        &mut self,
+        nic: &mut Rnic,
+        conn: Conn,
+        treatment: SwitchConnection,
+        now: Nanos,
+    ) -> Option<()> {
         let Resources { pd, cq, .. } = self.resources?;
-        let pd = match lane {
-            Lane::Good => pd,
-            Lane::OtherDomain => nic.alloc_pd(),
-            Lane::Refused => return None,
+        let pd = match treatment {
+            SwitchConnection::Good => pd,
+            SwitchConnection::OtherDomain => nic.alloc_pd(),
+            SwitchConnection::Refused => return None,
         };
         let qpn = queue_pair(nic, pd, cq, 1, 1);
         let param = ConnParam {

@@ -6,7 +6,7 @@ use sim::rack::{Outcome, Rack, RackConfig, forward};
 use sim::registers::{History, Observed};
 use sim::{Costs, Fault, Link};
 use std::sync::{Arc, Mutex};
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 use swordbox::clients::clover::{Clover, Layout, Options, Store, Tails};
 use swordbox::clients::ycsb::{Mix, Workload};
 use swordbox::clients::{Kind, Start, Stopped, Thread};
@@ -25,7 +25,7 @@ async fn run_thread(
     let verbs = start.verbs;
     let mut store = Store::new(verbs.clone(), &start.regions, layout, options, tails)?;
     let thread = (machine * 1000 + start.number) as u64;
-    let mut rng = Chance::stream(seed, thread);
+    let mut rng = Rng::stream(seed, thread);
     for time in 0..times {
         let key = rng.below(layout.keys);
         let began = verbs.now();
@@ -33,12 +33,12 @@ async fn run_thread(
             let value = (thread << 32) + time + 1;
             store.put(key, &value.to_le_bytes()).await?;
             let written = Observed { value, began, ended: verbs.now() };
-            history.lock().unwrap().wrote(key, written);
+            history.lock().unwrap().add_write(key, written);
         } else {
             let bytes = store.get(key).await?;
             // The initial value is empty.
             let value = bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
-            history.lock().unwrap().read(key, Observed { value, began, ended: verbs.now() });
+            history.lock().unwrap().add_read(key, Observed { value, began, ended: verbs.now() });
         }
     }
     Ok(())
@@ -81,7 +81,7 @@ fn reads_return_what_was_written() {
 
 #[test]
 fn reads_return_what_was_written_on_a_lossy_link_and_with_costs() {
-    let percent = Share::percent;
+    let percent = Probability::percent;
     for seed in 0..20 {
         let link = Link {
             loss: percent(2),

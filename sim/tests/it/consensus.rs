@@ -6,17 +6,17 @@ mod majorities;
 mod seeds;
 
 use crate::environment;
-use p4ce::consensus::{Standing, Waiting};
-use sim::consensus::{Cluster, ClusterConfig, Stranger};
+use p4ce::consensus::{Membership, WaitReason};
+use sim::consensus::{Cluster, ClusterConfig, Outsider};
 use sim::{Fault, Host, Link, LinkId};
-use switch::{Nanos, Share};
+use switch::{Nanos, Probability};
 
 #[test]
 fn values_are_decided_at_all_servers() {
-    let mut net = Cluster::new(&ClusterConfig { wanted: 500, ..ClusterConfig::default() });
+    let mut net = Cluster::new(&ClusterConfig { max_proposals: 500, ..ClusterConfig::default() });
     net.run_until(Nanos::from_millis(20));
     net.check().unwrap();
-    assert!(net.app(0).server().leads(), "server 0 does not lead, although it has the lowest number");
+    assert!(net.app(0).server().is_leader(), "server 0 does not lead, although it has the lowest number");
     for app in net.apps() {
         assert_eq!(app.next(), 500);
     }
@@ -26,7 +26,7 @@ fn values_are_decided_at_all_servers() {
 fn a_leader_replicates_through_the_switch_and_without_it_when_it_fails() {
     let mut net = Cluster::new(&ClusterConfig { through: true, ..ClusterConfig::default() });
     net.run_until(Nanos::from_millis(20));
-    assert!(net.app(0).server().replicates_through());
+    assert!(net.app(0).server().replicates_through_switch());
     let before = net.app(0).next();
     let copies_before = net.copies();
     net.run_until(Nanos::from_millis(30));
@@ -37,12 +37,12 @@ fn a_leader_replicates_through_the_switch_and_without_it_when_it_fails() {
     net.world.schedule(Nanos::from_millis(30), Fault::Crash(net.switch));
     net.world.schedule(Nanos::from_micros(30_050), Fault::Restart(net.switch));
     net.run_until(Nanos::from_millis(40));
-    assert!(!net.app(0).server().replicates_through());
+    assert!(!net.app(0).server().replicates_through_switch());
     let before = net.app(0).next();
     net.run_until(Nanos::from_millis(45));
     assert!(net.app(0).next() > before + 500);
     net.run_until(Nanos::from_millis(200));
-    assert!(net.app(0).server().replicates_through());
+    assert!(net.app(0).server().replicates_through_switch());
     net.check().unwrap();
 }
 
@@ -56,7 +56,7 @@ fn the_next_server_leads_after_the_leader_crashes() {
     net.run_until(Nanos::from_millis(30));
     net.check().unwrap();
     let app = net.app(1);
-    assert!(app.server().leads() && app.next() > before + 100, "{} after {before}", app.next());
+    assert!(app.server().is_leader() && app.next() > before + 100, "{} after {before}", app.next());
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_server_that_lost_its_memory_becomes_a_member_again() {
     let before = net.app(0).next();
     assert!(before > 1000, "too few entries to exceed the log: {before}");
     net.run_until(Nanos::from_millis(30));
-    assert_eq!((net.app(2).server().standing(), net.app(2).installed()), (Standing::Member, 1));
+    assert_eq!((net.app(2).server().membership(), net.app(2).installed()), (Membership::Member, 1));
     // The server counts: there is no majority without it.
     net.world.schedule(Nanos::from_millis(30), Fault::Crash(net.servers[1]));
     net.run_until(Nanos::from_millis(32));
@@ -85,12 +85,12 @@ fn a_server_that_lost_its_memory_rejoins_the_switch_group() {
     net.world.schedule(Nanos::from_millis(25), Fault::Restart(net.servers[2]));
     net.run_until(Nanos::from_millis(24));
     assert!(
-        net.app(0).server().replicates_through(),
+        net.app(0).server().replicates_through_switch(),
         "the leader should replicate through the switch to one replica"
     );
     net.run_until(Nanos::from_millis(60));
-    assert_eq!(net.app(2).server().standing(), Standing::Member);
-    assert!(net.app(0).server().replicates_through());
+    assert_eq!(net.app(2).server().membership(), Membership::Member);
+    assert!(net.app(0).server().replicates_through_switch());
     // The group includes the restarted server: two copies of each packet.
     let (copies, entries) = (net.copies(), net.entries());
     net.run_until(Nanos::from_millis(61));
@@ -107,9 +107,9 @@ fn a_server_that_lost_its_memory_becomes_a_member_again_through_a_switch() {
         net.world.schedule(at, Fault::Crash(net.servers[n]));
         net.world.schedule(at + Nanos::from_micros(down_us), Fault::Restart(net.servers[n]));
         net.run_until(at);
-        assert!(net.app(0).server().replicates_through());
+        assert!(net.app(0).server().replicates_through_switch());
         net.run_until(at + Nanos::from_millis(60));
-        assert_eq!(net.app(n).server().standing(), Standing::Member, "server {n}");
+        assert_eq!(net.app(n).server().membership(), Membership::Member, "server {n}");
     }
     net.check().unwrap();
 }
@@ -120,9 +120,9 @@ fn a_leader_that_restarts_leads_again() {
     net.world.schedule(Nanos::from_millis(10), Fault::Crash(net.servers[0]));
     net.world.schedule(Nanos::from_millis(15), Fault::Restart(net.servers[0]));
     net.run_until(Nanos::from_millis(14));
-    assert!(net.app(1).server().leads());
+    assert!(net.app(1).server().is_leader());
     net.run_until(Nanos::from_millis(60));
-    assert!(net.app(0).server().leads());
+    assert!(net.app(0).server().is_leader());
     assert_eq!(net.app(0).installed(), 1);
     assert_eq!(net.app(1).server().leader(), Some(0));
     net.check().unwrap();
@@ -139,11 +139,11 @@ fn a_server_that_lost_its_memory_does_not_count_for_a_majority() {
     let before = net.app(0).next();
     net.run_until(Nanos::from_millis(50));
     assert_eq!(net.app(0).next(), before, "one member and a blank server are no majority of three");
-    assert_eq!(net.app(1).server().standing(), Standing::Blank);
+    assert_eq!(net.app(1).server().membership(), Membership::Blank);
     net.world.schedule(Nanos::from_millis(50), Fault::Heal(cut_links));
     net.run_until(Nanos::from_millis(90));
     assert!(net.app(0).next() > before + 1000, "{} after {before}", net.app(0).next());
-    assert_eq!(net.app(1).server().standing(), Standing::Member);
+    assert_eq!(net.app(1).server().membership(), Membership::Member);
     net.check().unwrap();
 }
 
@@ -156,8 +156,10 @@ fn links_of(net: &Cluster, servers: &[usize]) -> Vec<LinkId> {
 #[test]
 fn entries_below_a_snapshot_are_not_taken_for_decided() {
     let mut installed = 0;
-    for (phase, wanted) in (0..12).flat_map(|phase| [57, 58, 59].map(|wanted| (phase, wanted))) {
-        let config = ClusterConfig { servers: 5, window: 16, wanted, ..ClusterConfig::default() };
+    for (phase, max_proposals) in
+        (0..12).flat_map(|phase| [57, 58, 59].map(|max_proposals| (phase, max_proposals)))
+    {
+        let config = ClusterConfig { servers: 5, window: 16, max_proposals, ..ClusterConfig::default() };
         let mut net = Cluster::new(&config);
         let change = |net: &mut Cluster, at: Nanos, cut: &[usize], heal: &[usize]| {
             let (cut, heal) = (links_of(net, cut), links_of(net, heal));
@@ -190,7 +192,7 @@ fn entries_below_a_snapshot_are_not_taken_for_decided() {
         }
         net.run_until(at + Nanos::from_millis(40));
         installed += net.app(3).installed();
-        net.check().unwrap_or_else(|wrong| panic!("{phase}, {wanted}: {wrong}"));
+        net.check().unwrap_or_else(|wrong| panic!("{phase}, {max_proposals}: {wrong}"));
     }
     assert!(installed > 10, "only {installed} snapshots were installed");
 }
@@ -212,7 +214,7 @@ fn a_server_with_a_higher_promise_of_its_own_is_asked_in_a_later_term() {
 
 #[test]
 fn a_flapping_link_leaks_no_queue_pairs() {
-    let mut net = Cluster::new(&ClusterConfig { wanted: 10, ..ClusterConfig::default() });
+    let mut net = Cluster::new(&ClusterConfig { max_proposals: 10, ..ClusterConfig::default() });
     let mut at = Nanos::from_millis(10);
     for _ in 0..60 {
         let link = links_of(&net, &[2]);
@@ -230,7 +232,7 @@ fn a_flapping_link_leaks_no_queue_pairs() {
 #[test]
 fn a_copy_lost_behind_the_switch_does_not_stop_the_group() {
     for (loss, servers) in [(0.01, 3), (0.0001, 3), (0.0001, 5)] {
-        let link = Link { loss: Share::new(loss).unwrap(), ..Link::default() };
+        let link = Link { loss: Probability::new(loss).unwrap(), ..Link::default() };
         let config = ClusterConfig { seed: 7, through: true, link, servers, ..ClusterConfig::default() };
         let mut net = Cluster::new(&config);
         net.run_until(Nanos::from_millis(10));
@@ -252,7 +254,7 @@ fn a_copy_lost_behind_the_switch_does_not_stop_the_group() {
 fn requests_of_a_host_that_is_not_a_server_change_nothing() {
     for through in [false, true] {
         let config =
-            ClusterConfig { through, stranger: Some(Nanos::from_micros(50)), ..ClusterConfig::default() };
+            ClusterConfig { through, outsider: Some(Nanos::from_micros(50)), ..ClusterConfig::default() };
         let mut net = Cluster::new(&config);
         net.run_until(Nanos::from_millis(20));
         let before = net.entries();
@@ -265,10 +267,12 @@ fn requests_of_a_host_that_is_not_a_server_change_nothing() {
             terms,
             "the leader has changed"
         );
-        assert!(net.app(0).server().leads() && net.app(0).server().replicates_through() == through);
+        assert!(
+            net.app(0).server().is_leader() && net.app(0).server().replicates_through_switch() == through
+        );
         let refused: u64 = net.apps().map(|app| app.server().refused()).sum();
-        let node = net.stranger.expect("the cluster has an outsider");
-        let request_count = net.world.node::<Host<Stranger>>(node).app.asked;
+        let node = net.outsider.expect("the cluster has an outsider");
+        let request_count = net.world.node::<Host<Outsider>>(node).app.requests;
         assert!(request_count > 500 && refused > request_count / 2, "{refused} of {request_count} requests");
     }
 }
@@ -279,18 +283,19 @@ fn servers_and_switch_that_share_a_secret_work_together() {
     let mut net = Cluster::new(&config);
     net.run_until(Nanos::from_millis(30));
     net.check().unwrap();
-    assert!(net.app(0).server().replicates_through() && net.entries() > 1000, "{}", net.entries());
+    assert!(net.app(0).server().replicates_through_switch() && net.entries() > 1000, "{}", net.entries());
     assert!(net.apps().all(|app| app.server().refused() == 0));
 }
 
 #[test]
 fn a_server_with_another_secret_is_refused_and_reports_it() {
-    let config = ClusterConfig { secret: true, odd: Some(1), ..ClusterConfig::default() };
+    let config =
+        ClusterConfig { secret: true, server_with_other_secret: Some(1), ..ClusterConfig::default() };
     let mut net = Cluster::new(&config);
     net.run_until(Nanos::from_millis(30));
-    assert_eq!((net.beginnings(), net.entries()), (0, 0));
-    assert_eq!(net.app(0).server().waits_for(), Some(Waiting::Refused(1)));
-    assert_eq!(net.app(1).server().waits_for(), Some(Waiting::Refused(0)));
+    assert_eq!((net.bootstrap_count(), net.entries()), (0, 0));
+    assert_eq!(net.app(0).server().waits_for(), Some(WaitReason::Refused(1)));
+    assert_eq!(net.app(1).server().waits_for(), Some(WaitReason::Refused(0)));
     assert!(net.app(1).server().refused() > 0);
 }
 
@@ -299,7 +304,7 @@ fn servers_that_all_lost_their_memory_wait_for_the_operator() {
     let mut net = Cluster::new(&ClusterConfig::default());
     net.run_until(Nanos::from_millis(20));
     let before = net.entries();
-    assert!(before > 100 && net.beginnings() == 1);
+    assert!(before > 100 && net.bootstrap_count() == 1);
     for (n, node) in net.servers.clone().into_iter().enumerate() {
         let at = Nanos::from_millis(20) + Nanos::from_micros(300 * n as u64);
         net.world.schedule(at, Fault::Crash(node));
@@ -310,33 +315,33 @@ fn servers_that_all_lost_their_memory_wait_for_the_operator() {
     let after = net.entries();
     assert!(after < before + 100, "more entries than could be decided before the last crash");
     for app in net.apps() {
-        assert_eq!((app.server().standing(), app.next()), (Standing::Blank, 0));
-        assert_eq!(app.server().waits_for(), Some(Waiting::Bootstrap));
+        assert_eq!((app.server().membership(), app.next()), (Membership::Blank, 0));
+        assert_eq!(app.server().waits_for(), Some(WaitReason::Bootstrap));
     }
     // The operator's bootstrap, at any server or at two at once
     net.bootstrap(1);
     net.bootstrap(2);
     net.run_until(Nanos::from_millis(240));
     net.check().unwrap();
-    assert_eq!(net.beginnings(), 2);
-    assert!(net.app(0).server().leads() && net.entries() > 100);
+    assert_eq!(net.bootstrap_count(), 2);
+    assert!(net.app(0).server().is_leader() && net.entries() > 100);
     assert_eq!(net.app(0).server().waits_for(), None);
 }
 
 #[test]
 fn servers_bootstrap_only_on_command() {
-    let mut net = Cluster::new(&ClusterConfig { begins: false, ..ClusterConfig::default() });
+    let mut net = Cluster::new(&ClusterConfig { bootstraps: false, ..ClusterConfig::default() });
     net.world.schedule(Nanos::ZERO, Fault::Crash(net.servers[2]));
     net.run_until(Nanos::from_millis(20));
-    assert_eq!(net.app(0).server().waits_for(), Some(Waiting::Server(2)));
+    assert_eq!(net.app(0).server().waits_for(), Some(WaitReason::Server(2)));
     // The bootstrap command is kept until all servers run.
     net.bootstrap(0);
     net.run_until(Nanos::from_millis(30));
-    assert_eq!((net.beginnings(), net.app(0).server().standing()), (0, Standing::Blank));
+    assert_eq!((net.bootstrap_count(), net.app(0).server().membership()), (0, Membership::Blank));
     net.world.schedule(Nanos::from_millis(30), Fault::Restart(net.servers[2]));
     net.run_until(Nanos::from_millis(50));
     net.check().unwrap();
-    assert!(net.beginnings() == 1 && net.entries() > 100);
+    assert!(net.bootstrap_count() == 1 && net.entries() > 100);
 }
 
 #[test]
@@ -350,17 +355,17 @@ fn a_bootstrap_command_is_void_while_a_member_lives() {
     };
     crash(&mut net, &[1, 2], Nanos::from_millis(10));
     net.run_until(Nanos::from_millis(30));
-    assert_eq!(net.app(1).server().waits_for(), Some(Waiting::Admission(0)));
+    assert_eq!(net.app(1).server().waits_for(), Some(WaitReason::Admission(0)));
     net.bootstrap(1);
     net.run_until(Nanos::from_millis(40));
     // The last server with entries crashes, and the bootstrap command was not kept.
     crash(&mut net, &[0], Nanos::from_millis(40));
     net.run_until(Nanos::from_millis(80));
     net.check().unwrap();
-    assert_eq!(net.beginnings(), 1);
+    assert_eq!(net.bootstrap_count(), 1);
     // The last member had permission to write to the other servers.
     let waits: Vec<_> = net.apps().map(|app| app.server().waits_for()).collect();
-    assert_eq!(waits, [1, 1, 2].map(|server| Some(Waiting::Restart(server))));
+    assert_eq!(waits, [1, 1, 2].map(|server| Some(WaitReason::Restart(server))));
 }
 
 /// Runs until this server's NIC has sent `frames` more frames, or until `end`.

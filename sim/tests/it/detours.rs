@@ -4,19 +4,19 @@
 use representative::Refusal;
 use rocev2::ethernet::Ethernet;
 use rocev2::{Opcode, Packet};
-use sim::onepipe::{Made, Triangle};
+use sim::onepipe::{Network, Triangle};
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
-use switch::{Nanos, Share};
+use switch::{Nanos, Probability};
 
 /// Builds and runs a triangle of switches. The seed selects the loss and the delay of the link between the
 /// switches.
-fn lossy(detours: bool, seed: u64) -> Made {
+fn lossy(detours: bool, seed: u64) -> Network {
     let mut triangle = Triangle::new(detours);
     triangle.between.delay = Nanos(500 + seed % 16 * 1_000);
     triangle.between.jitter = Nanos(seed % 4 * 300);
     for link in [&mut triangle.between, &mut triangle.link] {
-        link.loss = Share::percent(seed % 5);
+        link.loss = Probability::percent(seed % 5);
         link.rate_bps = [10_000_000_000, 100_000_000_000][seed as usize % 2];
     }
     triangle.skew_ns = 300;

@@ -3,7 +3,7 @@
 use rnic::{AckPolicy, PathMtu};
 use sim::words::{Cluster, Config};
 use sim::{Fault, Link};
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 
 /// Longest time in microseconds that a request may take from the switch to a server. It is below the smallest
 /// `settle` of all suites.
@@ -13,18 +13,18 @@ pub(crate) const PROOF_LIFETIME: Nanos = Nanos::from_micros(100);
 
 /// Draws a link with four impairments. Each is absent in half of the cases, and otherwise affects a share of
 /// up to `max` of all frames.
-fn draw_link(rng: &mut Chance, max: f64) -> Link {
+fn draw_link(rng: &mut Rng, max: f64) -> Link {
     let mut share = || {
-        let share = Share::new(rng.below(1000) as f64 / 1000.0 * max).unwrap();
-        if rng.below(2) == 0 { Share::NEVER } else { share }
+        let share = Probability::new(rng.below(1000) as f64 / 1000.0 * max).unwrap();
+        if rng.below(2) == 0 { Probability::NEVER } else { share }
     };
     Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() }
 }
 
 /// Draws the configuration of a seed. Some have many clients with few operations each. `forgetful` is the
 /// share of NICs that do not keep the results of old READs and atomics.
-pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
-    let mut rng = Chance::new(seed);
+pub(crate) fn drawn(seed: u64, forgetful: Probability) -> (Config, Rng) {
+    let mut rng = Rng::new(seed);
     let many = rng.below(40) == 0;
     let clients = if many { rng.between(64, 256) } else { rng.between(2, 16) } as u16;
     let depth = if many { rng.between(1, 4) } else { 1 << rng.below(7) } as u32;
@@ -71,11 +71,11 @@ pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
         ..Config::default()
     };
     // Separate streams from here on: other draws of the seed do not depend on these.
-    let mut paths = Chance::stream(seed, 0x7061_7468);
+    let mut paths = Rng::stream(seed, 0x7061_7468);
     config.rehashes = paths.below(5) as u32;
-    config.lies = if paths.below(3) == 0 { paths.between(1, 40) } else { 0 } as u32;
+    config.forged_rounds = if paths.below(3) == 0 { paths.between(1, 40) } else { 0 } as u32;
     // Late frames, and duplicates of frames that were sent long before
-    let mut late = Chance::stream(seed, 0x6c61_7465);
+    let mut late = Rng::stream(seed, 0x6c61_7465);
     if late.below(4) == 0 {
         config.client_link.reorder_by = Nanos::from_micros(late.between(20, 5000));
         config.server_link.reorder_by = Nanos::from_micros(late.between(20, MAX_REQUEST_DELAY_US));
@@ -83,11 +83,11 @@ pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
     // Short queues at the switch's ports to clients. A server's port, where the traffic of all clients meets,
     // has room for a window of each.
     crate::environment::short_queue(&mut config.client_link, seed);
-    let mut local = Chance::stream(seed, 0x6c6f_6361);
+    let mut local = Rng::stream(seed, 0x6c6f_6361);
     config.local_words = if local.below(8) == 0 { local.between(1, config.words.into()) } else { 0 } as u32;
     // Messages of up to 64 KB, of few clients only: memory is reserved for every message that may be
     // outstanding.
-    let mut long = Chance::stream(seed, 0x6c6f_6e67);
+    let mut long = Rng::stream(seed, 0x6c6f_6e67);
     if long.below(20) == 0 {
         config.max_size = long.between(3000, 65536) as u32;
         (config.clients, config.depth) = (config.clients.min(4), config.depth.min(4));
@@ -97,19 +97,19 @@ pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
 }
 
 /// Returns `config` for a network in which nodes crash and connections may fail.
-pub(crate) fn may_fail(config: &Config, rng: &mut Chance) -> Config {
-    let mut rights = Chance::stream(config.seed, 0x7269_6768);
+pub(crate) fn may_fail(config: &Config, rng: &mut Rng) -> Config {
+    let mut rights = Rng::stream(config.seed, 0x7269_6768);
     let revocations = if rights.below(3) == 0 { rights.between(1, 3) } else { 0 } as u32;
     let mut config = config.clone();
     if restart_rng(config.seed).is_some() {
         // Many words, so that some still have their state from before the restart when the first operations
         // after it bypass the switch's cache.
-        let mut rng = Chance::stream(config.seed, 0x776f_7264);
+        let mut rng = Rng::stream(config.seed, 0x776f_7264);
         config.words = rng.between(16, 80) as u32;
         config.local_words = config.local_words.min(config.words);
         // The whole seed of the NIC repeats: with the communication manager, its ids and PSNs would repeat,
         // too.
-        config.keys_again = !config.by_cm && rng.below(2) == 0;
+        config.same_keys_after_restart = !config.by_cm && rng.below(2) == 0;
         config.keeps_memory = rng.below(3) == 0;
     }
     let retry_count = rng.between(3, 7);
@@ -146,7 +146,7 @@ pub(crate) fn drift(net: &mut Cluster) {
 
 /// Schedules one to four faults of clients, of the switch and, rarely, of a server, then restarts of servers
 /// and partitions of pairs of hosts.
-pub(crate) fn schedule_faults(net: &mut Cluster, rng: &mut Chance) {
+pub(crate) fn schedule_faults(net: &mut Cluster, rng: &mut Rng) {
     for _ in 0..rng.between(1, 4) {
         let at = Nanos::from_micros(rng.between(1, 200));
         let until = at + Nanos::from_micros(rng.between(1, 2000));
@@ -178,9 +178,9 @@ pub(crate) fn schedule_faults(net: &mut Cluster, rng: &mut Chance) {
 
 /// Returns the stream from which a temporary partition between one client and one server is drawn, in a
 /// quarter of the seeds.
-pub(crate) fn partition_rng(seed: u64) -> Option<Chance> {
+pub(crate) fn partition_rng(seed: u64) -> Option<Rng> {
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut rng = Chance::stream(seed, 0x7061_7274);
+    let mut rng = Rng::stream(seed, 0x7061_7274);
     (rng.below(4) == 0).then_some(rng)
 }
 
@@ -189,12 +189,12 @@ fn part(net: &mut Cluster) {
     let at = Nanos::from_micros(rng.between(1, 200));
     let until = at + Nanos::from_micros(rng.between(1, 2000));
     let [client, server] = [&net.clients, &net.servers].map(|hosts| rng.below(hosts.len() as u64) as u16);
-    net.part(client, server, at, until);
+    net.partition(client, server, at, until);
 }
 
 /// Returns the stream from which restarts of servers are drawn, in a third of the seeds.
-fn restart_rng(seed: u64) -> Option<Chance> {
-    let mut rng = Chance::stream(seed, 0x7265_7374);
+fn restart_rng(seed: u64) -> Option<Rng> {
+    let mut rng = Rng::stream(seed, 0x7265_7374);
     (rng.below(3) == 0).then_some(rng)
 }
 

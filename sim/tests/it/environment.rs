@@ -2,7 +2,7 @@
 
 use rocev2::Psn;
 use sim::{Fault, Link, LinkId, NodeId, World};
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 /// Seeds that have failed, one per line with its suite. `make soak` appends to them.
 const FAILED: &str = include_str!("../seeds.txt");
@@ -33,7 +33,7 @@ pub(crate) fn seeds(suite: &'static str, count: u64) -> impl Iterator<Item = u64
 /// in one of them, an MTU that is too small for long packets, or a swap with another link of the same switch.
 pub(crate) fn cut(world: &World, link: LinkId, at: Nanos) -> (Fault, Fault) {
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut rng = Chance::stream(at.0, 0x6375_7473);
+    let mut rng = Rng::stream(at.0, 0x6375_7473);
     let links = vec![link];
     match rng.below(6) {
         0 => {
@@ -63,7 +63,7 @@ pub(crate) fn cut(world: &World, link: LinkId, at: Nanos) -> (Fault, Fault) {
 /// clocks drift. These clocks stand for CLOCK_MONOTONIC or a CPU's cycle counter, which are never stepped.
 pub(crate) fn drift(world: &mut World, nodes: &[NodeId], seed: u64, until: Nanos) -> bool {
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut rng = Chance::stream(seed, 0x6472_6966);
+    let mut rng = Rng::stream(seed, 0x6472_6966);
     if rng.below(3) > 0 {
         return false;
     }
@@ -83,7 +83,7 @@ pub(crate) fn drift(world: &mut World, nodes: &[NodeId], seed: u64, until: Nanos
 /// Changes the UDP source ports of some hosts one to four times before `until`, in a third of the seeds.
 pub(crate) fn rehash(world: &mut World, hosts: &[NodeId], seed: u64, until: Nanos) {
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut rng = Chance::stream(seed, 0x7265_6861);
+    let mut rng = Rng::stream(seed, 0x7265_6861);
     if rng.below(3) > 0 {
         return;
     }
@@ -97,7 +97,7 @@ pub(crate) fn rehash(world: &mut World, hosts: &[NodeId], seed: u64, until: Nano
 /// whether it does. `max` has to be at least 1 ms.
 pub(crate) fn late(link: &mut Link, seed: u64, max: Nanos) -> bool {
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut rng = Chance::stream(seed, 0x6c61_7465);
+    let mut rng = Rng::stream(seed, 0x6c61_7465);
     let is_late = rng.below(4) == 0;
     if is_late {
         link.reorder_by = Nanos(rng.between(1_000_000, max.0));
@@ -109,7 +109,7 @@ pub(crate) fn late(link: &mut Link, seed: u64, max: Nanos) -> bool {
 /// of the seeds.
 pub(crate) fn short_queue(link: &mut Link, seed: u64) {
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut rng = Chance::stream(seed, 0x7175_6575);
+    let mut rng = Rng::stream(seed, 0x7175_6575);
     if rng.below(4) == 0 {
         link.queue = rng.between(6_000, 60_000) as usize;
     }
@@ -117,14 +117,14 @@ pub(crate) fn short_queue(link: &mut Link, seed: u64) {
 
 /// Draws the first PSN of a switch's connections in a third of the seeds: 1 to 64 before the PSN wraps.
 pub(crate) fn psns_near_the_wrap(seed: u64) -> Option<Psn> {
-    let mut rng = Chance::stream(seed, 0x7772_6170);
+    let mut rng = Rng::stream(seed, 0x7772_6170);
     (rng.below(3) == 0).then(|| Psn::new(0u32.wrapping_sub(rng.between(1, 64) as u32)))
 }
 
 /// Draws whether the NICs of a seed assign the same R_keys after a restart, as they assign the same queue
 /// pair numbers: in a third of the seeds.
-pub(crate) fn keys_again(seed: u64) -> bool {
-    Chance::stream(seed, 0x6b65_7973).below(3) == 0
+pub(crate) fn same_keys_after_restart(seed: u64) -> bool {
+    Rng::stream(seed, 0x6b65_7973).below(3) == 0
 }
 
 /// Returns whether a test runs its own seeds only. If so, it also asserts how often the events occur that it

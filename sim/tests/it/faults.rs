@@ -44,7 +44,7 @@ const FAULTS: [Row; 31] = [
     all("frames duplicated", &["duplicate"]),
     all(
         "frames are milliseconds late",
-        &["late.below", "reorder_by = Between", "environment::late", "late(seed, may_fail"],
+        &["late.below", "reorder_by = NumberRange", "environment::late", "late(seed, may_fail"],
     ),
     all("short queues of links and switch ports", &["queue = ", "short_queue"]),
     all(
@@ -81,7 +81,7 @@ const FAULTS: [Row; 31] = [
     ),
     row(
         "QPNs and R_keys are the same after a restart",
-        &["keys_again"],
+        &["same_keys_after_restart"],
         &[
             (&["verbs"], "a host that restarts creates neither queue pairs nor memory regions"),
             (&["1Pipe"], "its QPNs and R_keys are configured, so they are always the same after a restart"),
@@ -98,9 +98,12 @@ const FAULTS: [Row; 31] = [
              process",
         )],
     ),
-    all("a link is cut", &["Fault::Cut", "FaultKind::Partition", "environment::cut"]),
+    all("a link is cut", &["Fault::Cut", "FaultKind::Partition(", "environment::cut"]),
     all("a link is cut in one direction", &["Fault::Mute", "FaultKind::Mute", "environment::cut"]),
-    all("two hosts cannot reach each other", &["Fault::Part", "FaultKind::Part", ".part("]),
+    all(
+        "two hosts cannot reach each other",
+        &["Fault::PartitionPair", "FaultKind::PartitionPair", ".partition(client"],
+    ),
     all("the MTU of a link changes", &["Fault::Mtu", "FaultKind::Mtu", "environment::cut"]),
     all("hosts swap switch ports", &["Fault::Swap", "FaultKind::Swap", ".swap(", "environment::cut"]),
     row(
@@ -118,7 +121,7 @@ const FAULTS: [Row; 31] = [
     ),
     row(
         "receive buffers are missing for a while, or receivers are slow",
-        &["starve", "repost_us", "receives:", "Habit::Disk", "reads_every"],
+        &["starve", "repost_us", "receives:", "ReceiverBehaviour::Disk", "reads_every"],
         &[(
             &["steering", "consensus"],
             "nodes and logs are written into memory: no message needs a receive buffer",
@@ -139,13 +142,13 @@ const FAULTS: [Row; 31] = [
     all(
         "a host forges packets, floods or is not a member",
         &[
-            "lies: if",
-            "setup.lies",
-            "FaultKind::Stranger",
-            "config.lies",
+            "forged_rounds: if",
+            "setup.forged_rounds",
+            "FaultKind::Outsider",
+            "config.forged_rounds",
             "hostile:",
-            "stranger:",
-            "tree.stranger",
+            "outsider:",
+            "tree.outsider",
         ],
     ),
     row(

@@ -7,12 +7,12 @@ use p4ce::{Control, ControlConfig, Limits, P4ce};
 use rnic::{Config, Interface, PathMtu};
 use rocev2::ethernet::MacAddr;
 use rocev2::{Psn, Qpn};
-use sim::groups::audit::{AuditedControl, AuditedSwitch, SharedSeen};
-use sim::groups::{Answers, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups, check_open};
+use sim::groups::audit::{AuditedControl, AuditedSwitch, SharedFindings};
+use sim::groups::{Groups, JoinReply, LeaderApp, Outcome, ReplicaApp, SharedGroups, check_open};
 use sim::{Clock, Controlled, Fault, Host, Link, NodeId, Queues, World};
 use std::sync::Arc;
 use switch::forward::Config as ForwardConfig;
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 
 const LIMIT: Nanos = Nanos::from_secs(100);
 
@@ -26,13 +26,13 @@ struct Setup {
     connect_timeout: Nanos,
     first_psn: Option<Psn>,
     /// Share of NAKs to leaders that are lost
-    lose_naks: Share,
+    lose_naks: Probability,
     max_lag: u32,
     /// Number of groups that a host requests without heeding limits; 0 if there is no such host
     hostile: u32,
     queues: Queues,
     /// Whether NICs assign the same R_keys after a restart
-    keys_again: bool,
+    same_keys_after_restart: bool,
     #[cfg(debug_assertions)]
     bug: Option<p4ce::Bug>,
     /// A bug planted into every NIC
@@ -47,11 +47,11 @@ const SETUP: Setup = Setup {
     silent_after: Nanos::ZERO,
     connect_timeout: Nanos::from_secs(60),
     first_psn: None,
-    lose_naks: Share::NEVER,
+    lose_naks: Probability::NEVER,
     max_lag: p4ce::gather::MAX_LAG,
     hostile: 0,
     queues: Queues::USUAL,
-    keys_again: false,
+    same_keys_after_restart: false,
     #[cfg(debug_assertions)]
     bug: None,
     #[cfg(debug_assertions)]
@@ -78,7 +78,7 @@ struct Net {
     replicas: Vec<NodeId>,
     switch: NodeId,
     shared: Arc<SharedGroups>,
-    seen: SharedSeen,
+    seen: SharedFindings,
     /// Number of the leaders' groups, without those of the hostile host
     sound_groups: usize,
 }
@@ -112,7 +112,7 @@ impl Net {
         let mut world = World::new(seed);
         let shared = Arc::new(SharedGroups::default());
         let own = ip(v6, 254);
-        let audit = SharedSeen::default();
+        let audit = SharedFindings::default();
         // The hostile host is the last leader.
         let sound_groups = usize::from(leaders) * groups.groups as usize;
         let leaders = leaders + u8::from(setup.hostile > 0);
@@ -155,7 +155,7 @@ impl Net {
         let function = move || {
             AuditedSwitch::new(
                 P4ce::new(config.clone()),
-                Chance::stream(seed, 0x6e61_6b73),
+                Rng::stream(seed, 0x6e61_6b73),
                 setup.lose_naks,
                 Arc::clone(&switch_audit),
             )
@@ -168,7 +168,7 @@ impl Net {
         let nic = |n: u8| {
             let mut config = Config::new(Interface::new(mac(n), ip(v6, n), prefix(v6)));
             config.seed = seed ^ u64::from(n);
-            config.key_seed = setup.keys_again.then_some(config.seed);
+            config.key_seed = setup.same_keys_after_restart.then_some(config.seed);
             config.mtu = groups.mtu;
             #[cfg(debug_assertions)]
             {
@@ -210,7 +210,7 @@ impl Net {
         let (leaders, replicas) = self.hosts();
         let mut groups = leaders.iter().flat_map(|leader| leader.app.outcomes_and_rights(&replicas));
         groups.all(|(leader, outcome, revoked)| match outcome {
-            Outcome::Asked => false,
+            Outcome::Requested => false,
             Outcome::Open => revoked && self.is_closed(leader),
             _ => true,
         })
@@ -234,7 +234,7 @@ impl Net {
                     leader.app.done()
                 ));
             }
-            if self.shared.take_news() {
+            if self.shared.take_check_needed() {
                 self.check()?;
             }
         }
@@ -312,7 +312,7 @@ impl Net {
         // The switch counts seconds by its own clock.
         let seconds = self.world.clock(self.switch).since(sim::EPOCH).0 as usize / 1_000_000_000 + 1;
         let max = self.replicas.len() * (self.sound_groups + PER_LEADER * seconds);
-        let request_count = self.seen.lock().unwrap().asked.len();
+        let request_count = self.seen.lock().unwrap().requests.len();
         if !hostile.is_empty() && request_count > max {
             return Err(format!("replicas received {request_count} requests, {max} are allowed"));
         }
@@ -341,15 +341,15 @@ impl Net {
     /// In a quarter of the seeds, the switch and one host cannot reach each other for a while, whereas all
     /// other paths work.
     fn partition(&mut self, seed: u64) {
-        let mut rng = Chance::stream(seed, 0x7061_7274);
+        let mut rng = Rng::stream(seed, 0x7061_7274);
         if rng.below(4) == 0 {
             let at = Nanos::from_micros(rng.between(0, 3000));
             let until = at + Nanos::from_micros(rng.between(10, 20_000));
             let (leaders, replicas) = (self.leaders.len() as u8, self.replicas.len() as u8);
             let host = rng.below(u64::from(leaders + replicas)) as u8;
             let host = mac(if host < leaders { 101 + host } else { 1 + host - leaders });
-            self.world.schedule(at, Fault::Part(host, mac(254)));
-            self.world.schedule(until, Fault::Join(host, mac(254)));
+            self.world.schedule(at, Fault::PartitionPair(host, mac(254)));
+            self.world.schedule(until, Fault::HealPair(host, mac(254)));
         }
     }
 
@@ -402,27 +402,27 @@ fn a_leader_writes_once_and_all_replicas_have_the_data() {
 }
 
 /// Returns the stream from which revocations are drawn, in a quarter of the seeds.
-fn revoking(seed: u64) -> Option<Chance> {
+fn revoking(seed: u64) -> Option<Rng> {
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut rng = Chance::stream(seed, 0x7269_6768);
+    let mut rng = Rng::stream(seed, 0x7269_6768);
     (rng.below(4) == 0).then_some(rng)
 }
 
 /// Draws a path MTU, with which the longest messages are 4, 8 or 16 packets.
 fn drawn_mtu(seed: u64) -> PathMtu {
     // A separate stream, so that all other draws of the seed stay the same.
-    *Chance::stream(seed, 0x006d_7475).pick(&[PathMtu::B256, PathMtu::B512, PathMtu::B1024])
+    *Rng::stream(seed, 0x006d_7475).pick(&[PathMtu::B256, PathMtu::B512, PathMtu::B1024])
 }
 
 /// Draws a link on which each of four impairments affects a share of up to `max` of all frames.
-fn draw_link(rng: &mut Chance, max: f64) -> Link {
-    let mut share = || Share::new(rng.below(1000) as f64 / 1000.0 * max).unwrap();
+fn draw_link(rng: &mut Rng, max: f64) -> Link {
+    let mut share = || Probability::new(rng.below(1000) as f64 / 1000.0 * max).unwrap();
     Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() }
 }
 
 /// Runs one seed on lossy links. All operations that were begun have to complete.
 fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
-    let mut rng = Chance::new(seed);
+    let mut rng = Rng::new(seed);
     let mut link = draw_link(&mut rng, 0.1);
     environment::late(&mut link, seed, MAX_LATENESS);
     environment::short_queue(&mut link, seed);
@@ -449,7 +449,7 @@ fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
     let v6 = rng.below(2) == 0;
     let setup = Setup {
         // NAKs that leaders do not receive, so that they do not go back
-        lose_naks: if rng.below(3) == 0 { Share::new(0.5).unwrap() } else { Share::NEVER },
+        lose_naks: if rng.below(3) == 0 { Probability::new(0.5).unwrap() } else { Probability::NEVER },
         hostile: if rng.below(4) == 0 { rng.between(10, 30) as u32 } else { 0 },
         queue_pairs: 128,
         queues: Queues::drawn(seed),
@@ -474,7 +474,7 @@ fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
 /// Checks that replicas too far behind a quorum are excluded: the switch writes to them no more, and reports
 /// them to the control plane.
 fn far_behind(setup: Setup, seed: u64) -> Result<(), String> {
-    let mut rng = Chance::stream(seed, 0x6c61_6721);
+    let mut rng = Rng::stream(seed, 0x6c61_6721);
     let link = draw_link(&mut rng, 0.05);
     let replicas = rng.between(2, 5) as u8;
     let groups = Groups {
@@ -552,7 +552,7 @@ fn planted_neglect_of_access_rights_is_found() {
 #[test]
 fn planted_lack_of_limits_sends_replicas_too_many_requests() {
     assert_eq!(run_with_large_tables(None, 1), Ok(()));
-    let wrong = run_with_large_tables(Some(p4ce::Bug::AnyRequest), 1).unwrap_err();
+    let wrong = run_with_large_tables(Some(p4ce::Bug::UnlimitedRequests), 1).unwrap_err();
     assert!(wrong.ends_with("15 are allowed"), "{wrong}");
 }
 
@@ -595,21 +595,21 @@ fn planted_wrong_progress_is_found_beyond_the_quorum() {
         net.run()
     };
     assert_eq!(run(None), Ok(()));
-    let wrong = run(Some(p4ce::Bug::LeftBehind)).unwrap_err();
+    let wrong = run(Some(p4ce::Bug::LagIgnored)).unwrap_err();
     assert!(wrong.starts_with("replica 1 is taken to hold"), "{wrong}");
 }
 
 /// Draws adverse conditions for the switch other than crashes, from a separate stream.
 fn draw_adverse_setup(seed: u64) -> Setup {
-    let mut rng = Chance::stream(seed, 0x6861_7264);
+    let mut rng = Rng::stream(seed, 0x6861_7264);
     let near = Psn::new(0u32.wrapping_sub(rng.between(1, 64) as u32));
     Setup {
         first_psn: (rng.below(2) == 0).then_some(near),
-        lose_naks: if rng.below(3) == 0 { Share::new(0.5).unwrap() } else { Share::NEVER },
+        lose_naks: if rng.below(3) == 0 { Probability::new(0.5).unwrap() } else { Probability::NEVER },
         hostile: if rng.below(4) == 0 { rng.between(10, 30) as u32 } else { 0 },
         queue_pairs: 128,
         queues: Queues::drawn(seed),
-        keys_again: environment::keys_again(seed),
+        same_keys_after_restart: environment::same_keys_after_restart(seed),
         ..SETUP
     }
 }
@@ -618,7 +618,7 @@ fn draw_adverse_setup(seed: u64) -> Setup {
 fn crashes_and_partitions_lose_nothing_acknowledged() {
     let (mut done, mut failed) = (0, 0);
     for seed in environment::seeds("groups", 1000) {
-        let mut rng = Chance::new(seed);
+        let mut rng = Rng::new(seed);
         let mut link = draw_link(&mut rng, 0.02);
         environment::late(&mut link, seed, MAX_LATENESS);
         environment::short_queue(&mut link, seed);
@@ -714,9 +714,9 @@ fn an_invalid_group_is_refused_with_the_reason() {
     };
     let last: IpAddr = ip(false, 2);
     let rejected = Refusal::Rejected { replica: last, reason: rocev2::cm::RejReason::CONSUMER };
-    assert_eq!(refusal(SETUP, &groups, 2, answers(Answers::Refuses)), rejected);
-    assert_eq!(refusal(SETUP, &groups, 2, answers(Answers::Nothing)), Refusal::NoMemory(last));
-    assert_eq!(refusal(SETUP, &groups, 2, answers(Answers::More)), Refusal::Size(last));
+    assert_eq!(refusal(SETUP, &groups, 2, answers(JoinReply::Refuses)), rejected);
+    assert_eq!(refusal(SETUP, &groups, 2, answers(JoinReply::Nothing)), Refusal::NoMemory(last));
+    assert_eq!(refusal(SETUP, &groups, 2, answers(JoinReply::More)), Refusal::Size(last));
     let absent = |net: &mut Net| {
         let last = *net.replicas.last().unwrap();
         net.world.schedule(Nanos::ZERO, Fault::Crash(last));

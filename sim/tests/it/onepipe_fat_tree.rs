@@ -4,8 +4,8 @@
 use representative::Refusal;
 use representative::config::{Incarnation, Pace};
 use sim::OVERHEAD;
-use sim::onepipe::{BEACON_INTERVAL, FatTree, Made};
-use switch::{Nanos, Share};
+use sim::onepipe::{BEACON_INTERVAL, FatTree, Network};
+use switch::{Nanos, Probability};
 
 const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
 const HOPS: [u32; 3] = [1, 3, 5];
@@ -19,26 +19,29 @@ fn no_barrier_passes_a_message_in_flight() {
             let mut tree = FatTree::testbed(incarnation);
             tree.pace = if seed == 2 { Pace::Instants } else { Pace::Passing };
             tree.link.jitter = Nanos(seed * 300);
-            tree.link.loss = Share::percent(seed);
+            tree.link.loss = Probability::percent(seed);
             tree.skew_ns = 300;
             tree.lasts = Nanos::from_micros(120);
-            let mut made = tree.build(seed);
-            made.world.run_until(Nanos::from_micros(250));
+            let mut network = tree.build(seed);
+            network.world.run_until(Nanos::from_micros(250));
             let context = format!("{incarnation:?} seed {seed}");
-            assert_eq!(made.check(None), Ok(()), "{context}");
-            let far =
-                made.each_host().flat_map(|host| &host.delivered).filter(|message| message.1 >= 16).count();
+            assert_eq!(network.check(None), Ok(()), "{context}");
+            let far = network
+                .each_host()
+                .flat_map(|host| &host.delivered)
+                .filter(|message| message.1 >= 16)
+                .count();
             assert!(far > 200, "{context}: only {far} messages of the second pod were delivered");
-            for host in made.each_host() {
+            for host in network.each_host() {
                 assert!(
                     host.delivered.len() > 10,
                     "{context}: only {} messages delivered",
                     host.delivered.len()
                 );
             }
-            assert!(made.check_fates().is_ok(), "{context}: {:?}", made.check_fates());
+            assert!(network.check_fates().is_ok(), "{context}: {:?}", network.check_fates());
             for why in Refusal::ALL {
-                assert_eq!(made.refused(why), 0, "{context}: {why:?}");
+                assert_eq!(network.refused(why), 0, "{context}: {why:?}");
             }
         }
     }
@@ -46,19 +49,19 @@ fn no_barrier_passes_a_message_in_flight() {
 
 #[test]
 fn every_path_is_used() {
-    let mut made = FatTree::testbed(Incarnation::Chip).build(3);
-    made.world.run_until(Nanos::from_micros(250));
-    for keeper in 0..made.keepers.len() {
-        let messages = made.counters(keeper).messages.get();
+    let mut network = FatTree::testbed(Incarnation::Chip).build(3);
+    network.world.run_until(Nanos::from_micros(250));
+    for keeper in 0..network.representatives.len() {
+        let messages = network.counters(keeper).messages.get();
         assert!(messages > 50, "switch {keeper} forwarded only {messages} messages");
     }
 }
 
 fn delay(tree: &FatTree) -> f64 {
-    let mut made = tree.build(5);
-    made.world.run_until(tree.lasts + Nanos::from_micros(100));
-    assert_eq!(made.check(None), Ok(()));
-    made.mean_delay_ns()
+    let mut network = tree.build(5);
+    network.world.run_until(tree.lasts + Nanos::from_micros(100));
+    assert_eq!(network.check(None), Ok(()));
+    network.mean_delay_ns()
 }
 
 #[test]
@@ -88,14 +91,16 @@ fn barriers_cost_half_an_interval_and_host_representatives_their_links() {
 }
 
 /// Returns the share of a link's bandwidth that the beacons of switches take.
-fn beacon_share(tree: &FatTree, made: &mut Made) -> f64 {
-    let sent = |made: &Made| (0..made.keepers.len()).map(|n| made.counters(n).beacons.get()).sum::<u64>();
-    made.world.run_until(Nanos::from_micros(60));
-    let before = sent(made);
-    made.world.run_until(Nanos::from_micros(360));
+fn beacon_share(tree: &FatTree, network: &mut Network) -> f64 {
+    let sent = |network: &Network| {
+        (0..network.representatives.len()).map(|n| network.counters(n).beacons.get()).sum::<u64>()
+    };
+    network.world.run_until(Nanos::from_micros(60));
+    let before = sent(network);
+    network.world.run_until(Nanos::from_micros(360));
     // Each link has two outputs, but those of hosts are not counted.
-    let outputs = made.access.len() + 2 * made.uplinks.len();
-    let beacons = (sent(made) - before) as f64 / outputs as f64;
+    let outputs = network.access.len() + 2 * network.uplinks.len();
+    let beacons = (sent(network) - before) as f64 / outputs as f64;
     beacons * BEACON as f64 * 8.0 / (300e-6 * tree.link.rate_bps as f64)
 }
 

@@ -5,9 +5,9 @@ mod deliveries;
 mod delivery;
 mod seeds;
 
-use p4ce::consensus::Through;
+use p4ce::consensus::SwitchAddress;
 use rdmc::{Algorithm, CallError, Failure, GroupConfig, Racks};
-use sim::rdmc::{Cluster, Now, SWITCH_MAC, Setup, ip, mac};
+use sim::rdmc::{Cluster, GroupState, SWITCH_MAC, Setup, ip, mac};
 use sim::{Fault, Link};
 use switch::Nanos;
 
@@ -46,11 +46,11 @@ fn messages_arrive_and_groups_close() {
                 cluster.send(0, 7, len).unwrap();
             }
             cluster.destroy(7, &hosts);
-            assert!(cluster.settle(END, 7, &hosts), "{name}: {:?}", cluster.now(0, 7));
+            assert!(cluster.settle(END, 7, &hosts), "{name}: {:?}", cluster.group_state(0, 7));
             cluster.check().unwrap_or_else(|wrong| panic!("{name}: {wrong}"));
             cluster.check_memory(&hosts).unwrap_or_else(|wrong| panic!("{name}: {wrong}"));
             for host in hosts {
-                assert_eq!(cluster.now(host, 7), Now::Closed, "{name}, host {host}");
+                assert_eq!(cluster.group_state(host, 7), GroupState::Closed, "{name}, host {host}");
                 assert_eq!(cluster.member(host).seen().complete[&7], lengths, "{name}, host {host}");
                 assert_eq!(cluster.nic(host).rnr_naks_sent, 0, "{name}, host {host}");
                 assert_eq!(cluster.nic(host).retransmitted, 0, "{name}, host {host}");
@@ -82,8 +82,11 @@ fn invalid_calls_are_refused_with_the_reason() {
     assert_eq!(refused(GroupConfig { ahead: 0, ..base.clone() }), CallError::Ahead(0));
     let copied = GroupConfig { algorithm: Algorithm::InNetwork, ..base.clone() };
     assert_eq!(refused(copied.clone()), CallError::NoSwitch);
-    let number =
-        GroupConfig { number: 0x1_0000, through: Some(Through { address: ip(2), port: 18_515 }), ..copied };
+    let number = GroupConfig {
+        number: 0x1_0000,
+        through: Some(SwitchAddress { address: ip(2), port: 18_515 }),
+        ..copied
+    };
     assert_eq!(refused(number), CallError::Number(0x1_0000));
     let racks = Racks::new(&[1, 2, 3]).unwrap();
     assert!(matches!(
@@ -106,7 +109,10 @@ fn invalid_calls_are_refused_with_the_reason() {
     });
     assert_eq!(cluster.send(0, 1, 10), Err(CallError::Closing(1)));
     assert!(cluster.settle(END, 1, &[0, 1]));
-    assert_eq!((cluster.now(0, 1), cluster.now(1, 1)), (Now::Closed, Now::Closed));
+    assert_eq!(
+        (cluster.group_state(0, 1), cluster.group_state(1, 1)),
+        (GroupState::Closed, GroupState::Closed)
+    );
     cluster.check().unwrap();
 }
 
@@ -114,7 +120,7 @@ fn invalid_calls_are_refused_with_the_reason() {
 #[test]
 fn members_that_do_not_take_part_are_named() {
     let hosts = [0, 1, 2, 3];
-    let mut cluster = Cluster::new(&Setup { room: 5000, ..Setup::default() });
+    let mut cluster = Cluster::new(&Setup { max_message_bytes: 5000, ..Setup::default() });
     let members: Vec<_> = hosts.iter().map(|host| ip(*host)).collect();
     let config = GroupConfig { members: members.clone(), ..group(1, Algorithm::Pipeline, 1000) };
     for host in [0, 1, 3] {
@@ -122,12 +128,16 @@ fn members_that_do_not_take_part_are_named() {
     }
     assert!(cluster.settle(END, 1, &[0, 1, 3]));
     for host in [0, 1, 3] {
-        assert_eq!(cluster.now(host, 1), Now::Failed(Failure::Silent(ip(2))), "host {host}");
+        assert_eq!(cluster.group_state(host, 1), GroupState::Failed(Failure::Silent(ip(2))), "host {host}");
     }
     // The group is created too late: the other members have already failed.
     cluster.with(2, |member, nic, now| member.create(nic, config, now)).unwrap();
     assert!(cluster.settle(END, 1, &[2]));
-    assert!(matches!(cluster.now(2, 1), Now::Failed(Failure::Silent(_))), "{:?}", cluster.now(2, 1));
+    assert!(
+        matches!(cluster.group_state(2, 1), GroupState::Failed(Failure::Silent(_))),
+        "{:?}",
+        cluster.group_state(2, 1)
+    );
 
     let mut config = GroupConfig { members, ..group(2, Algorithm::Pipeline, 1000) };
     for host in hosts {
@@ -136,7 +146,10 @@ fn members_that_do_not_take_part_are_named() {
     }
     assert!(cluster.settle(END, 2, &hosts));
     for host in hosts {
-        assert!(matches!(cluster.now(host, 2), Now::Failed(Failure::Mismatch(_))), "host {host}");
+        assert!(
+            matches!(cluster.group_state(host, 2), GroupState::Failed(Failure::Mismatch(_))),
+            "host {host}"
+        );
     }
 
     cluster.create(&group(3, Algorithm::Pipeline, 1000), &hosts).unwrap();
@@ -144,7 +157,9 @@ fn members_that_do_not_take_part_are_named() {
     cluster.send(0, 3, 5001).unwrap();
     assert!(cluster.settle(END, 3, &hosts));
     for host in hosts {
-        let Now::Failed(Failure::NoMemory(named)) = cluster.now(host, 3) else { panic!("{host}") };
+        let GroupState::Failed(Failure::NoMemory(named)) = cluster.group_state(host, 3) else {
+            panic!("{host}")
+        };
         assert_ne!(named, ip(0));
         assert_eq!(cluster.member(host).seen().complete[&3], [5000], "host {host}");
         assert_eq!(cluster.member(host).buffers(), 0);
@@ -158,7 +173,7 @@ fn members_that_do_not_take_part_are_named() {
     cluster.send(0, 3, 4000).unwrap();
     cluster.destroy(3, &[0]);
     assert!(cluster.settle(END, 3, &hosts));
-    assert!(hosts.iter().all(|host| cluster.now(*host, 3) == Now::Closed));
+    assert!(hosts.iter().all(|host| cluster.group_state(*host, 3) == GroupState::Closed));
     cluster.check().unwrap();
 }
 
@@ -169,15 +184,19 @@ fn an_idle_group_notices_that_a_member_has_crashed() {
         let hosts = [0, 1, 2, 3, 4];
         let mut cluster = Cluster::new(&Setup { hosts: 5, ..Setup::default() });
         cluster.create(&group(1, Algorithm::Pipeline, 1000), &hosts).unwrap();
-        assert!(
-            cluster.run_while(END, |cluster| hosts.iter().any(|host| cluster.now(*host, 1) != Now::Open))
-        );
+        assert!(cluster.run_while(END, |cluster| {
+            hosts.iter().any(|host| cluster.group_state(*host, 1) != GroupState::Open)
+        }));
         let now = cluster.world.now();
         cluster.world.schedule(now, sim::Fault::Crash(cluster.hosts[victim as usize]));
         let survivors: Vec<_> = hosts.into_iter().filter(|host| *host != victim).collect();
         assert!(cluster.settle(now + Nanos::from_millis(100), 1, &survivors), "without {victim}");
         for host in survivors {
-            assert_eq!(cluster.now(host, 1), Now::Failed(Failure::Gone(ip(victim))), "host {host}");
+            assert_eq!(
+                cluster.group_state(host, 1),
+                GroupState::Failed(Failure::Gone(ip(victim))),
+                "host {host}"
+            );
         }
         cluster.check().unwrap();
     }
@@ -212,7 +231,7 @@ fn crash_at_moments(algorithm: &Algorithm, every: u64) {
             let survivors: Vec<_> = hosts.into_iter().filter(|host| *host != victim).collect();
             cluster.settle(now + Nanos::from_millis(400), 1, &survivors);
             cluster.check_end(1, &hosts, &[victim], 2).unwrap_or_else(|wrong| panic!("{context}: {wrong}"));
-            if survivors.iter().any(|host| cluster.now(*host, 1) == Now::Closed) {
+            if survivors.iter().any(|host| cluster.group_state(*host, 1) == GroupState::Closed) {
                 closed += 1;
             } else {
                 failed += 1;
@@ -225,8 +244,8 @@ fn crash_at_moments(algorithm: &Algorithm, every: u64) {
             cluster.send(root, 1, 2000).unwrap();
             cluster.destroy(1, &survivors);
             assert!(cluster.settle(now + Nanos::from_secs(1), 1, &survivors), "{context}");
-            let again = survivors.iter().all(|host| cluster.now(*host, 1) == Now::Closed);
-            assert!(again, "{context}: the survivors' group is {:?}", cluster.now(root, 1));
+            let again = survivors.iter().all(|host| cluster.group_state(*host, 1) == GroupState::Closed);
+            assert!(again, "{context}: the survivors' group is {:?}", cluster.group_state(root, 1));
             let checked = cluster.check().and_then(|()| cluster.check_memory(&survivors));
             checked.unwrap_or_else(|wrong| panic!("{context}: {wrong}"));
         }
@@ -286,7 +305,7 @@ fn messages_keep_their_order_behind_a_slow_link() {
             assert!(cluster.settle(END, 1, &hosts));
             for host in &hosts {
                 let context = format!("{host} of {n}, {slow} is slow");
-                assert_eq!(cluster.now(*host, 1), Now::Closed, "{context}");
+                assert_eq!(cluster.group_state(*host, 1), GroupState::Closed, "{context}");
                 assert_eq!(cluster.member(*host).seen().complete[&1], lengths, "{context}");
             }
             cluster.check().unwrap();
@@ -298,11 +317,11 @@ fn messages_keep_their_order_behind_a_slow_link() {
 #[test]
 fn an_absent_switch_is_named() {
     let hosts = [0, 1, 2, 3];
-    let mut cluster = Cluster::new(&Setup { copies_at: ip(99), ..Setup::default() });
+    let mut cluster = Cluster::new(&Setup { switch_address: ip(99), ..Setup::default() });
     cluster.create(&group(1, Algorithm::InNetwork, 1000), &hosts).unwrap();
     assert!(cluster.settle(END, 1, &hosts));
     for host in hosts {
-        assert_eq!(cluster.now(host, 1), Now::Failed(Failure::Switch(ip(0))), "host {host}");
+        assert_eq!(cluster.group_state(host, 1), GroupState::Failed(Failure::Switch(ip(0))), "host {host}");
     }
     cluster.check().unwrap();
 }
@@ -314,12 +333,12 @@ fn a_switch_that_cannot_reach_a_member_is_named() {
     let hosts = [0, 1, 2, 3];
     for apart in hosts {
         let mut cluster = Cluster::new(&Setup::default());
-        cluster.world.schedule(Nanos::ZERO, Fault::Part(SWITCH_MAC, mac(apart)));
+        cluster.world.schedule(Nanos::ZERO, Fault::PartitionPair(SWITCH_MAC, mac(apart)));
         cluster.create(&group(1, Algorithm::InNetwork, 1000), &hosts).unwrap();
         assert!(cluster.settle(END, 1, &hosts));
         for host in hosts {
-            let now = cluster.now(host, 1);
-            assert_eq!(now, Now::Failed(Failure::Switch(ip(0))), "{apart} is apart; host {host}");
+            let now = cluster.group_state(host, 1);
+            assert_eq!(now, GroupState::Failed(Failure::Switch(ip(0))), "{apart} is apart; host {host}");
         }
         cluster.check().unwrap();
     }
@@ -330,12 +349,13 @@ fn a_switch_that_cannot_reach_a_member_is_named() {
 fn members_that_cannot_reach_each_other_are_named() {
     for (a, b) in [(1, 3), (3, 4), (2, 4)] {
         let hosts = [0, 1, 2, 3, 4];
-        let mut cluster = Cluster::new(&Setup { hosts: 5, apart: vec![(a, b)], ..Setup::default() });
+        let mut cluster =
+            Cluster::new(&Setup { hosts: 5, unreachable_pairs: vec![(a, b)], ..Setup::default() });
         cluster.create(&group(1, Algorithm::Pipeline, 1000), &hosts).unwrap();
         assert!(cluster.settle(END, 1, &hosts));
         for host in hosts {
-            let now = cluster.now(host, 1);
-            let Now::Failed(Failure::Silent(named) | Failure::Unjoined(named)) = now else {
+            let now = cluster.group_state(host, 1);
+            let GroupState::Failed(Failure::Silent(named) | Failure::Unjoined(named)) = now else {
                 panic!("{a} and {b} are apart; {host}: {now:?}");
             };
             assert!([ip(a), ip(b)].contains(&named), "{a} and {b} are apart; {host}: {now:?}");
@@ -356,7 +376,7 @@ fn a_failure_long_ago_does_not_affect_a_new_group() {
         cluster.with(host, |member, nic, now| member.create(nic, config.clone(), now)).unwrap();
         cluster.world.run_until(cluster.world.now() + Nanos::from_millis(20));
     }
-    assert_eq!((cluster.now(0, 1), cluster.now(1, 1)), (Now::Open, Now::Open));
+    assert_eq!((cluster.group_state(0, 1), cluster.group_state(1, 1)), (GroupState::Open, GroupState::Open));
     assert_eq!(cluster.member(1).counters().forgotten, 0);
 }
 
@@ -385,7 +405,7 @@ fn members_agree_on_the_end_after_a_crash_of_the_switch() {
         let end = cluster.world.now() + Nanos::from_secs(4);
         assert!(cluster.settle(end, 1, &hosts));
         for host in hosts {
-            assert_eq!(cluster.now(host, 1), Now::Closed, "host {host}, {at:?}");
+            assert_eq!(cluster.group_state(host, 1), GroupState::Closed, "host {host}, {at:?}");
         }
         cluster.check().and_then(|()| cluster.check_memory(&hosts)).unwrap();
     }
@@ -396,7 +416,7 @@ fn members_agree_on_the_end_after_a_crash_of_the_switch() {
 #[test]
 fn a_thousand_overlapping_groups_complete() {
     let mut cluster = Cluster::new(&Setup { hosts: 16, groups: 1100, ..Setup::default() });
-    let mut rng = switch::Chance::new(5);
+    let mut rng = switch::Rng::new(5);
     let mut groups = Vec::new();
     for number in 1..=1000 {
         let mut hosts = vec![0];
@@ -417,8 +437,11 @@ fn a_thousand_overlapping_groups_complete() {
         cluster.destroy(*number, hosts);
     }
     for (number, hosts) in &groups {
-        assert!(cluster.settle(END, *number, hosts), "group {number}: {:?}", cluster.now(0, *number));
-        assert!(hosts.iter().all(|host| cluster.now(*host, *number) == Now::Closed), "group {number}");
+        assert!(cluster.settle(END, *number, hosts), "group {number}: {:?}", cluster.group_state(0, *number));
+        assert!(
+            hosts.iter().all(|host| cluster.group_state(*host, *number) == GroupState::Closed),
+            "group {number}"
+        );
         assert!(hosts.iter().all(|host| cluster.member(*host).messages(*number) == 2), "group {number}");
     }
     assert_eq!(cluster.member(0).counters().messages, 2000);

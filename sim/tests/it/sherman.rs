@@ -8,7 +8,7 @@ use sim::registers::{History, Observed};
 use sim::{Costs, Link};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 use swordbox::clients::lock::{Unlock, tag};
 use swordbox::clients::sherman::{Sherman, Tree, memory, walk};
 use swordbox::clients::ycsb::{Mix, Workload, scattered};
@@ -28,7 +28,7 @@ fn one_thread_observes_a_map() {
                 let model = model.clone();
                 Box::pin(async move {
                     let mut tree = Tree::new(start.verbs, &start.regions, 8, 1, Unlock::Write)?;
-                    let mut rng = Chance::new(keys);
+                    let mut rng = Rng::new(keys);
                     for time in 0..6000 {
                         let key = rng.below(keys) * 7;
                         match rng.below(10) {
@@ -84,10 +84,10 @@ async fn run_thread(
     (machine, seed): (usize, u64),
     observations: Arc<Mutex<Observations>>,
 ) -> Result<(), Stopped> {
-    let Start { number, life, verbs, regions } = start;
-    let thread = tag(machine as u64, number, life);
+    let Start { number, incarnation, verbs, regions } = start;
+    let thread = tag(machine as u64, number, incarnation);
     let mut tree = Tree::new(verbs.clone(), &regions, 8, thread, run.unlock)?;
-    let mut rng = Chance::stream(seed, thread);
+    let mut rng = Rng::stream(seed, thread);
     for time in 0..run.times {
         let key = if run.ascend { run.keys * time / run.times } else { rng.below(run.keys) };
         let began = verbs.now();
@@ -97,7 +97,7 @@ async fn run_thread(
                 let value = (thread << 20) + time + 1;
                 let before = tree.put(key, value).await?;
                 let observations = &mut *observations.lock().unwrap();
-                observations.history.wrote(key, observed(value));
+                observations.history.add_write(key, observed(value));
                 if let Some(before) = before {
                     assert!(
                         observations.replaced.entry(key).or_default().insert(before),
@@ -107,13 +107,13 @@ async fn run_thread(
             }
             6..=8 => {
                 let value = tree.get(key).await?.unwrap_or(0);
-                observations.lock().unwrap().history.read(key, observed(value));
+                observations.lock().unwrap().history.add_read(key, observed(value));
             }
             _ => {
                 let entries = tree.scan(key, 70).await?;
                 assert!(entries.is_sorted_by(|one, other| one.0 < other.0));
                 for (key, value) in entries {
-                    observations.lock().unwrap().history.read(key, observed(value));
+                    observations.lock().unwrap().history.add_read(key, observed(value));
                 }
             }
         }
@@ -141,7 +141,7 @@ fn check(config: RackConfig, run: Run) {
     let now = rack.world.clock(rack.server);
     for key in 0..run.keys {
         let value = final_entries.get(&key).copied().unwrap_or(0);
-        observations.history.read(key, Observed { value, began: now, ended: now });
+        observations.history.add_read(key, Observed { value, began: now, ended: now });
     }
     observations.history.check().unwrap();
     assert!(!observations.history.is_empty());
@@ -165,7 +165,7 @@ fn many_threads_observe_registers() {
 
 #[test]
 fn many_threads_observe_registers_on_a_lossy_link_and_with_costs() {
-    let percent = Share::percent;
+    let percent = Probability::percent;
     for seed in 0..10 {
         let link = Link {
             loss: percent(2),

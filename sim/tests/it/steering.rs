@@ -11,7 +11,7 @@ use sim::{Controlled, Costs, EPOCH, Fault, Link, Queues};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 use swordbox::clients::clover::{Layout, Options, Store, Tails};
 use swordbox::clients::{Start, Stopped, Thread};
 use swordbox::steering::{ListsConfig, Structure};
@@ -76,8 +76,8 @@ async fn run_thread(
     let verbs = start.verbs;
     let mut store = Store::new(verbs.clone(), &start.regions, work.layout, work.options, tails)?;
     let thread = (machine * 1000 + start.number) as u64;
-    let incarnation = u64::from(start.life);
-    let mut rng = Chance::stream(work.seed, thread << 16 | incarnation);
+    let incarnation = u64::from(start.incarnation);
+    let mut rng = Rng::stream(work.seed, thread << 16 | incarnation);
     let mut number = 0;
     while observations.lock().unwrap().done.get(&thread).copied().unwrap_or(0) < work.times {
         let key = rng.below(work.layout.keys);
@@ -136,18 +136,18 @@ struct Drawn {
 /// assumes for the lifetime of packets.
 fn late(seed: u64, may_fail: bool, ack_timeout: u8) -> Option<Nanos> {
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut late = Chance::stream(seed, 0x6c61_7465);
+    let mut late = Rng::stream(seed, 0x6c61_7465);
     let max = if may_fail { (4096 << ack_timeout) / 2000 } else { 5000 };
     (late.below(4) == 0).then(|| Nanos::from_micros(late.between(20, max)))
 }
 
-fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
-    let mut rng = Chance::stream(seed, 0x7374_6565);
+fn drawn(seed: u64, may_fail: bool) -> (Drawn, Rng) {
+    let mut rng = Rng::stream(seed, 0x7374_6565);
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut lies = Chance::stream(seed, 0x6c69_6573);
-    let share = |max: f64, rng: &mut Chance| {
-        let share = Share::new(rng.below(1000) as f64 / 1000.0 * max).unwrap();
-        if rng.below(2) == 0 { Share::NEVER } else { share }
+    let mut forgery = Rng::stream(seed, 0x6c69_6573);
+    let share = |max: f64, rng: &mut Rng| {
+        let share = Probability::new(rng.below(1000) as f64 / 1000.0 * max).unwrap();
+        if rng.below(2) == 0 { Probability::NEVER } else { share }
     };
     let mut link = Link {
         jitter: Nanos(rng.below(600)),
@@ -163,7 +163,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
     let threads = if is_large { 8 } else { rng.between(1, 4) as usize };
     let layout = Layout { keys: rng.between(1, 4), node_len: [64, 128, 1024][rng.below(3) as usize] };
     let costs = (rng.below(3) == 0).then(|| Costs {
-        overtaken: Share::percent(rng.below(20)),
+        overtaken: Probability::percent(rng.below(20)),
         overtaken_by: Nanos(rng.below(20_000)),
         seed,
         ..Costs::connect_x5(None)
@@ -181,12 +181,12 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         late: None,
         first_psn: environment::psns_near_the_wrap(seed),
         retry_count: if may_fail { rng.between(4, 7) as u8 } else { rnic::ReadyToSend::NO_LIMIT },
-        forgetful: Share::percent(50),
+        forgetful: Probability::percent(50),
         reconnect_after: may_fail.then(|| Nanos::from_micros(rng.between(100, 500))),
-        keys_again: Chance::stream(seed, 0x6b65_7973).below(2) == 0,
-        keeps_memory: Chance::stream(seed, 0x6b65_6570).below(3) == 0,
-        lies: if lies.below(3) == 0 { lies.between(10, 100) } else { 0 } as u32,
-        lies_about: (*lies.pick(&[INDEX_VA, NODES_VA]), layout.keys),
+        same_keys_after_restart: Rng::stream(seed, 0x6b65_7973).below(2) == 0,
+        keeps_memory: Rng::stream(seed, 0x6b65_6570).below(3) == 0,
+        forged_rounds: if forgery.below(3) == 0 { forgery.between(10, 100) } else { 0 } as u32,
+        forged_words: (*forgery.pick(&[INDEX_VA, NODES_VA]), layout.keys),
     };
     let rack = RackConfig { late: late(seed, may_fail, rack.ack_timeout), ..rack };
     let work = Work {
@@ -208,9 +208,9 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
     };
     let nodes = NODES_VA..NODES_VA + (node_count(machines * threads, &work) * layout.node_len) as u64;
     let lists = ListsConfig {
-        firsts: [0, layout.keys][rng.below(2) as usize],
-        remembered: [4, layout.keys as usize * 3, 1 << 16][rng.below(3) as usize],
-        tracked: rng.between(1, layout.keys) as usize,
+        first_nodes: [0, layout.keys][rng.below(2) as usize],
+        cached_nodes: [4, layout.keys as usize * 3, 1 << 16][rng.below(3) as usize],
+        tracked_keys: rng.between(1, layout.keys) as usize,
         hot: rng.between(1, 3) as u32,
         ..ListsConfig::new(layout, nodes)
     };
@@ -221,7 +221,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
     if shared_qps {
         let range = INDEX_VA..INDEX_VA + 8;
         plain.servers[0].tables = vec![Table { rkey: None, range, stride: 8, writable: true }];
-        plain.servers[0].detect = [0, 2, 8][rng.below(3) as usize];
+        plain.servers[0].detect_after = [0, 2, 8][rng.below(3) as usize];
         plain.settle = Nanos::from_micros(if may_fail { 100 } else { 60 });
     }
     plain.forward = ForwardConfig::bridge(machines as u16 + 2, 2 * machines + 4);
@@ -352,15 +352,15 @@ impl Net {
                 |(_, observed): &&(u64, Observed)| incarnation_of(observed.began) == incarnation;
             let mut history = History::default();
             for (key, update) in observations.updates.iter().filter(is_of_incarnation) {
-                history.wrote(*key, *update);
+                history.add_write(*key, *update);
             }
             for (key, read) in observations.reads.iter().filter(is_of_incarnation) {
-                history.read(*key, *read);
+                history.add_read(*key, *read);
             }
             // An update in a list took effect, whether or not its client has seen the completion.
             for (&value, &(key, began)) in &observations.unresolved {
                 if lists[key as usize].contains(&value) && incarnation_of(began) == incarnation {
-                    history.wrote(key, Observed { value, began, ended: Nanos(u64::MAX) });
+                    history.add_write(key, Observed { value, began, ended: Nanos(u64::MAX) });
                 }
             }
             let wrong = |wrong| format!("incarnation {incarnation}: {wrong}");
@@ -401,7 +401,7 @@ fn bad_wires_leave_lists_correct_in_the_second_half_of_the_seeds() {
     bad_wires(1);
 }
 
-fn schedule_faults(net: &mut Net, rng: &mut Chance, seed: u64) -> Vec<(Nanos, Layers)> {
+fn schedule_faults(net: &mut Net, rng: &mut Rng, seed: u64) -> Vec<(Nanos, Layers)> {
     let mut changes = Vec::new();
     for _ in 0..rng.between(1, 5) {
         let at = Nanos::from_micros(rng.between(20, 600));
@@ -443,7 +443,7 @@ fn schedule_faults(net: &mut Net, rng: &mut Chance, seed: u64) -> Vec<(Nanos, La
 /// In a third of the seeds, restarts the memory server once or several times.
 fn restart_server(net: &mut Net, seed: u64) {
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut rng = Chance::stream(seed, 0x7265_7374);
+    let mut rng = Rng::stream(seed, 0x7265_7374);
     if rng.below(3) != 0 {
         return;
     }
@@ -464,14 +464,14 @@ fn restart_server(net: &mut Net, seed: u64) {
 /// all other paths work.
 fn partition(net: &mut Net, seed: u64) {
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut rng = Chance::stream(seed, 0x7061_7274);
+    let mut rng = Rng::stream(seed, 0x7061_7274);
     if rng.below(4) == 0 {
         let at = Nanos::from_micros(rng.between(20, 600));
         let until = at + Nanos::from_micros(rng.between(1, 2000));
         let machine = rng.below(net.rack.machines.len() as u64) as usize;
         let [machine, memory] = [Some(machine), None].map(sim::rack::mac);
-        net.rack.world.schedule(at, Fault::Part(machine, memory));
-        net.rack.world.schedule(until, Fault::Join(machine, memory));
+        net.rack.world.schedule(at, Fault::PartitionPair(machine, memory));
+        net.rack.world.schedule(until, Fault::HealPair(machine, memory));
     }
 }
 

@@ -15,7 +15,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 use swordbox::{Config, Connect, Connection, Control, FailedCas, Journal, Layers, Server, Swordbox, Table};
 
 /// Journal of a Swordbox, which survives its restarts.
@@ -78,7 +78,9 @@ fn controlled(config: Config, queues: Queues) -> Controlled<Control> {
             let ended = kept_journal.0.lock().unwrap().iter().copied().collect();
             Swordbox::new(Config { ended, ..config.clone() })
         },
-        move |incarnation| Control::new(Box::new(journal.clone())).with_lanes(&shared_qp_config, incarnation),
+        move |incarnation| {
+            Control::new(Box::new(journal.clone())).with_switch_owned_qps(&shared_qp_config, incarnation)
+        },
     )
     .with_queues(queues)
 }
@@ -88,7 +90,7 @@ use crate::counter_totals::CounterTotals;
 use crate::drawn::{drawn, drift, may_fail, schedule_faults};
 
 /// Share of NICs that do not keep the results of old READs and atomics, as soft-RoCE does not
-const FORGETFUL: Share = Share::percent(50);
+const FORGETFUL: Probability = Probability::percent(50);
 
 struct Rack {
     world: World,
@@ -97,11 +99,11 @@ struct Rack {
     shared: Arc<verbs::Shared>,
 }
 
-fn rack(seed: u64, rng: &mut Chance, layers: Layers) -> Rack {
+fn rack(seed: u64, rng: &mut Rng, layers: Layers) -> Rack {
     let count = rng.between(2, 4) as u8;
-    let percent = |rng: &mut Chance| match rng.below(2) {
-        0 => Share::NEVER,
-        _ => Share::new(rng.below(50) as f64 / 1000.0).unwrap(),
+    let percent = |rng: &mut Rng| match rng.below(2) {
+        0 => Probability::NEVER,
+        _ => Probability::new(rng.below(50) as f64 / 1000.0).unwrap(),
     };
     let work = Verbs {
         connections: rng.between(1, 3) as u32,
@@ -141,7 +143,7 @@ fn rack(seed: u64, rng: &mut Chance, layers: Layers) -> Rack {
 }
 
 fn run(seed: u64, layers: Layers) -> Vec<(&'static str, u64)> {
-    let mut rng = Chance::stream(seed, 0x7377_6f72);
+    let mut rng = Rng::stream(seed, 0x7377_6f72);
     let mut rack = rack(seed, &mut rng, layers);
     let end = Nanos::from_secs(20);
     while !rack.shared.is_done() && !rack.shared.is_wrong() && rack.world.step(end) {}
@@ -167,7 +169,7 @@ fn capture(world: &mut World) {
 
 /// Builds clients and memory servers around a Swordbox that is configured with the address range of the
 /// words.
-fn words(config: &words::Config, shared_qp: Option<words::Lane>) -> words::Cluster {
+fn words(config: &words::Config, shared_qp: Option<words::SwitchConnection>) -> words::Cluster {
     words_with(config, |swordbox| configure_own_shared_qps(swordbox, shared_qp, config.v6, config.seed))
 }
 
@@ -181,10 +183,10 @@ const DEAD_AFTER: Nanos = Nanos::from_millis(100);
 
 /// Returns the time without a response after which a shared connection is given up.
 fn dead_after(config: &words::Config) -> Nanos {
-    let mut rng = Chance::stream(config.seed, 0x6465_6164);
+    let mut rng = Rng::stream(config.seed, 0x6465_6164);
     match () {
         // Before all words have been requested on a dead shared QP
-        () if config.keys_again => Nanos::from_millis(rng.between(2, 20)),
+        () if config.same_keys_after_restart => Nanos::from_millis(rng.between(2, 20)),
         // Until then, all connections that need the shared QP reconnect in vain.
         () if config.may_fail && drawn::partition_rng(config.seed).is_some() => {
             Nanos::from_millis(rng.between(2, 6))
@@ -196,12 +198,12 @@ fn dead_after(config: &words::Config) -> Nanos {
 /// Draws whether the switch has shared QPs of its own, and how servers respond to its connection requests.
 /// Draws also a connection whose SENDs wait for a receive buffer for longer than any other operation may
 /// take.
-fn draw_shared_qps(config: &words::Config) -> (words::Config, Option<words::Lane>) {
-    let mut rng = Chance::stream(config.seed, 0x6c61_6e65);
+fn draw_shared_qps(config: &words::Config) -> (words::Config, Option<words::SwitchConnection>) {
+    let mut rng = Rng::stream(config.seed, 0x6c61_6e65);
     let shared_qp = match rng.below(8) {
-        0..4 => Some(words::Lane::Good),
-        4 => Some(words::Lane::OtherDomain),
-        5 => Some(words::Lane::Refused),
+        0..4 => Some(words::SwitchConnection::Good),
+        4 => Some(words::SwitchConnection::OtherDomain),
+        5 => Some(words::SwitchConnection::Refused),
         _ => None,
     };
     let begin_at = if shared_qp.is_some() && rng.below(2) == 0 { Nanos::from_millis(1) } else { Nanos::ZERO };
@@ -209,10 +211,10 @@ fn draw_shared_qps(config: &words::Config) -> (words::Config, Option<words::Lane
     let config = words::Config {
         begin_at,
         starve,
-        lanes: OWN_SHARED_QPS,
+        switch_connections: OWN_SHARED_QPS,
         shares_fate: true,
         // The switch's clock may be slow by 1 %.
-        outlives: Nanos(dead_after(config).0 / 100 * 101),
+        forwarded_for: Nanos(dead_after(config).0 / 100 * 101),
         ..config.clone()
     };
     if starve.is_some() && shared_qp.is_none() && rng.below(2) == 0 {
@@ -224,7 +226,12 @@ fn draw_shared_qps(config: &words::Config) -> (words::Config, Option<words::Lane
 }
 
 /// Adds the configuration of the switch's own shared QPs.
-fn configure_own_shared_qps(config: Config, shared_qp: Option<words::Lane>, v6: bool, seed: u64) -> Config {
+fn configure_own_shared_qps(
+    config: Config,
+    shared_qp: Option<words::SwitchConnection>,
+    v6: bool,
+    seed: u64,
+) -> Config {
     let Some(shared_qp) = shared_qp else { return config };
     // A lost ARP request is repeated half a second later, when most runs are over. So only a quarter of the
     // seeds resolve addresses.
@@ -237,7 +244,7 @@ fn configure_own_shared_qps(config: Config, shared_qp: Option<words::Lane>, v6: 
     let connect = Connect {
         service: service_id_of(PortSpace::Tcp, words::PORT),
         private_data: shared_qp.private_data().to_vec(),
-        lanes: OWN_SHARED_QPS,
+        qps: OWN_SHARED_QPS,
     };
     let servers = config.servers.into_iter();
     let servers = servers.map(|server| Server { connect: Some(connect.clone()), ..server }).collect();
@@ -258,7 +265,7 @@ fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> 
         let server = |host: &IpAddr| Server {
             tables: vec![Table { rkey: None, range: table.clone(), stride: 8, writable: true }],
             rd_atomic: config.max_rd_atomic,
-            never: vec![local_words(config)],
+            never_cached: vec![local_words(config)],
             ..Server::new(*host)
         };
         let servers = wiring.servers.iter().map(server).collect();
@@ -281,14 +288,14 @@ fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> 
 /// Draws another configuration of the Swordbox in half of the seeds: small tables, other layers, or no
 /// declared word tables.
 fn small(swordbox: Config, config: &words::Config) -> Config {
-    let mut rng = Chance::stream(config.seed, 0x736d_616c_6c00);
+    let mut rng = Rng::stream(config.seed, 0x736d_616c_6c00);
     if rng.below(2) == 0 {
         return swordbox;
     }
     let mut one_in = |n| rng.below(n) == 0;
     // A response from the switch may arrive up to `settle` after the server has lost its memory.
     let switch_may_respond = one_in(2) && !config.may_fail;
-    let failed_cas = if switch_may_respond { FailedCas::Answer } else { FailedCas::Write };
+    let failed_cas = if switch_may_respond { FailedCas::Respond } else { FailedCas::Write };
     let layers = match () {
         () if one_in(16) => Layers::PASS,
         () if one_in(8) => Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE },
@@ -300,8 +307,8 @@ fn small(swordbox: Config, config: &words::Config) -> Config {
             _ if detects => Vec::new(),
             tables => tables.into_iter().map(|table| Table { writable: !readonly, ..table }).collect(),
         },
-        detect: if detects { rng.between(1, 4) as u32 } else { 0 },
-        lanes: rng.between(1, 4) as usize,
+        detect_after: if detects { rng.between(1, 4) as u32 } else { 0 },
+        client_owned_qps: rng.between(1, 4) as usize,
         rd_atomic: rng.between(1, config.max_rd_atomic.into()) as u8,
         share: !does_not_share,
         ..server
@@ -367,11 +374,11 @@ fn an_inactive_swordbox_mechanism_is_reported() {
 #[test]
 fn undeclared_words_that_the_server_writes_are_found() {
     let found = (1..=20).find_map(|seed| {
-        let plain = words::Config { lies: 0, own_keys: false, ..drawn(seed, FORGETFUL).0 };
+        let plain = words::Config { forged_rounds: 0, own_keys: false, ..drawn(seed, FORGETFUL).0 };
         let config = words::Config { words: 1, local_words: 1, zipf: 0.0, ..plain };
         let run = |never: bool| {
             let mut net = words_with(&config, |mut swordbox| {
-                swordbox.servers.iter_mut().filter(|_| !never).for_each(|server| server.never.clear());
+                swordbox.servers.iter_mut().filter(|_| !never).for_each(|server| server.never_cached.clear());
                 swordbox
             });
             net.run(Nanos::from_secs(100))
@@ -398,7 +405,7 @@ const SETTINGS: [Layers; 4] = [
 
 /// In a sixth of the seeds, an operator changes the layers several times.
 fn operate(net: &mut words::Cluster) {
-    let mut rng = Chance::stream(net.seed(), 0x6c61_7965);
+    let mut rng = Rng::stream(net.seed(), 0x6c61_7965);
     if rng.below(6) > 0 {
         return;
     }
@@ -580,7 +587,7 @@ fn planted_lost_acknowledgements_are_found() {
 #[cfg(debug_assertions)]
 #[test]
 fn planted_double_decisions_are_found() {
-    assert!(finds_bug(swordbox::Bug::DecidedAnew, Conditions::Lossy, 1000));
+    assert!(finds_bug(swordbox::Bug::ResolvedTwice, Conditions::Lossy, 1000));
 }
 
 #[cfg(debug_assertions)]
@@ -604,5 +611,5 @@ fn planted_old_reads_are_found() {
 #[cfg(debug_assertions)]
 #[test]
 fn planted_stuck_shared_qps_are_found() {
-    assert!(finds_bug(swordbox::Bug::StuckLane, Conditions::Lossy, 1000));
+    assert!(finds_bug(swordbox::Bug::StuckOwner, Conditions::Lossy, 1000));
 }

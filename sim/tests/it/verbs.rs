@@ -2,42 +2,42 @@
 
 use crate::environment;
 use sim::scenario::{
-    AckSpec, Between, EcnSpec, FaultKind, FaultSpec, HostSpec, LinkSpec, Planted, Scenario, SwitchKind,
+    AckSpec, EcnSpec, FaultKind, FaultSpec, HostSpec, LinkSpec, NumberRange, Planted, Scenario, SwitchKind,
     SwitchSpec, VerbsSpec, Work, run,
 };
 
-use switch::Chance;
+use switch::Rng;
 
 fn scenario() -> Scenario {
-    let percent = Between { low: 0, high: 100_000_000 };
+    let percent = NumberRange { low: 0, high: 100_000_000 };
     let host = |name: &str, last: u8| HostSpec {
-        window: Between { low: 4, high: 64 },
+        window: NumberRange { low: 4, high: 64 },
         ack: AckSpec::Any,
-        forgetful: Between { low: 0, high: 1 },
+        forgetful: NumberRange { low: 0, high: 1 },
         ..HostSpec::new(name, [10, 0, 0, last].into(), 24)
     };
     Scenario {
-        limit: Between::just(1_000_000_000_000),
+        limit: NumberRange::fixed(1_000_000_000_000),
         hosts: vec![host("a", 1), host("b", 2)],
         switches: Vec::new(),
         links: vec![LinkSpec {
-            jitter: Between { low: 0, high: 2_000 },
+            jitter: NumberRange { low: 0, high: 2_000 },
             loss: percent,
             duplicate: percent,
             reorder: percent,
             corrupt: percent,
-            mtu: Between::just(4200),
+            mtu: NumberRange::fixed(4200),
             ..LinkSpec::new("a", "b")
         }],
         work: Work::Verbs(VerbsSpec {
-            connections: Between { low: 1, high: 3 },
-            unreliable: Between { low: 0, high: 2 },
-            operations: Between { low: 5, high: 30 },
-            mtu_log2: Between { low: 8, high: 12 },
-            timeout: Between { low: 5, high: 9 },
-            background_reads: Between { low: 0, high: 1 },
-            receives: Between { low: 1, high: 16 },
-            repost_us: Between { low: 0, high: 20 },
+            connections: NumberRange { low: 1, high: 3 },
+            unreliable: NumberRange { low: 0, high: 2 },
+            operations: NumberRange { low: 5, high: 30 },
+            mtu_log2: NumberRange { low: 8, high: 12 },
+            timeout: NumberRange { low: 5, high: 9 },
+            background_reads: NumberRange { low: 0, high: 1 },
+            receives: NumberRange { low: 1, high: 16 },
+            repost_us: NumberRange { low: 0, high: 20 },
             ..VerbsSpec::default()
         }),
         faults: Vec::new(),
@@ -49,23 +49,26 @@ fn scenario() -> Scenario {
 fn congested() -> Scenario {
     let plain = scenario();
     let hosts = plain.hosts.iter().map(|host| HostSpec {
-        dcqcn: Between::just(1),
-        window: Between::just(64),
+        dcqcn: NumberRange::fixed(1),
+        window: NumberRange::fixed(64),
         ..host.clone()
     });
-    let marks =
-        EcnSpec { min: Between::just(5_000), max: Between::just(50_000), share: Between::just(100_000_000) };
+    let marks = EcnSpec {
+        min: NumberRange::fixed(5_000),
+        max: NumberRange::fixed(50_000),
+        share: NumberRange::fixed(100_000_000),
+    };
     let link = |host: &str| LinkSpec { ends: [host.into(), "s".into()], ..plain.links[0].clone() };
     let slow = LinkSpec {
-        rate: Between { low: 1_000_000_000, high: 10_000_000_000 },
+        rate: NumberRange { low: 1_000_000_000, high: 10_000_000_000 },
         ecn: Some(marks),
-        loss: Between { low: 0, high: 20_000_000 },
+        loss: NumberRange { low: 0, high: 20_000_000 },
         ..link("b")
     };
     Scenario {
         hosts: hosts.collect(),
         switches: vec![SwitchSpec { name: "s".into(), kind: SwitchKind::Bridge }],
-        links: vec![LinkSpec { reorder: Between::just(0), ..link("a") }, slow],
+        links: vec![LinkSpec { reorder: NumberRange::fixed(0), ..link("a") }, slow],
         ..plain
     }
 }
@@ -96,7 +99,7 @@ fn verbs_complete_correctly_in_a_congested_network() {
 fn revoking() -> Scenario {
     let mut scenario = scenario();
     if let Work::Verbs(verbs) = &mut scenario.work {
-        verbs.revoke_us = Between { low: 1, high: 3000 };
+        verbs.revoke_us = NumberRange { low: 1, high: 3000 };
     }
     scenario
 }
@@ -114,9 +117,9 @@ fn memory_is_not_written_without_a_right() {
 fn failing() -> Scenario {
     let mut scenario = revoking();
     if let Work::Verbs(verbs) = &mut scenario.work {
-        verbs.retry_count = Between { low: 3, high: 7 };
+        verbs.retry_count = NumberRange { low: 3, high: 7 };
     }
-    let [at, lasts] = [Between { low: 0, high: 2_000_000 }, Between { low: 0, high: 1_000_000 }];
+    let [at, lasts] = [NumberRange { low: 0, high: 2_000_000 }, NumberRange { low: 0, high: 1_000_000 }];
     scenario.faults = vec![FaultSpec { at, kind: FaultKind::Crash("a".into()), lasts: Some(lasts) }];
     scenario
 }
@@ -139,30 +142,30 @@ fn connections_fail_only_for_a_reason() {
 /// Returns [`congested`] with one to four faults that the seed draws. Each fault ends.
 fn with_faults(seed: u64) -> Scenario {
     let mut scenario = congested();
-    let mut rng = Chance::stream(seed, 0x7472_6f75);
+    let mut rng = Rng::stream(seed, 0x7472_6f75);
     // Some frames are late, and some duplicates arrive long after the original.
     for link in &mut scenario.links {
-        link.reorder_by = Between { low: 20_000, high: 3_000_000 };
+        link.reorder_by = NumberRange { low: 20_000, high: 3_000_000 };
     }
-    let mut queue_rng = Chance::stream(seed, 0x7175_6575);
+    let mut queue_rng = Rng::stream(seed, 0x7175_6575);
     if queue_rng.below(4) == 0 {
-        scenario.links[1].queue = Between { low: 10_000, high: 100_000 };
+        scenario.links[1].queue = NumberRange { low: 10_000, high: 100_000 };
     }
     let [a, b] = ["a", "b"].map(String::from);
     let ends = || [a.clone(), "s".to_owned()];
     let kinds: [FaultKind; 10] = [
-        FaultKind::Stranger("s".into(), Between { low: 10, high: 200 }),
+        FaultKind::Outsider("s".into(), NumberRange { low: 10, high: 200 }),
         FaultKind::Pause(a.clone()),
         FaultKind::Pause("s".into()),
         FaultKind::Crash("s".into()),
         FaultKind::Partition(vec![a.clone()]),
         FaultKind::Mute(vec![a.clone()]),
         FaultKind::Mute(vec!["s".into(), b.clone()]),
-        FaultKind::Part([a.clone(), b.clone()]),
-        FaultKind::Mtu(ends(), Between { low: 128, high: 1100 }),
-        FaultKind::Mtu(ends(), Between { low: 1100, high: 4200 }),
+        FaultKind::PartitionPair([a.clone(), b.clone()]),
+        FaultKind::Mtu(ends(), NumberRange { low: 128, high: 1100 }),
+        FaultKind::Mtu(ends(), NumberRange { low: 1100, high: 4200 }),
     ];
-    let [at, lasts] = [Between { low: 0, high: 2_000_000 }, Between { low: 0, high: 3_000_000 }];
+    let [at, lasts] = [NumberRange { low: 0, high: 2_000_000 }, NumberRange { low: 0, high: 3_000_000 }];
     let faults =
         (0..rng.between(1, 4)).map(|_| FaultSpec { at, kind: rng.pick(&kinds).clone(), lasts: Some(lasts) });
     scenario.faults = faults.collect();
@@ -174,22 +177,22 @@ fn with_faults(seed: u64) -> Scenario {
 /// a third of the seeds. In another third, clocks drift by up to 200 ppm, or by up to 1 % in an eighth of
 /// cases, from the beginning and at another rate later.
 fn draw_path_and_clock_faults(seed: u64) -> Vec<FaultSpec> {
-    let mut rng = Chance::stream(seed, 0x776f_726e);
+    let mut rng = Rng::stream(seed, 0x776f_726e);
     let [a, b] = ["a", "b"].map(String::from);
-    let later = Between { low: 1, high: 3_000_000 };
+    let later = NumberRange { low: 1, high: 3_000_000 };
     let [swaps, rehashes, drifts] = [(); 3].map(|()| rng.below(3) == 0);
     let most = if rng.below(8) == 0 { 10_000_000 } else { 200_000 };
-    let drift = Between { low: -most, high: most };
-    let salt = Between { low: 0, high: 65_535 };
+    let drift = NumberRange { low: -most, high: most };
+    let salt = NumberRange { low: 0, high: 65_535 };
     let kinds = [
         (swaps, later, FaultKind::Swap([a.clone(), b.clone()])),
         (rehashes, later, FaultKind::Rehash(a.clone(), salt)),
         (rehashes, later, FaultKind::Rehash(b.clone(), salt)),
-        (drifts, Between::just(0), FaultKind::ClockDrift(a.clone(), drift)),
-        (drifts, Between::just(0), FaultKind::ClockDrift(b, drift)),
+        (drifts, NumberRange::fixed(0), FaultKind::ClockDrift(a.clone(), drift)),
+        (drifts, NumberRange::fixed(0), FaultKind::ClockDrift(b, drift)),
         (drifts, later, FaultKind::ClockDrift(a, drift)),
     ];
-    let lasts = Some(Between { low: 0, high: 3_000_000 });
+    let lasts = Some(NumberRange { low: 0, high: 3_000_000 });
     let drawn = kinds.into_iter().filter(|(is_drawn, ..)| *is_drawn);
     drawn.map(|(_, at, kind)| FaultSpec { at, kind, lasts }).collect()
 }
@@ -243,7 +246,7 @@ fn planted_double_execution_is_found_where_connections_fail() {
 #[track_caller]
 fn stalls(scenario: &Scenario, bug: rnic::Bug) {
     // The limit is 100 ms. Seeds that draw slow links may need longer without the bug, too.
-    let scenario = Scenario { limit: Between::just(100_000_000), ..scenario.clone() };
+    let scenario = Scenario { limit: NumberRange::fixed(100_000_000), ..scenario.clone() };
     let violation = |seed, bug| run(&scenario, seed, Planted { bug }, Vec::new()).violation;
     let found = (0..1000).find_map(|seed| {
         let wrong = violation(seed, Some(bug)).filter(|wrong| wrong.contains("not done"))?;

@@ -6,7 +6,7 @@ use sim::words::{Cluster, Config, Sides, Totals, Verb};
 use sim::{Clock, Fault, Link, Switch};
 use switch::Nanos;
 use switch::forward::{Config as ForwardConfig, Forward};
-use switch::{Chance, Frame, Function, Output, PortId, Share, Verdict};
+use switch::{Frame, Function, Output, PortId, Probability, Rng, Verdict};
 
 use crate::drawn::{drawn, drift, may_fail, schedule_faults};
 
@@ -15,7 +15,7 @@ const LIMIT: Nanos = Nanos::from_secs(100);
 /// Draws the capacity of the bridge's MAC table in a quarter of the seeds: one to four addresses. Frames to
 /// other addresses are flooded.
 fn small_mac_table(seed: u64) -> Option<usize> {
-    let mut rng = Chance::stream(seed, 0x7374_6174);
+    let mut rng = Rng::stream(seed, 0x7374_6174);
     (rng.below(4) == 0).then(|| rng.between(1, 4) as usize)
 }
 
@@ -24,7 +24,7 @@ fn forward(config: &Config) -> Forward {
 }
 
 /// Share of NICs that do not keep the results of old READs and atomics, as soft-RoCE does not
-const FORGETFUL: Share = Share::percent(50);
+const FORGETFUL: Probability = Probability::percent(50);
 
 /// Builds a cluster around a plain bridge.
 fn bridge(config: &Config) -> Cluster {
@@ -140,7 +140,7 @@ enum Forgery {
 struct Forger {
     bridge: Forward,
     forgery: Forgery,
-    rng: Chance,
+    rng: Rng,
     previous: [u8; 8],
     /// The value that the last `CmpSwap` compared with
     compared: [u8; 8],
@@ -148,7 +148,7 @@ struct Forger {
 
 impl Forger {
     fn new(config: &Config, forgery: Forgery) -> Self {
-        let rng = Chance::new(config.seed);
+        let rng = Rng::new(config.seed);
         Self { bridge: forward(config), forgery, rng, previous: [0; 8], compared: [0; 8] }
     }
 

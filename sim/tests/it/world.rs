@@ -7,7 +7,7 @@ use switch::drop::FaultSet;
 use switch::forward::Forward;
 use switch::forward::config::{Config, MacTable, Topology};
 use switch::memory::MemoryFrame;
-use switch::{Frame, Nanos, Output, PortId, Share};
+use switch::{Frame, Nanos, Output, PortId, Probability};
 
 /// A node that sends `count` numbered frames, one each `every`, and records what it receives.
 struct Numberer {
@@ -110,7 +110,7 @@ type Impairment = (Link, fn(&sim::LinkCounters) -> u64);
 
 #[test]
 fn impairments_occur_at_the_configured_rate() {
-    let share = Share::percent(10);
+    let share = Probability::percent(10);
     let impairments: [Impairment; 4] = [
         (Link { loss: share, ..Link::default() }, |c| c.lost),
         (Link { duplicate: share, ..Link::default() }, |c| c.duplicated),
@@ -140,7 +140,7 @@ fn jitter_alone_keeps_the_order() {
 
 #[test]
 fn frames_that_are_not_ip_are_not_ecn_marked() {
-    let ecn = Ecn { min: 3000, max: 6000, share: Share::percent(50) };
+    let ecn = Ecn { min: 3000, max: 6000, share: Probability::percent(50) };
     let link = Link { rate_bps: 1_000_000_000, ecn: Some(ecn), ..Link::default() };
     let (mut world, _, _, link) = pair(1, Numberer::new(1000, 20, 0), link);
     world.run_until(LATER);
@@ -148,7 +148,7 @@ fn frames_that_are_not_ip_are_not_ecn_marked() {
 }
 
 fn impaired_link() -> Link {
-    let share = Share::percent(10);
+    let share = Probability::percent(10);
     Link {
         loss: share,
         duplicate: share,
@@ -178,7 +178,7 @@ fn one_impairment_does_not_change_the_draws_of_another() {
         world.run_until(LATER);
         world.counters(link)[0].lost
     };
-    assert_eq!(lost(Share::NEVER), lost(Share::percent(10)));
+    assert_eq!(lost(Probability::NEVER), lost(Probability::percent(10)));
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn a_crashed_host_receives_nothing_and_restarts_from_the_beginning() {
     world.schedule(Nanos::from_micros(4500), Fault::Restart(b));
     world.run_until(LATER);
     assert_eq!(received(&world, b), [0, 1, 2, 5, 6, 7, 8, 9]);
-    assert_eq!((world.counters(link)[0].unheard, world.node::<Numberer>(b).starts), (2, 2));
+    assert_eq!((world.counters(link)[0].undelivered, world.node::<Numberer>(b).starts), (2, 2));
     // A sender that restarts sends all of its frames again.
     let (mut world, a2, b, _) = pair(1, Numberer::new(100, 3, 1_000_000), Link::default());
     assert_eq!(a, a2);
@@ -241,7 +241,7 @@ fn a_resumed_host_receives_the_frames_that_were_queued() {
     world.schedule(Nanos::from_micros(100), Fault::Pause(b));
     world.schedule(Nanos::from_micros(5000), Fault::Resume(b));
     world.run_until(LATER);
-    let unheard = world.counters(link)[0].unheard;
+    let unheard = world.counters(link)[0].undelivered;
     assert!(unheard > 500, "more frames arrived than the receive queue holds: {unheard} were lost");
     assert_eq!(received(&world, b).len() as u64 + unheard, 2000);
     let resumed = EPOCH + Nanos::from_micros(5000);
@@ -281,8 +281,8 @@ fn parted_interfaces_lose_only_each_others_frames() {
     let interface = |last| MacAddr([2, 0, 0, 0, 0, last]);
     for other in [1, 3] {
         let (mut world, _, b, _) = pair(1, Numberer::new(100, 10, 1_000_000), Link::default());
-        world.schedule(Nanos::from_micros(1500), Fault::Part(interface(other), interface(2)));
-        world.schedule(Nanos::from_micros(3500), Fault::Join(interface(2), interface(other)));
+        world.schedule(Nanos::from_micros(1500), Fault::PartitionPair(interface(other), interface(2)));
+        world.schedule(Nanos::from_micros(3500), Fault::HealPair(interface(2), interface(other)));
         world.run_until(LATER);
         let expected: &[u64] =
             if other == 1 { &[0, 1, 4, 5, 6, 7, 8, 9] } else { &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9] };

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 #[derive(Debug)]
 pub struct Counters {
     /// Received frames, by port
-    pub ports: Box<[Seen]>,
+    pub ports: Box<[RxCounters]>,
     /// RoCEv2 packets by opcode
     pub opcodes: Box<[FrameCounter; 256]>,
     /// Malformed frames by fault, whether dropped or not
@@ -22,7 +22,7 @@ pub struct Counters {
 
 /// Frames received on one port. Each frame is counted in one of the three fields.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct RxCounters {
     /// Well-formed RoCEv2 packets
     pub roce: FrameCounter,
     /// Frames that are not RoCEv2 packets
@@ -34,7 +34,7 @@ pub struct Seen {
 impl Counters {
     pub(super) fn new(ports: u16, counted_qps: usize) -> Self {
         Self {
-            ports: (0..ports).map(|_| Seen::default()).collect(),
+            ports: (0..ports).map(|_| RxCounters::default()).collect(),
             opcodes: Box::new(core::array::from_fn(|_| FrameCounter::default())),
             faults: core::array::from_fn(|_| Counter::default()),
             qps: QpCounters {

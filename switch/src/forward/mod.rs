@@ -52,7 +52,7 @@ pub enum Command {
 pub enum Event {
     /// A station was seen on this port: for the first time, on another port than before, or again after a
     /// quarter of the ageing time.
-    Heard(MacAddr, PortId),
+    Learned(MacAddr, PortId),
 }
 
 impl Forward {
@@ -69,7 +69,7 @@ impl Forward {
     /// so the caller need not poll them. Packets in which [`verify_icrc`](Config::verify_icrc) or
     /// [`verify_udp_checksum`](Config::verify_udp_checksum) finds a fault are dropped: a NIC accepts a packet
     /// with a wrong UDP checksum, which would then bypass the enclosing function.
-    pub fn alone(config: &Config) -> Self {
+    pub fn embedded(config: &Config) -> Self {
         let drop = config.drop.with(Fault::Icrc).with(Fault::UdpChecksum);
         Self::with_events(&Config { drop, ..config.clone() }, false)
     }
@@ -190,7 +190,7 @@ impl Forward {
     /// [admitted](Self::admit) with this layout; its ICRC has to be right, and its UDP checksum right or
     /// absent, so that it would be admitted too.
     #[inline]
-    pub fn admit_like(&mut self, frame: &[u8], layout: Layout, port: PortId) {
+    pub fn count_admitted(&mut self, frame: &[u8], layout: Layout, port: PortId) {
         self.count(&Packet::new(frame, layout), port);
     }
 
@@ -217,7 +217,7 @@ impl Forward {
 
     /// Returns whether a frame addressed to the switch's MAC address is for the switch itself, which has the
     /// IP addresses `addresses`. A router's MAC address is also that of the next hop of transit packets.
-    pub fn ends_here(&self, frame: &[u8], addresses: &[IpAddr]) -> bool {
+    pub fn is_addressed_to_switch(&self, frame: &[u8], addresses: &[IpAddr]) -> bool {
         !matches!(self.table, Table::Ip(_))
             || routes::destination(frame).is_none_or(|destination| addresses.contains(&destination))
     }

@@ -104,7 +104,7 @@ impl Stations {
             && self.insert(mac, port, now)
             && let Some(events) = &mut self.events
         {
-            events.push_back(Event::Heard(mac, port));
+            events.push_back(Event::Learned(mac, port));
         }
     }
 

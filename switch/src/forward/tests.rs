@@ -1,6 +1,6 @@
 use super::config::MacTable;
 use super::*;
-use crate::memory::{MemoryFrame, Sent, run_frame};
+use crate::memory::{FrameCollector, MemoryFrame, run_frame};
 use crate::table::Key;
 use rocev2::Qpn;
 use std::net::IpAddr;
@@ -56,7 +56,7 @@ fn run(forward: &mut Forward, frame: &[u8], port: PortId) -> (Verdict, Vec<PortI
 
 #[test]
 fn bridge_without_events_keeps_learning() {
-    let mut forward = Forward::alone(&bridge(3, 1000));
+    let mut forward = Forward::embedded(&bridge(3, 1000));
     for n in 100..600 {
         run(&mut forward, &frame(mac(99), mac(n)), RIGHT);
     }
@@ -134,15 +134,15 @@ fn embedded_forwarding_drops_packets_that_fail_verification() {
     bad_udp_checksum[41] = 1;
     let verified = Config { verify_icrc: true, verify_udp_checksum: true, ..wire() };
     let malformed = Verdict::Drop(DropReason::Malformed(Fault::UdpChecksum));
-    assert_eq!(run(&mut Forward::alone(&verified), &bad_udp_checksum, LEFT).0, malformed);
-    assert_eq!(run(&mut Forward::alone(&wire()), &bad_udp_checksum, LEFT).0, Verdict::Forward(RIGHT));
+    assert_eq!(run(&mut Forward::embedded(&verified), &bad_udp_checksum, LEFT).0, malformed);
+    assert_eq!(run(&mut Forward::embedded(&wire()), &bad_udp_checksum, LEFT).0, Verdict::Forward(RIGHT));
 }
 
 #[test]
 fn truncated_buffer_of_a_long_frame_counts_as_oversized() {
     let mut forward = Forward::new(&Config { drop: FaultSet::ALL, ..wire() });
-    let mut frame = MemoryFrame::beginning(&acknowledgement()[..60]);
-    let verdict = forward.on_frame(&mut frame, LEFT, Nanos::ZERO, &mut Sent::with_room(0));
+    let mut frame = MemoryFrame::truncated(&acknowledgement()[..60]);
+    let verdict = forward.on_frame(&mut frame, LEFT, Nanos::ZERO, &mut FrameCollector::with_room(0));
     assert_eq!(verdict, Verdict::Drop(DropReason::Malformed(Fault::Oversized)));
 }
 
@@ -180,7 +180,7 @@ fn bridge_learns_and_floods() {
 fn flooding_without_buffers_drops_with_no_buffer() {
     let mut forward = Forward::new(&bridge(3, 4));
     let mut frame = MemoryFrame::new(frame(mac(1), mac(2)));
-    let verdict = forward.on_frame(&mut frame, LEFT, Nanos::ZERO, &mut Sent::with_room(0));
+    let verdict = forward.on_frame(&mut frame, LEFT, Nanos::ZERO, &mut FrameCollector::with_room(0));
     assert_eq!(verdict, Verdict::Drop(DropReason::NoBuffer));
 }
 
@@ -193,7 +193,7 @@ fn flooding_with_one_port_drops_with_same_port() {
 #[test]
 fn silent_stations_age_out() {
     let mut forward = Forward::new(&bridge(3, 1000));
-    let mut out = Sent::with_room(10);
+    let mut out = FrameCollector::with_room(10);
     for n in 0..500 {
         run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1000 + n)), LEFT, Nanos::ZERO);
         while forward.poll_event().is_some() {}
@@ -222,7 +222,7 @@ fn events_teach_other_workers() {
     let hello = frame(MacAddr::BROADCAST, mac(1));
     run_frame(&mut one, &hello, LEFT, Nanos::ZERO);
     let event = one.poll_event();
-    assert_eq!(event, Some(Event::Heard(mac(1), LEFT)));
+    assert_eq!(event, Some(Event::Learned(mac(1), LEFT)));
     assert_eq!(one.poll_event(), None);
     two.on_command(Command::Learn(mac(1), LEFT), Nanos::ZERO);
     assert_eq!(run(&mut two, &frame(mac(1), mac(2)), RIGHT).1, [LEFT]);
@@ -242,7 +242,7 @@ fn stations_beyond_the_event_queue_are_learnt_later() {
     let reported = std::iter::from_fn(|| forward.poll_event()).count();
     assert!(reported < 200);
     run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1199)), LEFT, Nanos::ZERO);
-    assert_eq!(forward.poll_event(), Some(Event::Heard(mac(1199), LEFT)));
+    assert_eq!(forward.poll_event(), Some(Event::Learned(mac(1199), LEFT)));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Configuration of the impairing function.
 
 use super::matching::Match;
-use crate::{Nanos, PortId, Share};
+use crate::{Nanos, PortId, Probability};
 
 /// Configuration of [`Impair`](super::Impair).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct Rule {
     /// Condition that a packet has to meet
     pub matching: Match,
     /// Probability of acting on a matching packet
-    pub share: Share,
+    pub share: Probability,
     /// Count of matching packets to ignore at first
     pub skip: u64,
     /// Maximum count of packets to act on

@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Counters {
     /// Received frames, as [`Forward`](crate::forward::Forward) counts them
-    pub seen: Arc<forward::Counters>,
+    pub forward: Arc<forward::Counters>,
     /// Counters of the rules, in their order
     pub rules: Box<[RuleCounters]>,
     /// Frames that were held back
@@ -36,9 +36,9 @@ pub struct RuleCounters {
 }
 
 impl Counters {
-    pub(super) fn new(rules: usize, seen: Arc<forward::Counters>) -> Self {
+    pub(super) fn new(rules: usize, forward: Arc<forward::Counters>) -> Self {
         Self {
-            seen,
+            forward,
             rules: (0..rules).map(|_| RuleCounters::default()).collect(),
             held: Counter::default(),
             released: Counter::default(),

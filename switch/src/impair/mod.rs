@@ -25,7 +25,7 @@ use crate::forward::config::Topology;
 use crate::forward::counters::HostQp;
 use crate::forward::{self, Forward};
 use crate::table::{Index, Salt, mix};
-use crate::{Chance, DropReason, Frame, Full, Function, Nanos, Output, PortId, Verdict};
+use crate::{DropReason, Frame, Full, Function, Nanos, Output, PortId, Rng, Verdict};
 use counters::RuleCounters;
 use held::{Held, Release};
 use matching::{PacketFields, is_response};
@@ -53,10 +53,10 @@ pub struct Impair {
 struct ActiveRule {
     rule: Rule,
     /// Random numbers that decide whether to act, one for each matching packet
-    choice_rng: Chance,
+    choice_rng: Rng,
     /// Random numbers for the action itself; separate, so that an action's draws do not change which packets
     /// are chosen
-    action_rng: Chance,
+    action_rng: Rng,
     matched: u64,
     acted: u64,
 }
@@ -189,8 +189,8 @@ impl ActiveRule {
             rule.name.bytes().fold(worker as u64, |hash, byte| mix(hash ^ u64::from(byte)).wrapping_add(1));
         Self {
             rule: rule.clone(),
-            choice_rng: Chance::stream(seed, stream),
-            action_rng: Chance::stream(seed, !stream),
+            choice_rng: Rng::stream(seed, stream),
+            action_rng: Rng::stream(seed, !stream),
             matched: 0,
             acted: 0,
         }
@@ -233,7 +233,7 @@ fn duplicate<O: Output>(frame: &O::Frame, to: PortId, copies: u32, out: &mut O) 
     Effect::Continue
 }
 
-fn corrupt(bytes: &mut [u8], layout: Layout, field: Field, rng: &mut Chance) -> Effect {
+fn corrupt(bytes: &mut [u8], layout: Layout, field: Field, rng: &mut Rng) -> Effect {
     let (first, len) = match field {
         Field::Payload => (layout.payload(), Packet::new(bytes, layout).payload().len()),
         Field::Header => (layout.bth(), Bth::LEN - 1),

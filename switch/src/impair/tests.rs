@@ -1,6 +1,6 @@
 use super::*;
-use crate::Share;
-use crate::memory::{MemoryFrame, Sent, run_frame};
+use crate::Probability;
+use crate::memory::{FrameCollector, MemoryFrame, run_frame};
 use core::net::IpAddr;
 use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use rocev2::ipv4::Ipv4;
@@ -66,7 +66,7 @@ fn rule(action: Action) -> Rule {
     Rule {
         name: "it".into(),
         matching: Match::default(),
-        share: Share::ALWAYS,
+        share: Probability::ALWAYS,
         skip: 0,
         times: u64::MAX,
         action,
@@ -104,7 +104,7 @@ fn psns(frames: &[Vec<u8>]) -> Vec<u32> {
 
 /// Returns the frames that leave when the timer expires.
 fn tick(impair: &mut Impair, now: u64, room: usize) -> Vec<Vec<u8>> {
-    let mut out = Sent::with_room(room);
+    let mut out = FrameCollector::with_room(room);
     impair.on_timer(Nanos(now), &mut out);
     out.frames.into_iter().map(|(frame, _)| frame.bytes().to_vec()).collect()
 }
@@ -135,7 +135,7 @@ fn without_rules_frames_pass_unchanged() {
     }
     assert_eq!(run_frame(&mut wire, &other, B, Nanos::ZERO).0, Verdict::Forward(A));
     let counters = wire.counters();
-    let seen = &counters.seen.ports[0];
+    let seen = &counters.forward.ports[0];
     assert_eq!((seen.roce.frames.get(), seen.other.frames.get(), seen.malformed.frames.get()), (1, 1, 2));
     assert_eq!((wire.next_timer(), wire.poll_event()), (None, None));
 }
@@ -276,7 +276,7 @@ fn skip_and_times_limit_a_rule() {
 
 #[test]
 fn choices_depend_on_seed_worker_and_rule_only() {
-    let share = |share| Share::new(share).unwrap();
+    let share = |share| Probability::new(share).unwrap();
     let lose = |share| Rule { share, ..rule(Action::Drop) };
     let first = dropped(&mut impair(vec![lose(share(0.1))]), 0..10_000);
     // Five standard deviations of a binomial distribution: 5 * sqrt(10000 * 0.1 * 0.9) = 150
@@ -286,7 +286,7 @@ fn choices_depend_on_seed_worker_and_rule_only() {
     assert_ne!(dropped(&mut Impair::new(&other, 0), 0..10_000), first, "another seed");
     let second_worker = &mut Impair::new(&config(vec![lose(share(0.1))]), 1);
     assert_ne!(dropped(second_worker, 0..10_000), first, "another worker");
-    assert_eq!(dropped(&mut impair(vec![lose(Share::NEVER)]), 0..100), []);
+    assert_eq!(dropped(&mut impair(vec![lose(Probability::NEVER)]), 0..100), []);
     // Other rules, wherever they are, do not change the choices of this rule.
     let marks = Rule { name: "marks".into(), share: share(0.5), ..rule(Action::Mark { force: true }) };
     assert_eq!(dropped(&mut impair(vec![marks.clone(), lose(share(0.1)), marks]), 0..10_000), first);
@@ -413,7 +413,7 @@ fn duplicates_are_sent_if_there_is_room_for_all() {
     assert_eq!(run(&mut impair, &frame, 0), (Verdict::Forward(B), vec![frame.clone(); 3]));
     // There has to be room for the packet itself as well.
     for (room, copies) in [(3, 2), (2, 0)] {
-        let mut out = Sent::with_room(room);
+        let mut out = FrameCollector::with_room(room);
         let verdict = impair.on_frame(&mut MemoryFrame::new(&frame[..]), A, Nanos::ZERO, &mut out);
         assert_eq!((verdict, out.frames.len()), (Verdict::Forward(B), copies));
     }
@@ -515,8 +515,8 @@ fn rules_match_the_packet_as_received() {
 #[test]
 fn truncated_frames_are_not_held_back() {
     let mut impair = impair(vec![rule(Action::Delay { by: Nanos(10), jitter: Nanos::ZERO })]);
-    let mut out = Sent::with_room(9);
-    let mut frame = MemoryFrame::beginning(PacketSpec::psn(0));
+    let mut out = FrameCollector::with_room(9);
+    let mut frame = MemoryFrame::truncated(PacketSpec::psn(0));
     assert_eq!(impair.on_frame(&mut frame, A, Nanos::ZERO, &mut out), Verdict::Forward(B));
     assert_eq!(counts(&impair, 0), (1, 0, 1));
 }

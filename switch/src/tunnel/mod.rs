@@ -10,9 +10,9 @@ mod counters;
 mod encapsulate;
 mod header;
 
-pub use config::{Config, Onward};
+pub use config::{Config, InnerForwarding};
 pub use counters::{Counters, Refusal};
-pub use encapsulate::{EntranceError, check, headers};
+pub use encapsulate::{EncapsulationError, check_tunnels, encapsulation_headers};
 
 use crate::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use core::net::IpAddr;
@@ -61,9 +61,9 @@ impl<F: Function> Tunnel<F> {
             addresses.sort_unstable();
             addresses.into_boxed_slice()
         };
-        let next_hops = match &config.onward {
-            Onward::Function => None,
-            Onward::NextHops(hops) => {
+        let next_hops = match &config.inner_forwarding {
+            InnerForwarding::Function => None,
+            InnerForwarding::NextHops(hops) => {
                 let mut hops = hops.clone();
                 hops.sort_by_key(|&(address, _)| address);
                 Some(hops.into())
@@ -71,7 +71,7 @@ impl<F: Function> Tunnel<F> {
         };
         let termination = Termination {
             mac: config.mac,
-            ends: sorted(&config.ends),
+            ends: sorted(&config.endpoints),
             sources: sorted(&config.sources),
             next_hops,
             counters: Arc::default(),
@@ -234,13 +234,13 @@ impl<F: Function> Function for Tunnel<F> {
     }
 
     #[inline]
-    fn glimpse(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
-        self.function.glimpse(frame, fetch);
+    fn prefetch_table(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.function.prefetch_table(frame, fetch);
     }
 
     #[inline]
-    fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
-        self.function.foresee(frame, fetch);
+    fn prefetch_state(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.function.prefetch_state(frame, fetch);
     }
 
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::forward::config::Topology;
 use crate::forward::{self, Forward};
-use crate::memory::{MemoryFrame, Sent, run_frame};
+use crate::memory::{FrameCollector, MemoryFrame, run_frame};
 use core::net::{Ipv4Addr, Ipv6Addr};
 use proptest::prelude::*;
 use rocev2::checksum::Sum;
@@ -27,21 +27,21 @@ const S1: u8 = 101;
 const S2: u8 = 102;
 const H2: u8 = 2;
 
-fn config(onward: Onward) -> Config {
-    Config { mac: OWN, ends: vec![v6(S1), v4(S1)], sources: vec![v6(H1), v4(H1)], onward }
+fn config(inner_forwarding: InnerForwarding) -> Config {
+    Config { mac: OWN, endpoints: vec![v6(S1), v4(S1)], sources: vec![v6(H1), v4(H1)], inner_forwarding }
 }
 
-fn next_hops() -> Onward {
-    Onward::NextHops(vec![(v4(S2), NEIGHBOUR), (v6(S2), NEIGHBOUR), (v4(H2), HOST), (v6(H2), HOST)])
+fn next_hops() -> InnerForwarding {
+    InnerForwarding::NextHops(vec![(v4(S2), NEIGHBOUR), (v6(S2), NEIGHBOUR), (v4(H2), HOST), (v6(H2), HOST)])
 }
 
 /// Returns a bridge with the host on port 0 and the neighbour on port 1.
-fn tunnel(onward: Onward) -> Tunnel<Forward> {
+fn tunnel(inner_forwarding: InnerForwarding) -> Tunnel<Forward> {
     let mut bridge = forward::Config::bridge(2, 4);
     if let Topology::Mac(table) = &mut bridge.topology {
         table.fixed = vec![(HOST, PortId(0)), (NEIGHBOUR, PortId(1))];
     }
-    Tunnel::new(&config(onward), Forward::new(&bridge))
+    Tunnel::new(&config(inner_forwarding), Forward::new(&bridge))
 }
 
 /// Returns an IP packet whose payload is not IP.
@@ -74,7 +74,7 @@ fn frame(packet: &[u8]) -> Vec<u8> {
 }
 
 fn encapsulated(tunnels: &[(IpAddr, IpAddr)], packet: &[u8]) -> Vec<u8> {
-    [&headers(tunnels, packet).unwrap()[..], packet].concat()
+    [&encapsulation_headers(tunnels, packet).unwrap()[..], packet].concat()
 }
 
 /// Returns the frame that left and its port, or the reason why the frame was dropped.
@@ -138,12 +138,13 @@ fn outer_header_is_removed_and_the_packet_goes_to_the_next_hop() {
 #[test]
 fn last_decapsulation_restores_the_packet() {
     // At the neighbour: the packet comes from the other switch.
-    let config = Config { ends: vec![v4(S2)], sources: vec![v4(S1)], ..config(Onward::Function) };
+    let config =
+        Config { endpoints: vec![v4(S2)], sources: vec![v4(S1)], ..config(InnerForwarding::Function) };
     let Tunnel { function, .. } = tunnel(next_hops());
     let mut tunnel = Tunnel::new(&config, function);
     let innermost = packet(v4(H1), v4(H2), 0x68);
     let mut sent = MemoryFrame::new(frame(&encapsulated(&[(v4(S1), v4(S2))], &innermost)));
-    _ = tunnel.on_frame(&mut sent, PortId(1), Nanos::ZERO, &mut Sent::with_room(2));
+    _ = tunnel.on_frame(&mut sent, PortId(1), Nanos::ZERO, &mut FrameCollector::with_room(2));
     assert_eq!(
         sent.into_bytes(),
         frame(&innermost),
@@ -154,7 +155,7 @@ fn last_decapsulation_restores_the_packet() {
 #[test]
 fn tags_options_and_ethernet_padding_are_handled() {
     let innermost = packet(v4(H1), v4(S2), 0);
-    let mut outer = headers(&[(v4(H1), v4(S1))], &innermost).unwrap();
+    let mut outer = encapsulation_headers(&[(v4(H1), v4(S1))], &innermost).unwrap();
     // Four bytes of options: "no operation"
     outer[0] = 0x46;
     outer[3] += 4;
@@ -187,7 +188,7 @@ fn frames_for_other_destinations_pass_unchanged() {
     {
         let mut tunnel = tunnel(next_hops());
         let mut sent = MemoryFrame::new(bytes.clone());
-        _ = tunnel.on_frame(&mut sent, PortId(0), Nanos::ZERO, &mut Sent::with_room(2));
+        _ = tunnel.on_frame(&mut sent, PortId(0), Nanos::ZERO, &mut FrameCollector::with_room(2));
         assert_eq!(sent.into_bytes(), bytes);
         assert_eq!(tunnel.counters().terminated.get(), (0, 0));
         assert!(Refusal::ALL.iter().all(|&reason| tunnel.counters().refused(reason) == 0));
@@ -252,8 +253,8 @@ fn each_reason_for_dropping_is_reached() {
     refused(&marked, Refusal::Congested);
     refused(&frame(&encapsulated(&[(v4(H1), v4(S1))], &packet(v4(H1), v4(77), 0))), Refusal::NoNextHop);
     let mut tunnel = tunnel(next_hops());
-    let mut beginning = MemoryFrame::beginning(valid);
-    let verdict = tunnel.on_frame(&mut beginning, PortId(0), Nanos::ZERO, &mut Sent::with_room(0));
+    let mut beginning = MemoryFrame::truncated(valid);
+    let verdict = tunnel.on_frame(&mut beginning, PortId(0), Nanos::ZERO, &mut FrameCollector::with_room(0));
     assert_eq!(verdict, Verdict::Drop(Refusal::OuterLength.into()));
 }
 
@@ -297,12 +298,15 @@ fn headers_describe_the_packets_that_follow() {
     assert_eq!((header.total, header.protocol, header.src, header.dst), (second.len(), 4, v4(S1), v4(S2)));
     assert!(header.is_checksum_right(second) && second[1] == 0x6a);
     assert_eq!(second[header.len..], innermost);
-    assert_eq!(headers(&[], &innermost), Ok(Vec::new()));
-    assert_eq!(headers(&[(v4(1), v6(2))], &innermost), Err(EntranceError::Versions(v4(1), v6(2))));
-    assert_eq!(headers(&[(v4(1), v4(2))], b"nothing"), Err(EntranceError::NoPacket));
+    assert_eq!(encapsulation_headers(&[], &innermost), Ok(Vec::new()));
+    assert_eq!(
+        encapsulation_headers(&[(v4(1), v6(2))], &innermost),
+        Err(EncapsulationError::Versions(v4(1), v6(2)))
+    );
+    assert_eq!(encapsulation_headers(&[(v4(1), v4(2))], b"nothing"), Err(EncapsulationError::NoPacket));
     let mut longest = innermost;
     longest[2..4].copy_from_slice(&0xffffu16.to_be_bytes());
-    assert_eq!(headers(&[(v4(1), v4(2))], &longest), Err(EntranceError::TooLong));
+    assert_eq!(encapsulation_headers(&[(v4(1), v4(2))], &longest), Err(EncapsulationError::TooLong));
 }
 
 /// Generates almost valid frames: valid ones with some bytes changed, some of them truncated.
@@ -338,9 +342,9 @@ proptest! {
         frame in prop_oneof![nearly_right(), proptest::collection::vec(any::<u8>(), 0..120)],
         routed: bool,
     ) {
-        let mut tunnel = tunnel(if routed { Onward::Function } else { next_hops() });
+        let mut tunnel = tunnel(if routed { InnerForwarding::Function } else { next_hops() });
         let mut sent = MemoryFrame::new(frame.clone());
-        let verdict = tunnel.on_frame(&mut sent, PortId(0), Nanos::ZERO, &mut Sent::with_room(2));
+        let verdict = tunnel.on_frame(&mut sent, PortId(0), Nanos::ZERO, &mut FrameCollector::with_room(2));
         let counters = tunnel.counters();
         let refused: u64 = Refusal::ALL.iter().map(|&reason| counters.refused(reason)).sum();
         let (terminated, _) = counters.terminated.get();

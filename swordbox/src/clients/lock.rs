@@ -15,7 +15,7 @@ use super::threads::{Program, Start, Thread};
 use super::verbs::{Stopped, Verbs, word};
 use super::ycsb::Zipf;
 use rnic::Remote;
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 /// Way of releasing a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl LockTable {
 
 /// Action while a lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Under {
+pub enum WhileHeld {
     /// Nothing
     Nothing,
     /// Read the lock's word in region 1 and write it back incremented. The sum of all words equals the number
@@ -107,7 +107,7 @@ pub struct Locks {
     /// Way of releasing them
     pub unlock: Unlock,
     /// Action while a lock is held
-    pub under: Under,
+    pub under: WhileHeld,
     /// Acquisitions per thread
     pub times: u64,
     /// Number of this machine, below 2^31, which distinguishes its threads from those of other machines
@@ -120,14 +120,14 @@ impl Locks {
     /// Returns a program for Sherman's locks, eight bytes apart, that acquires and releases locks without
     /// end.
     pub const fn new(locks: Zipf, machine: u64, seed: u64) -> Self {
-        let (unlock, under) = (Unlock::Write, Under::Nothing);
+        let (unlock, under) = (Unlock::Write, WhileHeld::Nothing);
         Self { locks, stride: 8, unlock, under, times: u64::MAX, machine, seed }
     }
 }
 
 /// Returns the tag of a thread: not 0, and different for each thread, machine and incarnation (modulo 2^16).
-pub const fn tag(machine: u64, thread: usize, life: u32) -> u64 {
-    1 << 63 | machine << 32 | (life as u64 & 0xffff) << 16 | thread as u64
+pub const fn tag(machine: u64, thread: usize, incarnation: u32) -> u64 {
+    1 << 63 | machine << 32 | (incarnation as u64 & 0xffff) << 16 | thread as u64
 }
 
 impl Program for Locks {
@@ -137,10 +137,10 @@ impl Program for Locks {
 }
 
 async fn run(locks: Locks, start: Start) -> Result<(), Stopped> {
-    let Start { number, life, verbs, regions } = start;
+    let Start { number, incarnation, verbs, regions } = start;
     let table = LockTable::new(*regions.first().ok_or(Stopped::Regions)?, locks.stride)?;
-    let tag = tag(locks.machine, number, life);
-    let mut rng = Chance::stream(locks.seed, tag);
+    let tag = tag(locks.machine, number, incarnation);
+    let mut rng = Rng::stream(locks.seed, tag);
     let account: SharedAccount = verbs.account().clone();
     for _ in 0..locks.times {
         let lock = locks.locks.draw(&mut rng) as u64;
@@ -148,13 +148,13 @@ async fn run(locks: Locks, start: Start) -> Result<(), Stopped> {
         table.lock(&verbs, lock, tag).await?;
         account.record(Kind::Lock, verbs.now().since(began));
         match locks.under {
-            Under::Nothing => {}
-            Under::Count => {
+            WhileHeld::Nothing => {}
+            WhileHeld::Count => {
                 let counter = regions.get(1).ok_or(Stopped::Regions)?.at(lock * 8);
                 let count = word(&verbs.read(counter, 8).await?, 0) + 1;
                 verbs.write_ahead(counter, count.to_le_bytes().into());
             }
-            Under::Hold(span) => verbs.sleep(span).await,
+            WhileHeld::Hold(span) => verbs.sleep(span).await,
         }
         let began = verbs.now();
         table.unlock(&verbs, lock, tag, locks.unlock).await?;

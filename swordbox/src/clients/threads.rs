@@ -31,7 +31,7 @@ pub struct Start {
     /// Number of the thread on its machine, from 0
     pub number: usize,
     /// Incarnation: number of earlier starts, after each of which the connection was lost
-    pub life: u32,
+    pub incarnation: u32,
     /// Connection
     pub verbs: Verbs,
     /// Memory of the server
@@ -57,7 +57,7 @@ pub enum Connect {
     Cm(IpAddr, u16),
     /// Out of band, as most RDMA programs do: QPNs, PSNs and regions are exchanged elsewhere, and set by
     /// [`Threads::prepare`] and [`Threads::begin`].
-    Elsewhere,
+    OutOfBand,
 }
 
 /// Configuration of a client machine.
@@ -105,7 +105,7 @@ struct Outstanding {
 
 struct Worker {
     state: State,
-    life: u32,
+    incarnation: u32,
     verbs: Verbs,
     qpn: Option<Qpn>,
     conn: Option<Conn>,
@@ -144,7 +144,7 @@ impl<P: Program> Threads<P> {
     pub fn new(config: ThreadsConfig, program: P, account: SharedAccount) -> Self {
         let worker = |_| Worker {
             state: State::Waiting(None),
-            life: 0,
+            incarnation: 0,
             verbs: Verbs::new(account.clone()),
             qpn: None,
             conn: None,
@@ -218,8 +218,8 @@ impl<P: Program> Threads<P> {
         worker.verbs = verbs.clone();
         worker.outstanding.clear();
         (worker.fetching, worker.landing_used) = (0, 0);
-        let start = Start { number, life: worker.life, verbs, regions };
-        worker.life += 1;
+        let start = Start { number, incarnation: worker.incarnation, verbs, regions };
+        worker.incarnation += 1;
         worker.state = State::Running(self.program.thread(start));
         self.poll_thread(nic, number, now);
     }

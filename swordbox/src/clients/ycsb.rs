@@ -2,7 +2,7 @@
 //! measured, and Zipf's law for the popularity of keys.
 
 use std::sync::Arc;
-use switch::Chance;
+use switch::Rng;
 use switch::table::mix;
 
 /// Zipf distribution over `n` items: the k-th is drawn with a probability proportional to `1 / k^theta`.
@@ -41,7 +41,7 @@ impl Zipf {
     }
 
     /// Draws an item, counted from 0; lower numbers are more frequent.
-    pub fn draw(&self, rng: &mut Chance) -> usize {
+    pub fn draw(&self, rng: &mut Rng) -> usize {
         let bits = rng.bits();
         self.0.partition_point(|below| *below <= bits).min(self.0.len() - 1)
     }
@@ -92,13 +92,13 @@ impl Workload {
 
     /// Returns the operations of one thread, determined by the seed and the thread's number.
     pub fn generator(&self, seed: u64, thread: u64) -> Generator {
-        Generator { workload: self.clone(), rng: Chance::stream(seed, thread ^ 0x7963_7362) }
+        Generator { workload: self.clone(), rng: Rng::stream(seed, thread ^ 0x7963_7362) }
     }
 }
 
 /// Kind of an operation
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ask {
+pub enum OperationKind {
     /// Read of a key's value
     Read,
     /// Update of a key's value
@@ -109,17 +109,17 @@ pub enum Ask {
 #[derive(Clone, Debug)]
 pub struct Generator {
     workload: Workload,
-    rng: Chance,
+    rng: Rng,
 }
 
 impl Iterator for Generator {
-    type Item = (Ask, u64);
+    type Item = (OperationKind, u64);
 
     /// Returns the next operation and its key. Keys are counted from 0; lower numbers are more frequent.
-    fn next(&mut self) -> Option<(Ask, u64)> {
+    fn next(&mut self) -> Option<(OperationKind, u64)> {
         let percent = self.rng.below(100);
         let reads = u64::from(self.workload.mix.reads_percent());
-        let ask = if percent < reads { Ask::Read } else { Ask::Update };
+        let ask = if percent < reads { OperationKind::Read } else { OperationKind::Update };
         Some((ask, self.workload.keys.draw(&mut self.rng) as u64))
     }
 }
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     fn counts(n: usize, theta: f64, draws: usize) -> Vec<usize> {
-        let (zipf, mut rng) = (Zipf::new(n, theta), Chance::new(7));
+        let (zipf, mut rng) = (Zipf::new(n, theta), Rng::new(7));
         let mut counts = vec![0; n];
         for _ in 0..draws {
             counts[zipf.draw(&mut rng)] += 1;
@@ -170,7 +170,7 @@ mod tests {
         assert_ne!(take(Mix::A, 1, 2), take(Mix::A, 1, 3));
         assert_ne!(take(Mix::A, 1, 2), take(Mix::A, 2, 2));
         for mix in [Mix::A, Mix::B, Mix::C, Mix::W, Mix::Reads(20)] {
-            let reads = take(mix, 1, 1).iter().filter(|(ask, _)| *ask == Ask::Read).count();
+            let reads = take(mix, 1, 1).iter().filter(|(ask, _)| *ask == OperationKind::Read).count();
             assert!(reads.abs_diff(usize::from(mix.reads_percent()) * 10) < 50, "{mix:?}: {reads}");
         }
         let keys: std::collections::BTreeSet<_> = (0..1000).map(scattered).collect();

@@ -21,11 +21,11 @@ pub struct ListsConfig {
     /// Virtual addresses of the nodes
     pub nodes: Range<u64>,
     /// This number of nodes at the beginning of `nodes` are the first ones of keys 0, 1, ...
-    pub firsts: u64,
+    pub first_nodes: u64,
     /// Nodes whose key is cached; the paper's read cache has three times as many entries as there are keys
-    pub remembered: usize,
+    pub cached_nodes: usize,
     /// Keys whose last node is cached
-    pub tracked: usize,
+    pub tracked_keys: usize,
     /// Number of appends that make a key hot
     pub hot: u32,
 }
@@ -34,7 +34,7 @@ impl ListsConfig {
     /// Returns a configuration that caches all keys from their first append on, and three nodes per key.
     pub fn new(layout: Layout, nodes: Range<u64>) -> Self {
         let keys = layout.keys as usize;
-        Self { layout, nodes, firsts: layout.keys, remembered: keys * 3, tracked: keys, hot: 1 }
+        Self { layout, nodes, first_nodes: layout.keys, cached_nodes: keys * 3, tracked_keys: keys, hot: 1 }
     }
 }
 
@@ -102,7 +102,7 @@ impl Lists {
     /// Returns the empty state of a store.
     ///
     /// # Panics
-    /// If there are 2^32 - 1 or more nodes or keys, or `remembered` or `tracked` is 0.
+    /// If there are 2^32 - 1 or more nodes or keys, or `cached_nodes` or `tracked_keys` is 0.
     pub fn new(config: ListsConfig) -> Self {
         let len = config.layout.node_len as u64;
         let nodes = (config.nodes.end - config.nodes.start) / len;
@@ -110,15 +110,18 @@ impl Lists {
             nodes < u64::from(u32::MAX) && config.layout.keys < u64::from(u32::MAX),
             "the store has too many nodes or keys for 32-bit numbers"
         );
-        assert!(config.remembered > 0 && config.tracked > 0, "remembered and tracked have to be at least 1");
+        assert!(
+            config.cached_nodes > 0 && config.tracked_keys > 0,
+            "remembered and tracked have to be at least 1"
+        );
         Self {
             node_keys: vec![
                 Epoched { epoch: 0, value: [NO_NODE; 7] };
-                config.remembered.min(nodes as usize).div_ceil(7).max(1)
+                config.cached_nodes.min(nodes as usize).div_ceil(7).max(1)
             ]
             .into(),
-            keys: Index::with_capacity(config.tracked),
-            tails: vec![Epoched { epoch: 0, value: NO_TAIL }; config.tracked].into(),
+            keys: Index::with_capacity(config.tracked_keys),
+            tails: vec![Epoched { epoch: 0, value: NO_TAIL }; config.tracked_keys].into(),
             node_keys_epoch: 0,
             tails_epoch: 1,
             sketch: Sketch::new(),
@@ -135,10 +138,10 @@ impl Lists {
     /// Returns the maximum memory in bytes of the cached state.
     pub(crate) fn bytes(config: &ListsConfig) -> usize {
         let nodes = (config.nodes.end - config.nodes.start) / config.layout.node_len as u64;
-        let node_keys = config.remembered.min(nodes as usize).div_ceil(7).max(1);
+        let node_keys = config.cached_nodes.min(nodes as usize).div_ceil(7).max(1);
         node_keys * size_of::<Epoched<NodeSet>>()
-            + Index::<ListKey>::bytes(config.tracked)
-            + config.tracked * size_of::<Epoched<Tail>>()
+            + Index::<ListKey>::bytes(config.tracked_keys)
+            + config.tracked_keys * size_of::<Epoched<Tail>>()
             + Sketch::BYTES
     }
 
@@ -175,7 +178,7 @@ impl Lists {
             set[..=at].rotate_right(1);
             return Some(u64::from(set[0].key));
         }
-        (u64::from(number) < self.config.firsts).then_some(u64::from(number))
+        (u64::from(number) < self.config.first_nodes).then_some(u64::from(number))
     }
 
     fn note_key(&mut self, number: u32, key: u64) {
@@ -209,7 +212,7 @@ impl Lists {
             return;
         }
         let is_new = self.keys.get(&ListKey(key)).is_none();
-        if is_new && self.keys.len() == self.config.tracked && !self.make_room(count) {
+        if is_new && self.keys.len() == self.config.tracked_keys && !self.make_room(count) {
             return;
         }
         if let Ok(id) = self.keys.get_or_insert(ListKey(key)) {
@@ -391,7 +394,7 @@ mod tests {
 
     fn lists(change: impl FnOnce(&mut ListsConfig)) -> Lists {
         let layout = Layout { keys: 8, node_len: LEN as usize };
-        let mut config = ListsConfig { remembered: 64, ..ListsConfig::new(layout, VA..VA + 1000 * LEN) };
+        let mut config = ListsConfig { cached_nodes: 64, ..ListsConfig::new(layout, VA..VA + 1000 * LEN) };
         change(&mut config);
         Lists::new(config)
     }
@@ -536,7 +539,7 @@ mod tests {
 
     #[test]
     fn only_first_nodes_are_known_after_forget_all() {
-        let mut lists = lists(|config| config.tracked = 1);
+        let mut lists = lists(|config| config.tracked_keys = 1);
         for node in 10..12 {
             write(&mut lists, node, 3);
         }
@@ -570,7 +573,7 @@ mod tests {
 
     #[test]
     fn old_nodes_are_evicted_but_first_nodes_are_not() {
-        let mut lists = lists(|config| config.remembered = 4);
+        let mut lists = lists(|config| config.cached_nodes = 4);
         for node in 10..20 {
             write(&mut lists, node, 3);
         }
@@ -590,7 +593,7 @@ mod tests {
         assert_eq!(lists.on_read(va(10), 7, LEN as u32), Some(va(10)));
         lists.on_read_response(va(10), &found);
         assert_eq!((read(&mut lists, 10), read(&mut lists, 11)), (Some(19), Some(19)));
-        let mut lists = self::lists(|config| config.firsts = 0);
+        let mut lists = self::lists(|config| config.first_nodes = 0);
         write(&mut lists, 10, 3);
         assert_eq!(read(&mut lists, 3), None);
         append(&mut lists, 3, 10);
@@ -599,7 +602,7 @@ mod tests {
 
     #[test]
     fn hot_keys_replace_colder_ones() {
-        let mut lists = lists(|config| (config.tracked, config.hot) = (2, 3));
+        let mut lists = lists(|config| (config.tracked_keys, config.hot) = (2, 3));
         let mut next = 20;
         let mut times = |lists: &mut Lists, key: u64, times: u64| {
             for _ in 0..times {

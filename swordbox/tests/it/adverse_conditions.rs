@@ -18,7 +18,7 @@ fn is_nak(frame: &[u8]) -> bool {
 /// WRITE.
 #[test]
 fn a_retransmitted_packet_of_an_earlier_write_is_a_detour() {
-    let mut net = Net::new(|config| config.servers[0].lanes = 1);
+    let mut net = Net::new(|config| config.servers[0].client_owned_qps = 1);
     let (mut a, mut b, mut c) = (new_client(1), new_client(2), new_client(3));
     for end in [&mut a, &mut b, &mut c] {
         net.connect(end);
@@ -180,7 +180,7 @@ fn a_long_write_waits_for_the_shared_qp_that_blocks_it() {
 /// The owner of a shared QP sends a very long WRITE, while another client waits for the QP.
 #[test]
 fn clients_do_not_wait_for_a_very_long_message_of_another_client() {
-    let (mut net, a, b) = two_clients(|config| config.servers[0].lanes = 2);
+    let (mut net, a, b) = two_clients(|config| config.servers[0].client_owned_qps = 2);
     let owner = a;
     let reth = Reth { va: 0x9000_0000.into(), rkey: KEY.into(), len: (1 << 30).into() };
     let first = a.request(Opcode::RC_WRITE_FIRST, a.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
@@ -204,7 +204,7 @@ fn clients_do_not_wait_for_a_very_long_message_of_another_client() {
 /// A forged handshake announces a path MTU that is too small.
 #[test]
 fn a_forged_handshake_does_not_set_a_path_mtu_that_is_too_small() {
-    let mut net = Net::new(|config| config.servers[0].lanes = 1);
+    let mut net = Net::new(|config| config.servers[0].client_owned_qps = 1);
     let mut a = new_client(1);
     // Only the PSN has to be close; everything else is forged.
     let [req, rep] = handshake_with_mtu(&Client { psn: a.psn - 100, ..a }, 1);
@@ -262,13 +262,13 @@ fn a_forgotten_connection_is_removed_from_the_journal() {
     let late = a.write(a.psn + 2, 0x8000_0000, &[0; 8]);
     switch::memory::run_frame(&mut net.swordbox, &late, CLIENTS, net.now);
     net.permit();
-    assert!(net.events.iter().any(|event| matches!(event, swordbox::Event::Diverging(_))));
+    assert!(net.events.iter().any(|event| matches!(event, swordbox::Event::TranslationRequested(_))));
     for _ in 0..100 {
         net.advance_time(Nanos::from_secs(20));
     }
     assert_eq!(net.swordbox.usage()[0], 0);
     assert!(
-        net.events.iter().any(|event| matches!(event, swordbox::Event::Over(_))),
+        net.events.iter().any(|event| matches!(event, swordbox::Event::ConnectionEnded(_))),
         "the connection is still in the journal"
     );
 }
@@ -277,7 +277,7 @@ fn a_forgotten_connection_is_removed_from_the_journal() {
 /// the server has assigned to READ responses.
 #[test]
 fn a_forged_handshake_does_not_set_a_path_mtu_that_is_too_large() {
-    let mut net = Net::new(|config| config.servers[0].lanes = 1);
+    let mut net = Net::new(|config| config.servers[0].client_owned_qps = 1);
     let (a, b) = (new_client(1), new_client(2));
     let [req, rep] = handshake_with_mtu(&Client { psn: a.psn - 100, ..a }, 5);
     net.up(&req);
@@ -309,7 +309,7 @@ fn a_forged_handshake_does_not_set_a_path_mtu_that_is_too_large() {
 #[test]
 fn a_forged_handshake_does_not_set_the_number_of_atomics() {
     let mut net = Net::new(|config| {
-        config.servers[0].lanes = 1;
+        config.servers[0].client_owned_qps = 1;
         config.servers[0].rd_atomic = 1;
     });
     let (mut a, mut b) = (new_client(1), new_client(2));
@@ -474,7 +474,7 @@ fn a_short_write_waits_only_for_the_shared_qp_of_its_line() {
 fn an_owner_that_retransmits_in_time_keeps_sharing() {
     let mut net = Net::new(|config| {
         config.held = 64;
-        config.servers[0].lanes = 1;
+        config.servers[0].client_owned_qps = 1;
         config.servers[0].rd_atomic = 1;
         config.layers.cas_to_write = false;
     });
@@ -510,7 +510,7 @@ fn an_owner_that_retransmits_in_time_keeps_sharing() {
 fn an_acknowledgement_of_the_first_two_requests_confirms_a_handshake() {
     let atomics = |together: bool| {
         let mut net = Net::new(|config| {
-            config.servers[0].lanes = 1;
+            config.servers[0].client_owned_qps = 1;
             config.servers[0].rd_atomic = 1;
         });
         let (mut a, mut b) = (new_client(1), new_client(2));

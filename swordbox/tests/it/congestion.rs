@@ -17,7 +17,7 @@ fn tos(frame: &[u8]) -> u8 {
 /// congestion mark.
 fn two_marked() -> (Net, Client, Client) {
     let marked = |n| Client { tos: ANSWERS | CE, ..new_client(n) };
-    with_learnt_word(Net::new(|config| config.servers[0].lanes = 1), marked(1), marked(2))
+    with_learnt_word(Net::new(|config| config.servers[0].client_owned_qps = 1), marked(1), marked(2))
 }
 
 #[test]

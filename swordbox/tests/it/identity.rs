@@ -85,7 +85,8 @@ fn a_client_that_reuses_its_queue_pair_number_gets_responses() {
     }
     let cas = new.cas(new.psn, TABLE + 2048, 1, 0);
     net.up(&cas);
-    let diverging = |event: &Event| matches!(event, Event::Diverging(new) if new.server.1 == Qpn::new(0x777));
+    let diverging =
+        |event: &Event| matches!(event, Event::TranslationRequested(new) if new.server.1 == Qpn::new(0x777));
     assert!(net.events.iter().any(diverging), "the connection becomes translated");
     // The old connection is over, and its packets are dropped.
     assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[0; 8])).len(), 0);
@@ -158,7 +159,7 @@ fn a_handshake_replaces_a_translated_connection_when_both_ends_have_sent_packets
         1,
         "the request is forwarded unchanged"
     );
-    let over = |net: &Net| net.events.iter().any(|event| matches!(event, Event::Over(_)));
+    let over = |net: &Net| net.events.iter().any(|event| matches!(event, Event::ConnectionEnded(_)));
     assert!(!over(&net));
     let sent = net.down(&new.ack(new.psn));
     assert_eq!((sent.len(), psn(&sent[0].0)), (1, new.psn));
@@ -185,7 +186,7 @@ fn a_handshake_replaces_a_connection_that_ended_before_a_restart() {
     assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[7; 8])).len(), 1);
     assert_eq!(net.down(&a.ack(a.psn)).len(), 1);
     assert_eq!(net.up(&a.write(a.psn + 1, 0x8000_0000, &[7; 8])).len(), 1);
-    assert_eq!(net.events, [Event::Over(connection)]);
+    assert_eq!(net.events, [Event::ConnectionEnded(connection)]);
 }
 
 /// A DREQ that does not arrive from the client's direction.
@@ -268,7 +269,7 @@ fn responses_reach_a_client_despite_a_forged_handshake_with_another_server() {
     }
     net.up(&a.cas(a.psn, TABLE + 2048, 1, 0));
     assert!(
-        net.events.iter().any(|event| matches!(event, Event::Diverging(_))),
+        net.events.iter().any(|event| matches!(event, Event::TranslationRequested(_))),
         "the connection becomes translated"
     );
 }

@@ -93,7 +93,7 @@ fn a_retransmitted_atomic_gets_its_first_response_again() {
         assert_eq!(found(&b, net.up(&repeated)), value, "the retransmission");
     }
     // A failing CAS that the switch answers
-    let (mut net, owner, mut b) = two_clients(|config| config.failed_cas = FailedCas::Answer);
+    let (mut net, owner, mut b) = two_clients(|config| config.failed_cas = FailedCas::Respond);
     resolve_cas(&mut net, &mut b, &owner, 0, 7);
     let failing = b.cas(b.psn, TABLE, 1, 2);
     for _ in 0..2 {

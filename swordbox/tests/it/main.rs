@@ -24,7 +24,7 @@ use rocev2::repr::Repr;
 use rocev2::reth::Reth;
 use rocev2::{Bth, Fault, Opcode, Packet, Psn, Qpn};
 use std::net::IpAddr;
-use switch::memory::{MemoryFrame, Sent};
+use switch::memory::{FrameCollector, MemoryFrame};
 use switch::{DropReason, Function, Nanos, Verdict};
 use swordbox::{Config, Connection, Event, Table};
 
@@ -225,7 +225,7 @@ fn a_held_request_survives_a_shortage_of_buffers() {
     // A WRITE on its own connection, and then an operation that has to wait for it
     assert_eq!(net.up(&b.write(b.psn, 0x8000_0000, &[0; 8])).len(), 1);
     assert_eq!(net.up(&b.cas(b.psn + 1, TABLE, 0, 5)).len(), 0);
-    let mut none = Sent::with_room(0);
+    let mut none = FrameCollector::with_room(0);
     let mut ack = MemoryFrame::new(b.ack(b.psn));
     net.now = net.now + Nanos(1000);
     net.swordbox.on_frame(&mut ack, SERVERS, net.now, &mut none);
@@ -433,7 +433,8 @@ fn a_disconnected_connection_is_reported_over() {
     // A late packet is dropped.
     assert_eq!(net.up(&b.write(b.psn, 0x8000_0000, &[1; 8])).len(), 0);
     net.advance_time(Nanos::from_secs(3));
-    let over = |event: &Event| matches!(event, Event::Over(old) if old.client.1 == Qpn::new(b.qpn));
+    let over =
+        |event: &Event| matches!(event, Event::ConnectionEnded(old) if old.client.1 == Qpn::new(b.qpn));
     assert_eq!(net.events.iter().filter(|event| over(event)).count(), 1);
 }
 
@@ -448,7 +449,7 @@ fn a_dreq_from_another_host_ends_nothing() {
 /// A restarted server registers its memory with another key.
 #[test]
 fn a_word_is_cached_under_its_new_key() {
-    let (mut net, _, _) = two_clients(|config| config.servers[0].lanes = 2);
+    let (mut net, _, _) = two_clients(|config| config.servers[0].client_owned_qps = 2);
     let mut c = new_client(3);
     let cas = |end: &Client, va: u64, compare: u64| {
         let atomic =
@@ -512,7 +513,7 @@ fn a_write_of_a_new_queue_pair_is_not_acknowledged_without_execution() {
 /// A shared QP fails whose owner has an operation in flight on another one.
 #[test]
 fn a_shared_qp_can_fail_while_its_owner_uses_another_one() {
-    let mut net = Net::new(|config| config.servers[0].lanes = 2);
+    let mut net = Net::new(|config| config.servers[0].client_owned_qps = 2);
     let mut ends = [new_client(1), new_client(2)];
     for end in &mut ends {
         net.connect(end);

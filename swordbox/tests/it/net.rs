@@ -12,7 +12,7 @@ use rocev2::{Bth, Msn, Opcode, Packet, Psn, Qpn};
 use switch::drop::FaultSet;
 use switch::forward::Config as ForwardConfig;
 use switch::forward::config::Topology;
-use switch::memory::{Sent, run_frame};
+use switch::memory::{FrameCollector, run_frame};
 use switch::{Function, Nanos, PortId, Verdict};
 use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
 use zerocopy::{FromZeros, IntoBytes};
@@ -161,8 +161,8 @@ impl Net {
 
     pub(crate) fn permit(&mut self) {
         while let Some(event) = self.swordbox.poll_event() {
-            if let Event::Diverging(connection) = event {
-                self.swordbox.on_command(Command::Permit(connection), self.now);
+            if let Event::TranslationRequested(connection) = event {
+                self.swordbox.on_command(Command::PermitTranslation(connection), self.now);
             }
             self.events.push(event);
         }
@@ -179,7 +179,7 @@ impl Net {
     /// Advances the time. Returns the frames sent by timers.
     pub(crate) fn advance_time(&mut self, time: Nanos) -> Frames {
         let end = self.now + time;
-        let mut sent = Sent::with_room(usize::MAX);
+        let mut sent = FrameCollector::with_room(usize::MAX);
         while let Some(next) = self.swordbox.next_timer().filter(|next| *next <= end) {
             self.now = self.now.max(next);
             self.swordbox.on_timer(self.now, &mut sent);
@@ -200,11 +200,9 @@ impl Net {
         assert!(self.up(&cas) == [(cas, SERVERS)], "the request is forwarded unchanged");
         self.down(&end.response(end.psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
         end.psn += 1;
-        assert!(
-            self.events
-                .iter()
-                .any(|event| matches!(event, Event::Diverging(new) if new.client.1 == Qpn::new(end.qpn)))
-        );
+        assert!(self.events.iter().any(
+            |event| matches!(event, Event::TranslationRequested(new) if new.client.1 == Qpn::new(end.qpn))
+        ));
     }
 
     /// Sends an atomic that is not resolved and whose response shows that the word is 0.
@@ -238,7 +236,7 @@ pub(crate) fn dest(frame: &[u8]) -> u32 {
 /// Returns two connections. The first one is shared, and the word at `TABLE` is known to be 0.
 pub(crate) fn two_clients(change: impl FnOnce(&mut Config)) -> (Net, Client, Client) {
     let net = Net::new(|config| {
-        config.servers[0].lanes = 1;
+        config.servers[0].client_owned_qps = 1;
         change(config);
     });
     with_learnt_word(net, new_client(1), new_client(2))
@@ -261,7 +259,7 @@ pub(crate) fn with_learnt_word(mut net: Net, mut a: Client, mut b: Client) -> (N
 
 /// Returns three clients, of which the first two own a shared QP each, and the address of a word on each QP.
 pub(crate) fn two_shared_qps() -> (Net, [Client; 3], [u64; 2]) {
-    let mut net = Net::new(|config| config.servers[0].lanes = 2);
+    let mut net = Net::new(|config| config.servers[0].client_owned_qps = 2);
     let mut ends = [new_client(1), new_client(2), new_client(3)];
     for end in &mut ends {
         net.connect(end);

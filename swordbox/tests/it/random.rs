@@ -4,8 +4,8 @@ use crate::net::*;
 use rocev2::aeth::{Credit, NakCode, Syndrome};
 use rocev2::reth::Reth;
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
-use switch::memory::{MemoryFrame, Sent};
-use switch::{Chance, Function, Nanos, PortId, Verdict};
+use switch::memory::{FrameCollector, MemoryFrame};
+use switch::{Function, Nanos, PortId, Rng, Verdict};
 use swordbox::{Command, FailedCas, Layers, Server};
 
 /// Random packets, timers and commands: nothing panics or overflows, and nothing is left in the end.
@@ -16,11 +16,11 @@ fn random_packets_cause_no_panic_and_leave_nothing_behind() {
     let seeds = wanted.unwrap_or(40);
     let mut sum = std::collections::BTreeMap::<&str, u64>::new();
     for seed in 0..seeds {
-        let mut rng = Chance::new(seed);
+        let mut rng = Rng::new(seed);
         let (mut net, a, b) = two_clients(|config| {
             config.servers.push(Server::new([10, 0, 1, 3].into()));
-            config.servers[0].lanes = 1 + (seed % 3) as usize;
-            config.servers[0].detect = (seed % 4) as u32;
+            config.servers[0].client_owned_qps = 1 + (seed % 3) as usize;
+            config.servers[0].detect_after = (seed % 4) as u32;
             config.connections = 256;
             config.held = 8;
             config.in_flight = 16;
@@ -29,10 +29,10 @@ fn random_packets_cause_no_panic_and_leave_nothing_behind() {
             config.ageing = Nanos::from_millis(80);
             config.settle = Nanos::from_micros(20);
             config.dead_after = Nanos::from_millis(5);
-            config.failed_cas = if seed % 2 == 0 { FailedCas::Write } else { FailedCas::Answer };
+            config.failed_cas = if seed % 2 == 0 { FailedCas::Write } else { FailedCas::Respond };
         });
         let mut ends = [a, b, new_client(3), new_client(4), new_client(5)];
-        let mut out = Sent::with_room(usize::MAX);
+        let mut out = FrameCollector::with_room(usize::MAX);
         // PSN of the last frame to each of the server's queue pairs, and unanswered requests
         let mut lasts = [0u32; 5];
         let mut open = std::collections::VecDeque::<(usize, Opcode, u32)>::new();

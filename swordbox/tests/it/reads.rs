@@ -58,7 +58,7 @@ fn responses_to_long_reads_may_be_far_behind() {
 fn reordered_responses_complete_a_read() {
     for lengths in [&[1024, 576][..], &[4096, 1], &[256, 256, 256, 256]] {
         for stage in [0, 1] {
-            let mut net = Net::new(|config| config.servers[0].lanes = 1);
+            let mut net = Net::new(|config| config.servers[0].client_owned_qps = 1);
             let (mut a, b) = (new_client(1), new_client(2));
             if stage == 0 {
                 for _ in 0..6 {

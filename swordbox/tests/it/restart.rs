@@ -97,7 +97,7 @@ fn resolved_operations_leave_on_the_connection_that_the_value_was_learnt_on() {
 /// The switch answers failing CAS only shortly after an acknowledgement of the server on the shared QP.
 #[test]
 fn failing_cas_are_answered_only_shortly_after_an_acknowledgement() {
-    let (mut net, a, mut b) = two_clients(|config| config.failed_cas = FailedCas::Answer);
+    let (mut net, a, mut b) = two_clients(|config| config.failed_cas = FailedCas::Respond);
     let sent = resolve_cas(&mut net, &mut b, &a, 0, 5);
     assert_eq!(dest(&sent[0].0), b.qpn);
     let sent = net.up(&b.cas(b.psn, TABLE, 7, 8));
@@ -111,7 +111,7 @@ fn failing_cas_are_answered_only_shortly_after_an_acknowledgement() {
 /// A response acknowledges all earlier requests of its connection, too.
 #[test]
 fn a_failing_cas_behind_another_request_is_not_answered_by_the_switch() {
-    let (mut net, a, mut b) = two_clients(|config| config.failed_cas = FailedCas::Answer);
+    let (mut net, a, mut b) = two_clients(|config| config.failed_cas = FailedCas::Respond);
     let (mut owner, other) = (a, TABLE + 64);
     for _ in 0..2 {
         net.learn_word(&mut b, &mut owner, other);

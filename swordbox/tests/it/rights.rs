@@ -82,7 +82,7 @@ fn nothing_is_learnt_during_an_operation_on_a_clients_own_connection() {
 /// The server refuses an operation that it has permitted before.
 #[test]
 fn a_refusal_expires_the_proofs_of_all_clients() {
-    let (mut net, a, mut b) = two_clients(|config| config.servers[0].lanes = 1);
+    let (mut net, a, mut b) = two_clients(|config| config.servers[0].client_owned_qps = 1);
     let mut c = new_client(3);
     net.connect(&mut c);
     let sent = net.up(&c.write(c.psn, 0x8000_0000, &[0; 8]));

@@ -91,7 +91,7 @@ fn another_process_of_the_server_does_not_bridge_a_restart() {
     assert_eq!(append(&mut net, &mut b, 20), 0);
 }
 
-/// A connection sends `asked` requests, and its server restarts. Another connection with the same server QPN,
+/// A connection sends `requests` requests, and its server restarts. Another connection with the same server QPN,
 /// this client QPN, and PSNs ahead by `later` appends node 20. Returns the node that its CAS is forwarded to.
 fn reused_numbers(requests: u32, later: u32, qpn: u32) -> u64 {
     let (mut net, mut a) = known();

@@ -6,7 +6,7 @@ use rocev2::aeth::{Credit, NakCode, RnrTimer, Syndrome};
 use rocev2::ethernet::MacAddr;
 use rocev2::{Bth, Opcode, Psn, Qpn};
 use switch::{Function, Nanos, Verdict};
-use swordbox::{Command, Config, Connect, Event, OpenLane};
+use swordbox::{Command, Config, Connect, Event, OpenSharedQp};
 
 /// The switch's own queue pair
 const SWITCH_QP: Client =
@@ -15,13 +15,13 @@ const SWITCH_QP: Client =
 fn with_switch_qp(config: &mut Config) {
     let mac = MacAddr([2, 0, SWITCH_QP.ip[0], SWITCH_QP.ip[1], SWITCH_QP.ip[2], SWITCH_QP.ip[3]]);
     config.interface = Some(Interface::new(mac, SWITCH_QP.ip.into(), 16));
-    config.servers[0].lanes = 1;
-    config.servers[0].connect = Some(Connect { service: 1, private_data: Vec::new(), lanes: 1 });
+    config.servers[0].client_owned_qps = 1;
+    config.servers[0].connect = Some(Connect { service: 1, private_data: Vec::new(), qps: 1 });
 }
 
 fn open(net: &mut Net) {
     let template = SWITCH_QP.request(Opcode::RC_WRITE_ONLY, 0, |_| {}, &[]);
-    let params = OpenLane {
+    let params = OpenSharedQp {
         shared_qp: 0,
         qpn: Qpn::new(SWITCH_QP.qpn),
         template,
@@ -29,11 +29,11 @@ fn open(net: &mut Net) {
         psn: Psn::new(SWITCH_QP.psn),
         rd_atomic: 4,
     };
-    net.swordbox.on_command(Command::OpenLane(Box::new(params)), net.now);
+    net.swordbox.on_command(Command::OpenSharedQp(Box::new(params)), net.now);
     net.permit();
     assert_eq!(
         net.events.last(),
-        Some(&Event::LaneOpened { shared_qp: 0, qpn: Qpn::new(SWITCH_QP.qpn), opened: true })
+        Some(&Event::SharedQpOpened { shared_qp: 0, qpn: Qpn::new(SWITCH_QP.qpn), opened: true })
     );
 }
 
@@ -99,7 +99,7 @@ fn a_key_refused_on_a_switch_owned_qp_uses_a_client_owned_one() {
         (1, a.server_qpn),
         "the CAS leaves on its client's connection"
     );
-    assert_eq!(net.events.last(), Some(&Event::LaneLost { shared_qp: 0, qpn: Qpn::new(SWITCH_QP.qpn) }));
+    assert_eq!(net.events.last(), Some(&Event::SharedQpLost { shared_qp: 0, qpn: Qpn::new(SWITCH_QP.qpn) }));
     net.down(&a.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
     a.psn += 1;
     // The QP is connected again, but the key is not probed so soon.
@@ -120,7 +120,7 @@ fn an_idle_switch_owned_qp_is_probed_and_given_up_without_a_response() {
     assert_eq!(resolve_cas(&mut net, &mut b, &SWITCH_QP, 0, 5).len(), 1, "the shared QP works as before");
     let probe = net.advance_time(Nanos::from_millis(1200));
     assert!(probe.len() > 3, "{} probes", probe.len());
-    assert_eq!(net.events.last(), Some(&Event::LaneLost { shared_qp: 0, qpn: Qpn::new(SWITCH_QP.qpn) }));
+    assert_eq!(net.events.last(), Some(&Event::SharedQpLost { shared_qp: 0, qpn: Qpn::new(SWITCH_QP.qpn) }));
     // The next operation uses a client's connection.
     let sent = net.up(&a.cas(a.psn, TABLE, 5, 6));
     assert_eq!((sent.len(), dest(&sent[0].0), net.count("lanes")), (1, a.server_qpn, 1));
@@ -201,7 +201,7 @@ fn frames_to_the_switch_are_punted_or_dropped() {
 /// A SEND that waits for a receive is in flight for as long as the server's program posts none.
 #[test]
 fn an_owner_whose_send_waits_for_a_receive_stalls_no_client_and_keeps_its_connection() {
-    let (mut net, mut a, b) = two_clients(|config| config.servers[0].lanes = 2);
+    let (mut net, mut a, b) = two_clients(|config| config.servers[0].client_owned_qps = 2);
     let owner = a;
     let message = a.request(Opcode::RC_SEND_ONLY, a.psn, |_| {}, &[0; 8]);
     let sent = net.up(&message);
@@ -231,7 +231,7 @@ fn an_owner_whose_send_waits_for_a_receive_stalls_no_client_and_keeps_its_connec
 /// client's time-outs may be shorter than the time after which an owner counts as stuck.
 #[test]
 fn a_shared_qp_whose_owner_has_been_stuck_for_long_is_returned_at_once() {
-    let (mut net, a, b) = two_clients(|config| config.servers[0].lanes = 2);
+    let (mut net, a, b) = two_clients(|config| config.servers[0].client_owned_qps = 2);
     let sent = net.up(&a.request(Opcode::RC_SEND_ONLY, a.psn, |_| {}, &[0; 8]));
     assert_eq!(net.down(&a.response(psn(&sent[0].0), Syndrome::RnrNak(RnrTimer(1)), None)).len(), 1);
     net.advance_time(Nanos::from_millis(30));

@@ -178,7 +178,7 @@ fn shared(net: &mut Net, client: &mut Client, va: u64) -> usize {
 #[test]
 fn a_word_that_must_not_be_cached_is_not_shared() {
     let never = TABLE + 64..TABLE + 72;
-    let (mut net, _, mut b) = two_clients(|config| config.servers[0].never = vec![never.clone()]);
+    let (mut net, _, mut b) = two_clients(|config| config.servers[0].never_cached = vec![never.clone()]);
     assert_eq!(shared(&mut net, &mut b, never.start), 0);
     assert!(shared(&mut net, &mut b, never.end) > 0, "the next word is shared");
 }

@@ -20,7 +20,7 @@ use switch::forward::config::Topology;
 use switch::forward::{self, Forward};
 use switch::impair::{self, Action, Impair, Match, Operations, Rule};
 use switch::memory::MemoryFrame;
-use switch::{Frame as _, Full, Function, Nanos, Output, PortId, Share, Verdict};
+use switch::{Frame as _, Full, Function, Nanos, Output, PortId, Probability, Verdict};
 use understudy_tests::nics::{VA, nic};
 use understudy_tests::packets;
 
@@ -211,7 +211,7 @@ fn impairing(rules: usize) -> Prepared {
     let rule = |number: usize| Rule {
         name: format!("rule {number}"),
         matching: Match { operations: Some(Operations::default()), ..Match::default() },
-        share: Share::ALWAYS,
+        share: Probability::ALWAYS,
         skip: 0,
         times: u64::MAX,
         action: Action::Drop,
@@ -356,7 +356,7 @@ fn generator(qps: u32) -> Pktgen {
         outstanding: None,
         timeout: Nanos::from_millis(1),
         stamp: true,
-        malformed: Share::NEVER,
+        malformed: Probability::NEVER,
     };
     let profile = Profile {
         seed: 1,

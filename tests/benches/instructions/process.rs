@@ -2,9 +2,9 @@
 
 use crate::paths::{Pool, Prepared};
 use core::net::IpAddr;
-use onepipe::{Endpoint, Event, Host};
+use onepipe::{Endpoint, Event, ProcessFunction};
 use representative::Process;
-use representative::process::{Beacons, Config, Peer, ProcessId};
+use representative::process::{BeaconPeer, Config, Peer, ProcessId};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use std::cell::{Cell, RefCell};
@@ -33,7 +33,7 @@ fn peer(id: u32, host: u8) -> Peer {
 /// Returns the configuration of a process with one peer, whose switch is at `tor`.
 fn config(own: Peer, other: Peer, tor: Peer) -> Config {
     let Peer { mac, address, qpn, .. } = tor;
-    let mut config = Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
+    let mut config = Config::new(own, BeaconPeer { mac, address, qpn, detour: Vec::new() });
     config.peers = vec![other];
     config.barriers_in_messages = false;
     config.ack_every = ACK_EVERY;
@@ -98,7 +98,7 @@ fn receive(process: &mut Process, now: Nanos, frames: &[Vec<u8>]) -> usize {
     let mut received = 0;
     while let Some(message) = process.unreliable_recv() {
         received += usize::from(message.payload == PAYLOAD);
-        process.reuse(message.payload);
+        process.reuse_buffer(message.payload);
     }
     received
 }
@@ -175,7 +175,7 @@ pub(crate) fn receive_path() -> Prepared {
 
 /// Returns the host library's function, for a port that loops frames back: the process is its own peer, by
 /// another number, and its own switch.
-fn loopback() -> (Endpoint, Host) {
+fn loopback() -> (Endpoint, ProcessFunction) {
     let own = peer(1, 1);
     Endpoint::without_threads(&config(own, peer(2, 1), own), true).expect("a valid configuration")
 }
@@ -187,7 +187,12 @@ fn send_messages(endpoint: &mut Endpoint, messages: usize) {
 }
 
 /// Runs a turn of the polling thread: frames that were sent before are received, and a burst is sent.
-fn turn(host: &mut Host, n: usize, pool: &mut Pool, arrived: &mut Vec<switch::memory::MemoryFrame>) {
+fn turn(
+    host: &mut ProcessFunction,
+    n: usize,
+    pool: &mut Pool,
+    arrived: &mut Vec<switch::memory::MemoryFrame>,
+) {
     core::mem::swap(&mut pool.sent, arrived);
     for frame in &mut *arrived {
         host.on_frame(frame, PortId(0), at(n), pool);

@@ -6,7 +6,7 @@ use switch::forward::config::Topology;
 use switch::forward::{Config, Forward};
 use switch::impair::{self, Action, Field, Impair, Match, Rule};
 use switch::memory::run_frame;
-use switch::{DropReason, Function, Nanos, PortId, Share, Verdict};
+use switch::{DropReason, Function, Nanos, PortId, Probability, Verdict};
 use understudy_tests::packets::table;
 
 fn forward(drop: FaultSet) -> Forward {
@@ -58,7 +58,7 @@ fn impairing_forwards_frames_that_are_not_packets_unchanged() {
     let rule = |name: &str, action| Rule {
         name: name.into(),
         matching: Match::default(),
-        share: Share::ALWAYS,
+        share: Probability::ALWAYS,
         skip: 0,
         times: u64::MAX,
         action,

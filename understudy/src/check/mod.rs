@@ -54,8 +54,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn json(report: &Report) -> Value {
     let error = |finding: Finding<'_>| {
         json!({
-            "line": finding.place.line,
-            "column": finding.place.column,
+            "line": finding.position.line,
+            "column": finding.position.column,
             "message": finding.message,
             "help": finding.help,
         })

@@ -1,7 +1,7 @@
 //! Describes what a scenario would run.
 
 use core::fmt::Write;
-use sim::scenario::{Between, FaultKind, GroupsSpec, Scenario, SwitchKind, VerbsSpec, Work};
+use sim::scenario::{FaultKind, GroupsSpec, NumberRange, Scenario, SwitchKind, VerbsSpec, Work};
 use std::path::Path;
 
 /// Returns a description of the network, its workload and its faults.
@@ -43,9 +43,9 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
             FaultKind::Pause(node) => format!("{node} pauses"),
             FaultKind::Partition(nodes) => format!("partition of {}", nodes.join(", ")),
             FaultKind::Mute(nodes) => format!("no packets arrive from {}", nodes.join(", ")),
-            FaultKind::Part([a, b]) => format!("{a} and {b} do not receive each other's packets"),
+            FaultKind::PartitionPair([a, b]) => format!("{a} and {b} do not receive each other's packets"),
             FaultKind::Mtu([a, b], mtu) => format!("MTU between {a} and {b}: {}", range_text(*mtu, 1.0, "")),
-            FaultKind::Stranger(switch, packets) => {
+            FaultKind::Outsider(switch, packets) => {
                 format!("an outsider sends {} packets at {switch}", range_text(*packets, 1.0, ""))
             }
             FaultKind::Swap([a, b]) => format!("{a} and {b} swap their ports"),
@@ -79,7 +79,7 @@ fn verbs_of(verbs: &VerbsSpec) -> String {
 
 fn groups_of(groups: &GroupsSpec) -> String {
     let quorum = match groups.quorum {
-        Between { low: 0, high: 0 } => "a majority including the leader".into(),
+        NumberRange { low: 0, high: 0 } => "a majority including the leader".into(),
         quorum => range_text(quorum, 1.0, " replicas"),
     };
     format!(
@@ -92,7 +92,7 @@ fn groups_of(groups: &GroupsSpec) -> String {
 }
 
 /// Formats a number or a range, divided by `unit`, with the unit's name.
-fn range_text(between: Between, unit: f64, name: &str) -> String {
+fn range_text(between: NumberRange, unit: f64, name: &str) -> String {
     let [low, high] = [between.low, between.high].map(|number| number as f64 / unit);
     if between.low == between.high { format!("{low}{name}") } else { format!("{low} to {high}{name}") }
 }

@@ -5,10 +5,10 @@ use super::FunctionConfig;
 use super::nic::ip;
 use super::report::Problem;
 use super::tree::{Problems, Table, Value, absent, section};
-use crate::consensus::{ConsensusConfig, Load, State};
+use crate::consensus::{AppState, ConsensusConfig, Load};
 use crate::host::HostConfig;
 use core::net::IpAddr;
-use p4ce::consensus::{Layout, Through};
+use p4ce::consensus::{Layout, SwitchAddress};
 use switch::Nanos;
 
 const KEY: &str = "consensus";
@@ -35,7 +35,7 @@ pub(super) fn read_optional(root: &Table<'_>, function: Option<FunctionConfig>) 
         let table = absent(KEY, &unreported);
         read(&table, None);
         table.finish();
-        root.problems().know_tables_of(unreported);
+        root.problems().add_known_tables(unreported);
         return function;
     };
     let nic = root.get("nic", "");
@@ -49,7 +49,7 @@ pub(super) fn read_optional(root: &Table<'_>, function: Option<FunctionConfig>) 
                 .label("a service");
             given.add(problem.help("remove [[nic.service]]; run another instance for services"));
         }
-        nic.forget();
+        nic.discard();
     }
     let host = match function {
         Some(FunctionConfig::Nic(host)) => Some(host),
@@ -82,11 +82,11 @@ fn read(table: &Table<'_>, host: Option<HostConfig>) -> Option<ConsensusConfig> 
     let secret = super::p4ce::secret(table);
     let max_named = if secret.is_some() { MAX_NAMED_WITH_SECRET } else { MAX_NAMED };
     let address = switch.map(|value| read_switch(&value, servers.as_ref(), addresses.as_deref(), max_named));
-    let switch = address.map(|address| Some(Through { address: address?, port: switch_port }));
+    let switch = address.map(|address| Some(SwitchAddress { address: address?, port: switch_port }));
     let heartbeat = Nanos::from_micros(table.number("heartbeat_us", 10..=10_000_000, 1000));
     let log_entries = table.number("log_entries", 8..=1 << 20, 4096);
     let max_value = table.number("max_value", 1..=1 << 20, 256) as usize;
-    let min_snapshot = State::LEN as u64;
+    let min_snapshot = AppState::LEN as u64;
     let max_snapshot = table.number("max_snapshot", min_snapshot..=1 << 30, 4096) as usize;
     let window = table.spanned_number("window", 1..=1 << 20, 32);
     let load = table.get("propose", "{ size = 64 }").map(|value| read_load(&value, max_value));

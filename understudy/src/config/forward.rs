@@ -6,7 +6,7 @@ use super::port::Ports;
 use super::report::Problem;
 use super::routes;
 use super::tree::{Table, Value};
-use super::words::{all_of, meant};
+use super::words::{all_of, closest};
 use core::ops::Range;
 use rocev2::Fault;
 use rocev2::ethernet::MacAddr;
@@ -121,7 +121,7 @@ fn fixed_stations(value: &Value<'_>, ports: &Ports) -> Option<Vec<(MacAddr, Port
     let mut stations: Vec<(MacAddr, PortId)> = Vec::new();
     let mut spans: Vec<(MacAddr, Range<usize>)> = Vec::new();
     for element in value.list()? {
-        let element = element.like(STATION_EXAMPLE);
+        let element = element.with_example(STATION_EXAMPLE);
         let Some(table) = element.table("`fixed`") else { continue };
         let mac = table.require("mac", "\"52:54:00:00:00:01\"");
         let port = table.require("port", "\"host-a\"").and_then(|value| ports.find(&value));
@@ -150,7 +150,7 @@ fn read_verify(value: &Value<'_>) -> FaultSet {
         if let Some(fault) = fault.filter(|fault| VERIFIABLE.contains(fault)) {
             return Some(fault);
         }
-        let (message, help) = match (fault, meant(text, words)) {
+        let (message, help) = match (fault, closest(text, words)) {
             (Some(_), _) => (format!("`{text}` is always verified"), "remove it: ".into()),
             (None, Some(word)) => {
                 (format!("`{text}` cannot be verified"), format!("did you mean `{word}`? "))

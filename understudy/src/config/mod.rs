@@ -161,7 +161,7 @@ pub(crate) fn load_rfc2544(path: &Path) -> Result<Rfc2544Config, Report> {
             problems,
         );
         let ends = "the run ends when all trials are done";
-        dpdk.runtime.check_goes_on_when_idle("[rfc2544]", ends, problems);
+        dpdk.runtime.reject_stop_when_idle("[rfc2544]", ends, problems);
         root.finish();
         let (settings, traffic, command) = read?;
         Some(Rfc2544Config { runtime: dpdk.build()?, settings, traffic, command })
@@ -239,7 +239,7 @@ fn read(
             let why = "[pktgen] supports one worker: the receiver needs the sender's state";
             runtime.check_one_worker(why, problems);
             let ends = "the run ends by `duration_s`, or by `packets` of each stream";
-            runtime.check_goes_on_when_idle("[pktgen]", ends, problems);
+            runtime.reject_stop_when_idle("[pktgen]", ends, problems);
         }
         Some(FunctionConfig::Forward(_) | FunctionConfig::Impair(_)) | None => {}
     }
@@ -267,7 +267,7 @@ fn function(root: &Table<'_>, ports: &Ports, functions: &[FunctionTable]) -> Opt
             let table = absent(key, &unreported);
             read(&table, ports);
             table.finish();
-            problems.know_tables_of(unreported);
+            problems.add_known_tables(unreported);
             continue;
         };
         if let Some(first) = &first {

@@ -155,7 +155,7 @@ fn service(value: &Value<'_>) -> Option<Service> {
         table.finish();
     } else {
         // The keys depend on `kind`, which is not known.
-        table.forget();
+        table.discard();
     }
     service.map(Service::Connected)
 }

@@ -341,7 +341,7 @@ fn beacon_form(value: &Value<'_>) -> Option<BeaconForm> {
     if value.text_if_any().is_some() {
         return value.word(&["datagram"]).map(|_| BeaconForm::Datagram);
     }
-    let table = value.clone().like("{ va = 0x100000, rkey = 0x31506970 }").table("`beacon`")?;
+    let table = value.clone().with_example("{ va = 0x100000, rkey = 0x31506970 }").table("`beacon`")?;
     let va =
         table.require("va", "0x100000").and_then(|value| value.number(0..=u64::MAX, DEFAULT_REGISTERS.va));
     let rkey = rkey(&table);

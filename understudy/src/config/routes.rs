@@ -91,7 +91,7 @@ fn hops(value: &Value<'_>, ports: &Ports, has_mac: bool) -> Option<Vec<NextHop>>
     }
     let mut hops = Vec::new();
     for element in list {
-        let element = element.like(HOP_EXAMPLE);
+        let element = element.with_example(HOP_EXAMPLE);
         let Some(table) = element.table("`via`") else { continue };
         let port = table.require("port", "\"host-a\"").and_then(|value| ports.find(&value));
         let given = table.get("mac", "\"02:00:00:00:00:01\"");

@@ -90,7 +90,7 @@ pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Network> {
     let (switches, systems) = switches.into_iter().collect::<Option<Vec<_>>>()?.into_iter().unzip();
     let (hosts, interfaces) = hosts.into_iter().collect::<Option<Vec<_>>>()?.into_iter().unzip();
     let links = links.into_iter().collect::<Option<Vec<_>>>()?;
-    if problems.are_there() {
+    if problems.any() {
         // A problem of one part may be the cause of every problem of the whole.
         return None;
     }
@@ -136,7 +136,7 @@ impl Spans {
         let found = list.iter().position(|(name, _)| name == text);
         if found.is_none() {
             let names = list.iter().map(|(name, _)| name).filter(|name| !name.is_empty());
-            let close = words::meant(text, names.clone().map(String::as_str));
+            let close = words::closest(text, names.clone().map(String::as_str));
             let help = match (close, names.clone().count()) {
                 (Some(close), _) => format!("did you mean `{close}`?"),
                 (None, 0) => format!("add a `[[{what}]]`"),

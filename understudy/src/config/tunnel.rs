@@ -11,7 +11,7 @@ use core::net::IpAddr;
 use core::ops::Range;
 use rocev2::ethernet::MacAddr;
 use switch::forward::config::Topology;
-use switch::tunnel::{Config, Onward};
+use switch::tunnel::{Config, InnerForwarding};
 
 const KEY: &str = "tunnel";
 /// Functions that can have tunnels in front of them
@@ -26,18 +26,18 @@ pub(crate) struct TunnelConfig {
     /// MAC address of the switch; the first port's if `None`
     pub(crate) mac: Option<MacAddr>,
     /// Addresses at which tunnels end
-    pub(crate) ends: Vec<IpAddr>,
+    pub(crate) endpoints: Vec<IpAddr>,
     /// Addresses from which tunnels are accepted
     pub(crate) sources: Vec<IpAddr>,
     /// What sends the inner packets on
-    pub(crate) onward: Onward,
+    pub(crate) inner_forwarding: InnerForwarding,
 }
 
 impl TunnelConfig {
     /// Returns the configuration of a switch whose first port has the address `port_mac`.
-    pub(crate) fn at(&self, port_mac: MacAddr) -> Config {
-        let Self { mac, ends, sources, onward } = self.clone();
-        Config { mac: mac.unwrap_or(port_mac), ends, sources, onward }
+    pub(crate) fn with_port_mac(&self, port_mac: MacAddr) -> Config {
+        let Self { mac, endpoints, sources, inner_forwarding } = self.clone();
+        Config { mac: mac.unwrap_or(port_mac), endpoints, sources, inner_forwarding }
     }
 }
 
@@ -49,7 +49,7 @@ pub(super) fn read_optional(root: &Table<'_>, function: Option<&FunctionConfig>)
         let table = absent(KEY, &unreported);
         read(&table, None);
         table.finish();
-        root.problems().know_tables_of(unreported);
+        root.problems().add_known_tables(unreported);
         return None;
     };
     if FUNCTIONS.iter().all(|key| root.get(key, "").is_none()) {
@@ -85,13 +85,13 @@ fn inner_function(function: &FunctionConfig) -> Option<InnerFunction<'_>> {
 fn read(table: &Table<'_>, inner_function: Option<&InnerFunction<'_>>) -> Option<TunnelConfig> {
     let mac = table.get("mac", "\"02:00:00:00:00:fe\"");
     let tunnel_mac = mac.as_ref().map(station);
-    let ends = addresses(table, "addresses", "[\"10.255.0.1\"]", "too few or too many");
+    let endpoints = addresses(table, "addresses", "[\"10.255.0.1\"]", "too few or too many");
     let sources = addresses(table, "sources", "[\"10.0.1.1\", \"10.255.0.5\"]", "too few or too many");
     let next_hops = table.get("next_hops", NEXT_HOP_EXAMPLE);
     let hops = next_hops.as_ref().map(self::next_hops);
-    if let Some(ends) = &ends {
+    if let Some(endpoints) = &endpoints {
         for &(source, ref span) in sources.iter().flatten() {
-            check_version(table, source, span.clone(), ends);
+            check_version(table, source, span.clone(), endpoints);
         }
     }
     if let Some(inner_function) = inner_function {
@@ -114,11 +114,11 @@ fn read(table: &Table<'_>, inner_function: Option<&InnerFunction<'_>>) -> Option
             Some(tunnel_mac) => Some(tunnel_mac?),
             None => inner_function.and_then(|inner_function| inner_function.mac),
         },
-        ends: without_spans(ends?),
+        endpoints: without_spans(endpoints?),
         sources: without_spans(sources?),
-        onward: match hops {
-            Some(hops) => Onward::NextHops(hops?),
-            None => Onward::Function,
+        inner_forwarding: match hops {
+            Some(hops) => InnerForwarding::NextHops(hops?),
+            None => InnerForwarding::Function,
         },
     })
 }
@@ -191,8 +191,13 @@ fn unicast(value: &Value<'_>) -> Option<IpAddr> {
 }
 
 /// Reports a source whose IP version no end has: both addresses of a header have the same version.
-fn check_version(table: &Table<'_>, source: IpAddr, span: Range<usize>, ends: &[(IpAddr, Range<usize>)]) {
-    if ends.iter().any(|(end, _)| end.is_ipv4() == source.is_ipv4()) {
+fn check_version(
+    table: &Table<'_>,
+    source: IpAddr,
+    span: Range<usize>,
+    endpoints: &[(IpAddr, Range<usize>)],
+) {
+    if endpoints.iter().any(|(end, _)| end.is_ipv4() == source.is_ipv4()) {
         return;
     }
     let version = if source.is_ipv4() { "IPv4" } else { "IPv6" };
@@ -208,7 +213,7 @@ fn next_hops(value: &Value<'_>) -> Option<Vec<(IpAddr, MacAddr)>> {
     let mut hops = Vec::new();
     let mut spans: Vec<(IpAddr, Range<usize>)> = Vec::new();
     for element in list {
-        let element = element.like(NEXT_HOP_EXAMPLE);
+        let element = element.with_example(NEXT_HOP_EXAMPLE);
         let table = element.table("`next_hops`")?;
         let to = table.require("address", "\"10.0.1.1\"");
         let found = to.as_ref().and_then(unicast);

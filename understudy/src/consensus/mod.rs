@@ -7,12 +7,12 @@ mod replica;
 mod tests;
 
 pub(crate) use path_stats::{PathStats, ReplicationPath};
-pub(crate) use replica::{Replica, ReplicaStatus, State};
+pub(crate) use replica::{AppState, Replica, ReplicaStatus};
 
 use crate::host::HostConfig;
 use core::net::IpAddr;
 use p4ce::Secret;
-use p4ce::consensus::{Config, Layout, Through};
+use p4ce::consensus::{Config, Layout, SwitchAddress};
 use switch::Nanos;
 
 /// Retransmissions before the NIC reports an error
@@ -28,7 +28,7 @@ pub(crate) struct ConsensusConfig {
     /// Addresses of all servers, indexed by server number
     pub(crate) servers: Vec<IpAddr>,
     pub(crate) port: u16,
-    pub(crate) switch: Option<Through>,
+    pub(crate) switch: Option<SwitchAddress>,
     /// Secret that the servers and the switch share
     pub(crate) secret: Option<Secret>,
     pub(crate) heartbeat: Nanos,
@@ -48,7 +48,7 @@ pub(crate) struct Load {
 
 impl ConsensusConfig {
     /// Returns the protocol's configuration for the incarnation numbered `incarnation`.
-    pub(crate) fn server(&self, incarnation: u64) -> Config {
+    pub(crate) fn protocol_config(&self, incarnation: u64) -> Config {
         // The NIC gives up at about the time at which the other servers declare this server dead: they wait
         // for 14 heartbeats, and the NIC transmits seven times, one to two heartbeats apart.
         let units = self.heartbeat.0.div_ceil(ACK_TIMEOUT_NS).next_power_of_two();
@@ -61,7 +61,7 @@ impl ConsensusConfig {
             window: self.window,
             ack_timeout: units.trailing_zeros().clamp(1, 31) as u8,
             retry_count: RETRY_COUNT,
-            through: self.switch,
+            switch: self.switch,
             incarnation,
             secret: self.secret.clone(),
             #[cfg(debug_assertions)]

@@ -2,7 +2,7 @@
 //! other threads.
 
 use super::{ConsensusConfig, Load, PathStats, ReplicationPath};
-use p4ce::consensus::{BootstrapError, Decided, Server, Standing, Waiting};
+use p4ce::consensus::{BootstrapError, Decided, Membership, Server, WaitReason};
 use rnic::{App, Counters, Rnic};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -21,14 +21,14 @@ const MAX_BACKLOG: Nanos = Nanos::from_millis(100);
 /// State of the replicated application: equal after the same values in the same order, and different
 /// otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct State {
+pub(crate) struct AppState {
     /// Values applied
     pub(crate) count: u64,
     /// Running hash of the values
     pub(crate) hash: u64,
 }
 
-impl State {
+impl AppState {
     /// Length of a snapshot, in bytes
     pub(crate) const LEN: usize = 16;
 
@@ -57,19 +57,19 @@ impl State {
 /// State of a server as other threads see it.
 #[derive(Clone, Debug)]
 pub(crate) struct ReplicaStatus {
-    pub(crate) standing: Standing,
+    pub(crate) standing: Membership,
     /// What the server waits for while it is not a member
-    pub(crate) waits_for: Option<Waiting>,
+    pub(crate) waits_for: Option<WaitReason>,
     /// Connection requests that were refused because they do not come from a server of the group
     pub(crate) refused: u64,
     pub(crate) leader: Option<u8>,
     /// Replication path, while the server leads
     pub(crate) path: Option<ReplicationPath>,
-    pub(crate) state: State,
+    pub(crate) state: AppState,
     /// Values applied one by one, without those that came in a snapshot
     pub(crate) applied: u64,
     /// Earlier states, one per [`CHECKPOINT_INTERVAL`] values
-    pub(crate) checkpoints: VecDeque<State>,
+    pub(crate) checkpoints: VecDeque<AppState>,
     /// Longest time without a decision since the reader last reset this field
     pub(crate) pause: Nanos,
     pub(crate) direct: PathStats,
@@ -82,12 +82,12 @@ pub(crate) struct ReplicaStatus {
 impl ReplicaStatus {
     fn new() -> Self {
         Self {
-            standing: Standing::Blank,
+            standing: Membership::Blank,
             waits_for: None,
             refused: 0,
             leader: None,
             path: None,
-            state: State::default(),
+            state: AppState::default(),
             applied: 0,
             checkpoints: VecDeque::with_capacity(MAX_CHECKPOINTS),
             pause: Nanos::ZERO,
@@ -136,7 +136,7 @@ impl Replica {
     /// group, empty, once it has seen that all servers run and none is a member.
     pub(crate) fn new(config: &ConsensusConfig, incarnation: u64, bootstrap_requested: bool) -> Self {
         Self {
-            server: Server::new(config.server(incarnation)),
+            server: Server::new(config.protocol_config(incarnation)),
             load: config.load,
             incarnation,
             bootstrap_requested,
@@ -206,7 +206,7 @@ impl Replica {
                         checkpoints.push_back(self.current.state);
                     }
                 }
-                Decided::Snapshot { next, state } => match State::from_bytes(&state) {
+                Decided::Snapshot { next, state } => match AppState::from_bytes(&state) {
                     Some(state) if state.count == next => self.current.state = state,
                     _ => self.fail(format!("a snapshot of {next} entries is not valid for this application")),
                 },
@@ -216,7 +216,7 @@ impl Replica {
 
     fn propose(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(load) = self.load else { return };
-        if !self.server.leads() {
+        if !self.server.is_leader() {
             self.pending.clear();
             self.due = now;
             return;
@@ -239,8 +239,8 @@ impl Replica {
     /// group begins without it.
     fn try_bootstrap(&mut self) {
         match self.server.bootstrap() {
-            Err(BootstrapError::Unseen(_) | BootstrapError::Written(_)) => {}
-            Ok(()) | Err(BootstrapError::Member | BootstrapError::Begun(_)) => {
+            Err(BootstrapError::Unseen(_) | BootstrapError::MayHoldEntries(_)) => {}
+            Ok(()) | Err(BootstrapError::Member | BootstrapError::OtherMember(_)) => {
                 self.bootstrap_requested = false;
             }
         }
@@ -256,7 +256,7 @@ impl Replica {
         if let Some(last) = self.decided_at {
             self.current.pause = self.current.pause.max(now.since(last));
         }
-        self.current.standing = self.server.standing();
+        self.current.standing = self.server.membership();
         self.current.waits_for = self.server.waits_for();
         self.current.refused = self.server.refused();
         self.current.leader = self.server.leader();
@@ -304,9 +304,12 @@ impl App for Replica {
             self.try_bootstrap();
         }
         self.apply(now);
-        let path =
-            if self.server.replicates_through() { ReplicationPath::Switch } else { ReplicationPath::Direct };
-        let path = self.server.leads().then_some(path);
+        let path = if self.server.replicates_through_switch() {
+            ReplicationPath::Switch
+        } else {
+            ReplicationPath::Direct
+        };
+        let path = self.server.is_leader().then_some(path);
         if path != self.current.path {
             self.update_stats(nic, now);
             self.current.path = path;
@@ -314,7 +317,7 @@ impl App for Replica {
         self.propose(nic, now);
         if self.server.wants_snapshot() {
             // If the log has advanced meanwhile, the snapshot is given on the next call.
-            _ = self.server.give_snapshot(nic, &self.current.state.to_bytes(), now);
+            _ = self.server.provide_snapshot(nic, &self.current.state.to_bytes(), now);
         }
         if now.since(self.published_at) >= PUBLISH_INTERVAL {
             self.publish(nic, now);

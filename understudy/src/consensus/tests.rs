@@ -1,14 +1,14 @@
 //! Servers and their application in the simulator.
 
 use super::*;
-use p4ce::consensus::Standing;
-use rnic::{PathMtu, Rnic, Station};
+use p4ce::consensus::Membership;
+use rnic::{HostFunction, PathMtu, Rnic};
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, Fault, Link, NodeId, Switch, World};
 use std::sync::{Arc, Mutex};
 use switch::forward::{Config as ForwardConfig, Forward};
 
-type Host = Switch<Station<Replica>>;
+type Host = Switch<HostFunction<Replica>>;
 
 fn config(id: u8, load: Load) -> ConsensusConfig {
     let address = |id: u8| IpAddr::from([10, 0, 0, id + 1]);
@@ -67,7 +67,7 @@ impl Cluster {
                 // have the request.
                 let replica = Replica::new(&config, incarnation, id == 0 && incarnation == 1);
                 *slot.lock().unwrap() = replica.published();
-                Station::new(Rnic::new(config.host.nic([0; 6])), replica)
+                HostFunction::new(Rnic::new(config.host.nic([0; 6])), replica)
             };
             let node = world.add(&id.to_string(), Host::new(make), Clock::default());
             world.connect(node, bridge, Link::default());
@@ -87,7 +87,7 @@ impl Cluster {
 #[test]
 fn a_state_depends_on_every_value_and_their_order() {
     let state = |values: &[&[u8]]| {
-        let mut state = State::default();
+        let mut state = AppState::default();
         for value in values {
             state.apply(value);
         }
@@ -119,7 +119,7 @@ fn a_leader_proposes_at_its_rate_and_all_come_to_the_same_state() {
     let leader = net.status(0);
     assert_eq!(
         (leader.standing, leader.leader, leader.path),
-        (Standing::Member, Some(0), Some(ReplicationPath::Direct))
+        (Membership::Member, Some(0), Some(ReplicationPath::Direct))
     );
     let led = leader.direct.since(&before.direct);
     assert!((9900..=10_100).contains(&led.decided), "{led:?}");
@@ -158,7 +158,7 @@ fn a_restarted_server_recovers_the_state_of_the_group() {
     assert!(net.status(1).pause > Nanos::from_micros(500), "{:?}", net.status(1).pause);
     net.world.run_until(Nanos::from_millis(160));
     let [back, other] = [0, 2].map(|server| net.status(server));
-    assert_eq!((back.standing, back.leader, other.leader), (Standing::Member, Some(0), Some(0)));
+    assert_eq!((back.standing, back.leader, other.leader), (Membership::Member, Some(0), Some(0)));
     assert!(back.applied < back.state.count, "the restarted server began with a snapshot");
     let newest = back.checkpoints.iter().find(|state| other.checkpoints.contains(state));
     assert!(newest.is_some(), "{:?}, {:?}", back.checkpoints, other.checkpoints);

@@ -180,7 +180,7 @@ impl Roce {
     }
 
     fn read_extended(&mut self, frame: &[u8], from: usize, headers: Headers) {
-        let at = |header| headers.has(header).then(|| from + headers.before(header));
+        let at = |header| headers.contains(header).then(|| from + headers.before(header));
         let mut put = |name: &str, value: Option<Value>| {
             if let Some(value) = value {
                 self.extended.insert(name.into(), value);

@@ -6,7 +6,7 @@
 //! the fact that the server's messages arrive matters, not their contents.
 
 use super::service::{Session, SessionQp, Step, VA};
-use rnic::{Completed, Completion, Data, Operation, Remote, Rnic, SendRequest};
+use rnic::{Completion, CompletionOpcode, Data, Operation, Remote, Rnic, SendRequest};
 
 /// Length of a message, in bytes
 const MESSAGE_LEN: u32 = 16;
@@ -102,8 +102,8 @@ impl Session for Server {
     }
 
     fn on_completion(&mut self, nic: &mut Rnic, qp: &SessionQp, completion: &Completion) -> Step {
-        match completion.of {
-            Completed::Recv => {
+        match completion.opcode {
+            CompletionOpcode::Recv => {
                 let info = match take_message(nic, qp, completion) {
                     Ok(info) => info,
                     Err(step) => return step,
@@ -126,7 +126,7 @@ impl Session for Server {
                     }
                 }
             }
-            Completed::Read => send_info(nic, qp, PROCEED),
+            CompletionOpcode::Read => send_info(nic, qp, PROCEED),
             _ => {}
         }
         Step::Wait
@@ -194,7 +194,7 @@ impl Session for Client {
     }
 
     fn on_completion(&mut self, nic: &mut Rnic, qp: &SessionQp, completion: &Completion) -> Step {
-        if completion.of != Completed::Recv {
+        if completion.opcode != CompletionOpcode::Recv {
             return Step::Wait;
         }
         if let Err(step) = take_message(nic, qp, completion) {

@@ -408,7 +408,7 @@ impl Service {
                 && connection.outcome != Outcome::Done
                 && completion.status != rnic::Status::Flushed
             {
-                let what = format!("{:?} failed: {:?}", completion.of, completion.status);
+                let what = format!("{:?} failed: {:?}", completion.opcode, completion.status);
                 self.apply(nic, completion.qpn, Step::Failed(what), now);
             }
             return;

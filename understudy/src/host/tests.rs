@@ -3,7 +3,7 @@
 use super::*;
 use rnic::AckPolicy;
 use sim::{Clock, Link, NodeId, Switch, World};
-use switch::{Nanos, Share};
+use switch::{Nanos, Probability};
 
 fn config(last: u8, services: Vec<ServiceConfig>) -> HostConfig {
     HostConfig {
@@ -67,7 +67,7 @@ fn run_pair(seed: u64, link: Link, server: ServiceConfig, client: ServiceConfig)
 }
 
 fn faulty_link(percent: u64) -> Link {
-    let share = Share::percent(percent);
+    let share = Probability::percent(percent);
     Link { loss: share, duplicate: share, reorder: share, corrupt: share, ..Link::default() }
 }
 

@@ -2,7 +2,7 @@
 //! the server disconnects. The contents of the messages do not matter.
 
 use super::service::{Session, SessionQp, Step};
-use rnic::{Completed, Completion, Data, Operation, Rnic, SendRequest};
+use rnic::{Completion, CompletionOpcode, Data, Operation, Rnic, SendRequest};
 
 /// Returns the session, the bytes of memory that it needs, and the depth of its queues.
 pub(super) fn session(client: bool, messages: u32, size: u32) -> (Box<dyn Session>, usize, usize) {
@@ -54,8 +54,8 @@ impl Session for Ucmatose {
     }
 
     fn on_completion(&mut self, nic: &mut Rnic, qp: &SessionQp, completion: &Completion) -> Step {
-        match completion.of {
-            Completed::Recv => {
+        match completion.opcode {
+            CompletionOpcode::Recv => {
                 self.received += 1;
                 if completion.len != self.size {
                     return Step::Failed(format!(
@@ -67,7 +67,7 @@ impl Session for Ucmatose {
                     self.send(nic, qp);
                 }
             }
-            Completed::Send => self.sent += 1,
+            CompletionOpcode::Send => self.sent += 1,
             _ => {}
         }
         self.step()

@@ -250,7 +250,7 @@ impl FunctionMetrics {
     /// Returns the counters of all workers, for any function that counts frames as forwarding does.
     pub(crate) fn forwarded(counters: &[Arc<Forwarded>]) -> Self {
         let sum = |count: &dyn Fn(&Forwarded) -> u64| counters.iter().map(|c| count(c)).sum::<u64>();
-        let ports = |count: &dyn Fn(&switch::forward::counters::Seen) -> u64| {
+        let ports = |count: &dyn Fn(&switch::forward::counters::RxCounters) -> u64| {
             sum(&|c| c.ports.iter().map(count).sum())
         };
         let opcodes = (0..=255u8).filter_map(|value| {

@@ -2,7 +2,7 @@
 
 use super::connections::{IO_TIMEOUT, MAX_CONNECTIONS, accept_all};
 use super::{RequestSender, trace};
-use dataplane::place::{Place, PlaceError};
+use dataplane::unix_socket::{ListenError, ListeningSocket};
 use miette::{IntoDiagnostic as _, MietteDiagnostic, Report, WrapErr as _};
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket as Socket2, Type};
@@ -39,7 +39,7 @@ pub(super) struct Refusal {
 
 /// The socket's name in the file system, which is removed when this is dropped.
 pub(super) struct Socket {
-    _place: Place,
+    _place: ListeningSocket,
 }
 
 /// Help for errors of the file system
@@ -52,13 +52,14 @@ impl Socket {
             let what = format!("[observe] cannot create the socket {}: {what}", path.display());
             MietteDiagnostic::new(what).with_help(help.to_owned()).into()
         };
-        let made = Socket2::new(Domain::UNIX, Type::STREAM, None).map_err(PlaceError::Other);
-        let made = made.and_then(|socket| Place::listen(&socket, path, false).map(|place| (socket, place)));
+        let made = Socket2::new(Domain::UNIX, Type::STREAM, None).map_err(ListenError::Other);
+        let made = made
+            .and_then(|socket| ListeningSocket::listen(&socket, path, false).map(|place| (socket, place)));
         let (socket, place) = made.map_err(|error| {
             let help = match error {
-                PlaceError::Taken => "use another path, or move the existing file away",
-                PlaceError::InUse => "end the other instance first, or give each instance its own `socket`",
-                PlaceError::Folder(_) | PlaceError::Other(_) => WRITABLE,
+                ListenError::Taken => "use another path, or move the existing file away",
+                ListenError::InUse => "end the other instance first, or give each instance its own `socket`",
+                ListenError::Folder(_) | ListenError::Other(_) => WRITABLE,
             };
             open_error(&error.to_string(), help)
         })?;

@@ -3,7 +3,7 @@
 
 use super::QueuePair;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use dataplane::watch::{Sight, Wanted, Watch, Watcher, What, watches};
+use dataplane::watch::{FrameFilter, FrameRecord, TraceAction, Watch, Watcher, watches};
 use dataplane::{ControlOutput, Live};
 use rocev2::UDP_PORT;
 use rocev2::ethernet::ethertype;
@@ -158,17 +158,17 @@ impl TryFrom<String> for Hex {
 }
 
 impl Part {
-    fn of(sight: &Sight) -> Self {
-        let bytes = || Hex(sight.bytes().to_vec());
-        match sight.what {
-            What::In(PortId(port)) => Self::In { port, len: sight.len, bytes: bytes() },
-            What::Out(PortId(port)) => Self::Out { port, len: sight.len, bytes: bytes() },
-            What::Lost(PortId(port), reason) => {
-                Self::Lost { port, len: sight.len, bytes: bytes(), reason: reason.name().into() }
+    fn of(record: &FrameRecord) -> Self {
+        let bytes = || Hex(record.bytes().to_vec());
+        match record.action {
+            TraceAction::In(PortId(port)) => Self::In { port, len: record.len, bytes: bytes() },
+            TraceAction::Out(PortId(port)) => Self::Out { port, len: record.len, bytes: bytes() },
+            TraceAction::Lost(PortId(port), reason) => {
+                Self::Lost { port, len: record.len, bytes: bytes(), reason: reason.name().into() }
             }
-            What::Dropped(reason) => Self::Dropped { reason: reason.name().into() },
-            What::Punted => Self::Punted,
-            What::Consumed => Self::Consumed,
+            TraceAction::Dropped(reason) => Self::Dropped { reason: reason.name().into() },
+            TraceAction::Punted => Self::Punted,
+            TraceAction::Consumed => Self::Consumed,
         }
     }
 }
@@ -222,7 +222,7 @@ impl TraceControl {
             (None, Some(number)) => group(number)?,
             _ => return Err(TraceError::Unclear),
         };
-        let wanted: Wanted = Arc::new(move |frame: &[u8]| {
+        let wanted: FrameFilter = Arc::new(move |frame: &[u8]| {
             destination(frame).is_some_and(|(host, qpn)| {
                 queue_pairs.iter().any(|(at, number)| *number == qpn && at.is_none_or(|at| at == host))
             })
@@ -353,10 +353,10 @@ impl RunningTrace {
             }
             let watcher = &mut self.watchers[worker];
             let Some(first) = watcher.pop() else { break };
-            let (mut parts, mut left_out) = (vec![Part::of(&first)], first.left_out);
-            while let Some(next) = watcher.next_of(first.occasion) {
+            let (mut parts, mut left_out) = (vec![Part::of(&first)], first.omitted);
+            while let Some(next) = watcher.next_of(first.event_id) {
                 parts.push(Part::of(&next));
-                left_out = next.left_out;
+                left_out = next.omitted;
             }
             heads[worker] = head(watcher);
             progress.packets += 1;

@@ -193,15 +193,15 @@ fn rules_for_understudy_are_read_beside_a_router() {
         let text = format!("{}\n{rules}", router.as_ref().unwrap());
         let read = config::parse(&text, "my.toml", Path::new(""));
         let read = read.unwrap_or_else(|report| panic!("{}", report.render()));
-        let tunnel = read.tunnel.unwrap_or_else(|| panic!("{rules}")).at(MacAddr([0; 6]));
-        assert_eq!((tunnel.mac, tunnel.onward), (own, switch::tunnel::Onward::Function));
+        let tunnel = read.tunnel.unwrap_or_else(|| panic!("{rules}")).with_port_mac(MacAddr([0; 6]));
+        assert_eq!((tunnel.mac, tunnel.inner_forwarding), (own, switch::tunnel::InnerForwarding::Function));
         let expected: (&[&str], &[&str]) = if v6 {
             (&["fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd"], &["fefe:fefe:fefe:fefe:fefe:fefe:fefe:fefe"])
         } else {
             (&["10.255.0.1"], &["10.0.1.1", "10.255.0.5", "10.255.0.6"])
         };
         let addresses = |texts: &[&str]| texts.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
-        assert_eq!((tunnel.ends, tunnel.sources), (addresses(expected.0), addresses(expected.1)));
+        assert_eq!((tunnel.endpoints, tunnel.sources), (addresses(expected.0), addresses(expected.1)));
     }
 }
 

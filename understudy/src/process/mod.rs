@@ -269,7 +269,7 @@ const FAILURES: [(Failure, &str); 6] = [
     (Failure::Lost, "lost"),
     (Failure::Late, "late"),
     (Failure::NoRoom, "no_room"),
-    (Failure::NoAnswer, "no_answer"),
+    (Failure::NotAcknowledged, "no_answer"),
     (Failure::Dead, "dead"),
     (Failure::Left, "left"),
 ];

@@ -5,7 +5,7 @@ use super::transfer::{ExitReason, Progress, Timing, TransferArgs, failed, node_c
 use crate::config;
 use crate::output::print;
 use ::rdmc::delivery::{DIGEST, Give, GiveConfig, GiveError, Given};
-use ::rdmc::{Algorithm, Racks, Through, copied_at_once};
+use ::rdmc::{Algorithm, Racks, SwitchAddress, copied_at_once};
 use core::fmt::Write as _;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering;
@@ -314,7 +314,7 @@ impl Args {
         if config.algorithm == Algorithm::InNetwork && times > 1 {
             eprintln!("{}", copies_note(times, self.to.iter().all(IpAddr::is_ipv4)));
         }
-        let through = self.switch.map(|at| Through { address: at.ip(), port: at.port() });
+        let through = self.switch.map(|at| SwitchAddress { address: at.ip(), port: at.port() });
         let config = GiveConfig { through, ..config };
         let node = node_config(own, config.patience);
         let segment_bytes = config.segment_bytes.into();

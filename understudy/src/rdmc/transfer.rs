@@ -5,10 +5,10 @@ use crate::host::HostConfig;
 use crate::run::{catch_signals, explain};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use dataplane::{Control, ControlOutput, Live, Mbuf, Passive, PortInfo, Runtime, Stop};
+use dataplane::{Control, ControlOutput, Live, Mbuf, NoControl, PortInfo, Runtime, Stop};
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{MietteDiagnostic, Report};
-use rnic::{App, Rnic, Station};
+use rnic::{App, HostFunction, Rnic};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -132,9 +132,9 @@ struct ProgressControl<T> {
     signals: Stop,
 }
 
-impl<A: App, T: Send> Control<Station<A>> for ProgressControl<T> {
-    fn on_event(&mut self, worker: usize, event: (), out: &mut ControlOutput<'_, Station<A>>) {
-        Control::<Station<A>>::on_event(&mut Passive, worker, event, out);
+impl<A: App, T: Send> Control<HostFunction<A>> for ProgressControl<T> {
+    fn on_event(&mut self, worker: usize, event: (), out: &mut ControlOutput<'_, HostFunction<A>>) {
+        Control::<HostFunction<A>>::on_event(&mut NoControl, worker, event, out);
     }
 
     fn on_punt(
@@ -142,11 +142,11 @@ impl<A: App, T: Send> Control<Station<A>> for ProgressControl<T> {
         _worker: usize,
         _frame: Mbuf,
         _port: PortId,
-        _out: &mut ControlOutput<'_, Station<A>>,
+        _out: &mut ControlOutput<'_, HostFunction<A>>,
     ) {
     }
 
-    fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, Station<A>>) -> bool {
+    fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, HostFunction<A>>) -> bool {
         if self.signals.flag().load(Ordering::Relaxed) {
             self.progress.stopping.store(true, Ordering::Relaxed);
         }
@@ -160,7 +160,7 @@ impl<A: App, T: Send> Control<Station<A>> for ProgressControl<T> {
             .suspend(|| eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" }));
     }
 
-    fn on_refused(&mut self, port: &PortInfo, why: &str) {
+    fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
         self.bar.suspend(|| eprintln!("Port {} refuses a peer: {why}.", port.name));
     }
 }
@@ -230,7 +230,7 @@ pub(super) fn run_transfer<A: App, T: Send + 'static>(
     let signals = catch_signals()?;
     let mut runtime = Runtime::start(runtime).map_err(|error| explain(&error))?;
     let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
-    let station = Station::new(Rnic::new(host.nic(mac)), app);
+    let station = HostFunction::new(Rnic::new(host.nic(mac)), app);
     let bar = ProgressBar::new(0).with_message(verb.to_owned());
     let style = "{msg} {bar:32} {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
     if let Ok(style) = ProgressStyle::with_template(style) {

@@ -18,7 +18,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use switch::counters::Counter;
-use switch::{Nanos, PortId, Share};
+use switch::{Nanos, PortId, Probability};
 
 /// Largest relative deviation of the actual rate from the requested one
 const RATE_TOLERANCE: f64 = 0.005;
@@ -120,7 +120,7 @@ fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
         outstanding: None,
         timeout: Nanos::from_millis(1),
         stamp: true,
-        malformed: Share::NEVER,
+        malformed: Probability::NEVER,
     };
     Profile {
         // Other PSNs in each trial, so that late packets of the previous trial are recognised.
@@ -368,7 +368,7 @@ impl Control<Pktgen> for TrialControl<'_> {
         }
     }
 
-    fn on_refused(&mut self, port: &PortInfo, why: &str) {
+    fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
         eprintln!("Port {} refuses a peer: {why}.", port.name);
     }
 }

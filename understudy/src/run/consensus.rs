@@ -7,8 +7,8 @@ use crate::observe::{FunctionMetrics, Latency as ObservedLatency};
 use core::fmt::Write as _;
 use core::time::Duration;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
-use p4ce::consensus::{Standing, Waiting};
-use rnic::{Rnic, Station};
+use p4ce::consensus::{Membership, WaitReason};
+use rnic::{HostFunction, Rnic};
 use serde::Serialize;
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use switch::{Nanos, PortId};
 
-type Host = Station<Replica>;
+type Host = HostFunction<Replica>;
 
 /// State of a server at one moment. The serialised form is part of the program's interface: fields are added,
 /// not renamed. Rates, shares and latencies are those since the previous line; in the report, those of the
@@ -164,11 +164,11 @@ impl Line {
     }
 }
 
-const fn standing(standing: Standing) -> &'static str {
+const fn standing(standing: Membership) -> &'static str {
     match standing {
-        Standing::Blank => "blank",
-        Standing::Member => "member",
-        Standing::Behind => "behind",
+        Membership::Blank => "blank",
+        Membership::Member => "member",
+        Membership::Behind => "behind",
     }
 }
 
@@ -183,7 +183,7 @@ struct ReplicaControl {
     last_at: Duration,
     pause: Nanos,
     /// State that was last reported to the operator
-    waits_for: Option<Waiting>,
+    waits_for: Option<WaitReason>,
 }
 
 impl ReplicaControl {
@@ -223,7 +223,7 @@ impl Control<Host> for ReplicaControl {
         if waits_for != self.waits_for {
             self.waits_for = waits_for;
             match waits_for {
-                Some(Waiting::Bootstrap) => eprintln!(
+                Some(WaitReason::Bootstrap) => eprintln!(
                     "Server {} waits: all servers run, and all are empty. If this is a new group, or its contents may be \
                      lost, start one server with --bootstrap.",
                     self.id
@@ -265,7 +265,7 @@ pub(super) fn run(
         pause: Nanos::ZERO,
         waits_for: None,
     };
-    let host = Station::new(Rnic::new(config.host.nic(mac)), replica);
+    let host = HostFunction::new(Rnic::new(config.host.nic(mac)), replica);
     let metrics =
         |control: &ReplicaControl| metrics_of(&control.status.lock().unwrap_or_else(PoisonError::into_inner));
     let (_, seconds) = run_until(runtime, vec![host], &mut control, metrics, until, stop);

@@ -17,7 +17,7 @@ struct Bridge;
 
 impl<F: Function<Command = Command, Event = Event>> Control<F> for Bridge {
     fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, F>) {
-        let Event::Heard(mac, port) = event;
+        let Event::Learned(mac, port) = event;
         for other in (0..out.workers()).filter(|&other| other != worker) {
             // A worker whose queue is full floods frames to this station until a frame of it is received
             // again, which loses nothing.

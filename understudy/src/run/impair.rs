@@ -3,7 +3,7 @@
 use super::report::{ImpairReport, Report, RuleRow};
 use super::{EndConditions, forward, random_u64, run_until};
 use crate::observe::FunctionMetrics;
-use dataplane::{Passive, Runtime, Stop};
+use dataplane::{NoControl, Runtime, Stop};
 use std::sync::Arc;
 use switch::impair::counters::RuleCounters;
 use switch::impair::{Config, Counters, Impair};
@@ -18,9 +18,9 @@ pub(super) fn run(
     let function = |worker| Impair::new(config, worker).salted(random_u64());
     let functions: Vec<_> = (0..workers).map(function).collect();
     let counters: Vec<_> = functions.iter().map(Impair::counters).collect();
-    let seen: Vec<_> = counters.iter().map(|counters| Arc::clone(&counters.seen)).collect();
-    let metrics = |_: &Passive| impaired(config, &counters).add_metrics(FunctionMetrics::forwarded(&seen));
-    let (outcome, seconds) = run_until(runtime, functions, &mut Passive, metrics, until, stop);
+    let seen: Vec<_> = counters.iter().map(|counters| Arc::clone(&counters.forward)).collect();
+    let metrics = |_: &NoControl| impaired(config, &counters).add_metrics(FunctionMetrics::forwarded(&seen));
+    let (outcome, seconds) = run_until(runtime, functions, &mut NoControl, metrics, until, stop);
     let report = forward::report(runtime, &outcome, &seen, config.counted_qps, seconds);
     Report { impair: Some(impaired(config, &counters)), ..report }
 }

@@ -19,7 +19,7 @@ pub(crate) use report::{row, section};
 use crate::config::{self, Config, FunctionConfig};
 use crate::observe::{FunctionMetrics, Observer, QueuePair, TraceError, no_groups};
 use clap::Args;
-use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Passive, PortInfo, Runtime, Stop, Stopwatch};
+use dataplane::{Control, ControlOutput, Live, Mbuf, NoControl, Outcome, PortInfo, Runtime, Stop, Stopwatch};
 use miette::{MietteDiagnostic, Report};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -195,7 +195,7 @@ pub(crate) fn swordbox_load(args: &bench::swordbox::LoadArgs) -> Result<(), Repo
     let watch = function.watch();
     let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
     // The load made its control-plane requests when it was created.
-    let outcome = runtime.run(vec![function], &mut Passive, &stop);
+    let outcome = runtime.run(vec![function], &mut NoControl, &stop);
     drop(runtime);
     let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
     let tally = watch.tally();
@@ -213,7 +213,7 @@ pub(crate) fn onepipe_load(args: &bench::onepipe::LoadArgs) -> Result<(), Report
     let function = Stopwatch::new(function);
     let laps = function.laps();
     let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
-    let outcome = runtime.run(vec![function], &mut Passive, &stop);
+    let outcome = runtime.run(vec![function], &mut NoControl, &stop);
     drop(runtime);
     let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
     println!("{frames} frames, {} beacons sent", counters.beacons.get());
@@ -430,7 +430,7 @@ where
         self.control.on_link(port, up);
     }
 
-    fn on_refused(&mut self, port: &PortInfo, why: &str) {
+    fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
         eprintln!("Port {} refuses a peer: {why}.", port.name);
     }
 }

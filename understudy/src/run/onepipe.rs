@@ -11,7 +11,9 @@ use super::{EndConditions, forward, now, random_u64};
 use crate::config::OnePipeConfig;
 use crate::observe::FunctionMetrics;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
-use representative::{Command, Event, Gauges, Lagging, LinkId, LinkState, Representative, View, Watch};
+use representative::{
+    Command, Event, Gauges, LagMonitor, LagReport, LinkId, LinkState, Representative, View,
+};
 use rnic::{Endpoint, Interface, cm};
 use rocev2::ethernet::MacAddr;
 use std::io::Write as _;
@@ -42,7 +44,7 @@ struct Plane<'a> {
     gauges: Arc<Gauges>,
     /// Links at the last reading
     view: Option<View>,
-    watch: Option<Watch>,
+    watch: Option<LagMonitor>,
     /// Number of times that a link held a barrier and lagged
     lagging: u64,
     /// Start of the current second, and lines printed in it
@@ -87,11 +89,11 @@ impl Plane<'_> {
     fn update<F: Function<Command = Command>>(&mut self, out: &mut ControlOutput<'_, F>) {
         self.view = self.gauges.read().or(self.view.take());
         let now = self.nanos();
-        let lagging: Vec<Lagging> = match (&mut self.watch, &self.view) {
-            (Some(watch), Some(view)) => watch.look(view, now).collect(),
+        let lagging: Vec<LagReport> = match (&mut self.watch, &self.view) {
+            (Some(watch), Some(view)) => watch.check(view, now).collect(),
             _ => Vec::new(),
         };
-        for Lagging { link, state, lag } in lagging {
+        for LagReport { link, state, lag } in lagging {
             self.lagging += 1;
             let name = self.name(link);
             self.print(|| match state {
@@ -105,7 +107,7 @@ impl Plane<'_> {
             });
         }
         // If the queue is full, the commands are sent again at the next interval.
-        _ = out.command(0, Command::Show);
+        _ = out.command(0, Command::PublishGauges);
         _ = out.command(0, Command::Clock(self.config.clock.now()));
     }
 
@@ -203,7 +205,7 @@ pub(super) fn run(
         frame: Vec::new(),
         gauges: function.gauges(),
         view: None,
-        watch: config.lag_alarm.map(Watch::new),
+        watch: config.lag_alarm.map(LagMonitor::new),
         lagging: 0,
         printed: (began, 0),
         live: live.map(|every| Lines { every, next: began + every, counters: &counters }),

@@ -5,7 +5,7 @@ use super::report::{GroupRow, P4ceReport, Report};
 use super::{EndConditions, forward, random_u64, run_groups_until};
 use crate::config::P4ceConfig;
 use crate::observe::{FunctionMetrics, QueuePair, Row, Table, TraceError, busiest};
-use dataplane::{Passive, Plane, Runtime, Stop};
+use dataplane::{NoControl, Runtime, SingleWorkerControl, Stop};
 use p4ce::{Command, Control, ControlConfig, Event, Group, GroupStatus, P4ce};
 use rnic::Interface;
 use rocev2::Qpn;
@@ -72,14 +72,14 @@ pub(super) fn run(runtime: &mut Runtime, config: &P4ceConfig, until: EndConditio
     let function = P4ce::new(data_plane(config, mac)).salted(random_u64());
     let (counters, bridged) = (function.counters(), function.forward_counters());
     let control = Control::new(control_plane(config, mac, config.seed.unwrap_or_else(random_u64)));
-    let mut plane = Plane::new(control);
-    let metrics = |plane: &Plane<Control>| {
+    let mut plane = SingleWorkerControl::new(control);
+    let metrics = |plane: &SingleWorkerControl<Control>| {
         let of_bridge = FunctionMetrics::forwarded(core::slice::from_ref(&bridged));
         let open = plane.control.groups().filter(|group| group.open).count() as u64;
         let groups = groups(&plane.control, config, &bridged);
         metrics_of(&counters_report(&plane.control, &counters), open, groups, of_bridge)
     };
-    let group = |plane: &Plane<Control>, id| {
+    let group = |plane: &SingleWorkerControl<Control>, id| {
         let found = plane.control.groups().find(|group| group.id.0 == id);
         found.map(|group| queue_pairs_of(&group, config)).ok_or_else(|| TraceError::NoSuchGroup {
             requested: id,
@@ -209,5 +209,5 @@ pub(crate) fn load(runtime: &mut Runtime, config: &P4ceConfig, args: &bench::p4c
         let write = bench::traffic::write_only(n, 64);
         run_frame(&mut function, &write, PortId(0), Nanos::ZERO);
     }
-    runtime.run(vec![function], &mut Passive, stop);
+    runtime.run(vec![function], &mut NoControl, stop);
 }

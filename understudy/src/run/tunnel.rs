@@ -44,7 +44,7 @@ impl<'a> TunnelStage<'a> {
             let (outcome, seconds) = run_until(runtime, functions, control, metrics, until, stop);
             return (outcome, seconds, None);
         };
-        let config = config.at(self.port_mac);
+        let config = config.with_port_mac(self.port_mac);
         let behind = |function| Tunnel::new(&config, function);
         let functions: Vec<_> = functions.into_iter().map(behind).collect();
         let counters: Vec<_> = functions.iter().map(Tunnel::counters).collect();

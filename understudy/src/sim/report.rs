@@ -21,7 +21,7 @@ fn link_counters(counters: &LinkCounters) -> [(&'static str, u64); 13] {
         ("reordered", counters.reordered),
         ("corrupted", counters.corrupted),
         ("marked", counters.marked),
-        ("unheard", counters.unheard),
+        ("unheard", counters.undelivered),
         ("arrived", counters.arrived),
         ("arrived_bytes", counters.arrived_bytes),
     ]

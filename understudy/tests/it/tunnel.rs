@@ -31,7 +31,7 @@ fn packet(psn: u32) -> Vec<u8> {
 /// Returns the packet in a tunnel.
 fn encapsulate(frame: &[u8], src: IpAddr) -> Vec<u8> {
     let (ethernet, packet) = frame.split_at(Ethernet::LEN);
-    [ethernet, &switch::tunnel::headers(&[(src, TUNNEL_END)], packet).unwrap(), packet].concat()
+    [ethernet, &switch::tunnel::encapsulation_headers(&[(src, TUNNEL_END)], packet).unwrap(), packet].concat()
 }
 
 /// Runs a function behind `[tunnel]` on three frames. Returns the frames at the other port, and the report as

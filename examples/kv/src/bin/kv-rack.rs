@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
-use dataplane::{Plane, Runtime, Stop};
+use dataplane::{Runtime, SingleWorkerControl, Stop};
 use p4ce::{Control, ControlConfig, P4ce};
 use rnic::Interface;
 use rocev2::ethernet::MacAddr;
@@ -70,5 +70,5 @@ fn main() {
         first_psn: None,
     });
     eprintln!("The rack is ready.");
-    runtime.run(vec![switch], &mut Plane::new(control), &stop);
+    runtime.run(vec![switch], &mut SingleWorkerControl::new(control), &stop);
 }

@@ -9,7 +9,7 @@ use rnic::{Config as NicConfig, Interface};
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, Fault, Host, Link, NodeId, Switch, World};
 use switch::forward::{Config as ForwardConfig, Forward};
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 const MAX_VALUE: usize = 100;
 
@@ -43,7 +43,7 @@ impl Net {
                 window: 8,
                 ack_timeout: 5,
                 retry_count: 6,
-                through: None,
+                switch: None,
                 incarnation: seed << 8 | u64::from(n),
                 secret: None,
                 #[cfg(debug_assertions)]
@@ -196,17 +196,17 @@ fn a_server_that_lost_its_memory_gets_a_snapshot() {
         }
         net.run_for(Nanos::from_millis(60));
         let replica = net.replica(server);
-        assert_eq!((replica.server.standing(), replica.store.keys()), (Standing::Member, 40));
+        assert_eq!((replica.server.membership(), replica.store.keys()), (Membership::Member, 40));
         assert_eq!(replica.store, net.replica(1).store);
     }
-    assert!(net.replica(0).server.leads());
+    assert!(net.replica(0).server.is_leader());
 }
 
 #[test]
 fn a_retried_command_is_executed_once_whichever_server_crashes() {
     for seed in 1..=30 {
         let mut net = Net::new(seed);
-        let mut rng = Chance::new(seed);
+        let mut rng = Rng::new(seed);
         let mut at = Nanos::from_millis(10);
         let until = Nanos::from_millis(400);
         while at < until {
@@ -247,7 +247,7 @@ fn servers_that_all_restart_wait_for_the_operator() {
     }
     net.run_for(Nanos::from_millis(100));
     for server in 0..3 {
-        assert_eq!(net.replica(server).server.waits_for(), Some(Waiting::Bootstrap));
+        assert_eq!(net.replica(server).server.waits_for(), Some(WaitReason::Bootstrap));
         assert_eq!(
             net.call(server, incr(2)),
             Some(Response::NotLeader(None)),

@@ -5,7 +5,7 @@ use crate::consensus::hello::{Hello, Purpose};
 use crate::consensus::log::HEAD;
 use crate::consensus::server::{QpRole, log_scratch, log_scratch_va, queue_pair};
 use crate::consensus::watch::{CONTROL_VA, SCRATCH_VA, control_len};
-use crate::consensus::{BootstrapError, Config, Server, Standing, Term, Waiting};
+use crate::consensus::{BootstrapError, Config, Membership, Server, Term, WaitReason};
 use crate::secret::Secret;
 use rnic::{Data, Interface, Operation, Remote, Rnic, SendRequest, Sge};
 use rocev2::ethernet::MacAddr;
@@ -19,8 +19,8 @@ fn bootstrap_fails_while_a_member_runs_that_is_behind() {
     net.partitioned.clear();
     net.run_heartbeats(40);
     for at in [0, 2, 3, 4] {
-        assert_eq!(net.servers[at].waits_for(), Some(Waiting::Admission(1)));
-        assert_eq!(net.servers[at].bootstrap(), Err(BootstrapError::Begun(1)));
+        assert_eq!(net.servers[at].waits_for(), Some(WaitReason::Admission(1)));
+        assert_eq!(net.servers[at].bootstrap(), Err(BootstrapError::OtherMember(1)));
     }
 }
 
@@ -114,24 +114,24 @@ fn permission_is_granted_only_in_a_later_term_of_the_requester() {
 #[test]
 fn waits_for_names_the_obstacle_to_bootstrap() {
     let mut net = Net::new(3, |_| {});
-    assert_eq!(net.servers[0].waits_for(), Some(Waiting::Server(1)));
+    assert_eq!(net.servers[0].waits_for(), Some(WaitReason::Server(1)));
     assert_eq!(net.servers[0].bootstrap(), Err(BootstrapError::Unseen(1)));
     net.run_heartbeats(3);
     net.partitioned = vec![2];
     net.run_heartbeats(20);
-    assert_eq!(net.servers[0].waits_for(), Some(Waiting::Server(2)));
+    assert_eq!(net.servers[0].waits_for(), Some(WaitReason::Server(2)));
     net.partitioned.clear();
     net.run_heartbeats(40);
-    assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].waits_for()), [Some(Waiting::Bootstrap); 3]);
+    assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].waits_for()), [Some(WaitReason::Bootstrap); 3]);
     net.run_heartbeats(100);
     assert!(net.servers.iter().all(|server| server.leader().is_none()), "no server bootstraps by itself");
     assert_eq!(net.servers[1].bootstrap(), Ok(()));
-    assert_eq!(net.servers[1].beginning(), [1, 2, 3]);
+    assert_eq!(net.servers[1].bootstrap_incarnations(), [1, 2, 3]);
     assert_eq!(net.servers[1].bootstrap(), Err(BootstrapError::Member));
     // Another server observes the bootstrap and becomes a member.
     net.run_heartbeats(2);
     assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].waits_for()), [None; 3]);
-    assert_eq!([0, 2].map(|at: usize| net.servers[at].beginning()), [[1, 2, 3]; 2]);
+    assert_eq!([0, 2].map(|at: usize| net.servers[at].bootstrap_incarnations()), [[1, 2, 3]; 2]);
 }
 
 #[test]
@@ -140,13 +140,16 @@ fn a_server_that_restarts_before_it_reads_of_the_bootstrap_has_to_be_admitted() 
     net.run_heartbeats(3);
     net.servers[0].bootstrap().unwrap();
     net.restart(2);
-    net.run_until("in need of a leader", |net| net.servers[2].waits_for() == Some(Waiting::Admission(0)));
-    let standings = [0, 1, 2].map(|at: usize| net.servers[at].standing());
-    assert_eq!(standings, [Standing::Member, Standing::Member, Standing::Blank]);
-    assert_eq!(net.servers[2].bootstrap(), Err(BootstrapError::Begun(0)));
+    net.run_until("in need of a leader", |net| net.servers[2].waits_for() == Some(WaitReason::Admission(0)));
+    let memberships = [0, 1, 2].map(|at: usize| net.servers[at].membership());
+    assert_eq!(memberships, [Membership::Member, Membership::Member, Membership::Blank]);
+    assert_eq!(net.servers[2].bootstrap(), Err(BootstrapError::OtherMember(0)));
     // The leader admits it.
     net.run_heartbeats(60);
-    assert_eq!((net.servers[2].standing(), net.servers[2].beginning()), (Standing::Member, &[0; 3][..]));
+    assert_eq!(
+        (net.servers[2].membership(), net.servers[2].bootstrap_incarnations()),
+        (Membership::Member, &[0; 3][..])
+    );
 }
 
 #[test]
@@ -156,25 +159,25 @@ fn bootstrap_fails_while_a_server_holds_entries_of_a_lost_leader() {
     net.run_heartbeats(2);
     net.restart(2);
     net.run_until("up to date", |net| net.delivered[2].len() == 3);
-    assert_eq!(net.servers[2].standing(), Standing::Blank);
+    assert_eq!(net.servers[2].membership(), Membership::Blank);
     net.restart(0);
     net.restart(1);
     net.partitioned.clear();
     net.run_heartbeats(40);
     for at in 0..3 {
-        assert_eq!(net.servers[at].waits_for(), Some(Waiting::Restart(2)), "server {at}");
-        assert_eq!(net.servers[at].bootstrap(), Err(BootstrapError::Written(2)), "server {at}");
+        assert_eq!(net.servers[at].waits_for(), Some(WaitReason::Restart(2)), "server {at}");
+        assert_eq!(net.servers[at].bootstrap(), Err(BootstrapError::MayHoldEntries(2)), "server {at}");
     }
     net.restart(2);
     net.run_heartbeats(20);
-    assert_eq!(net.servers[1].waits_for(), Some(Waiting::Bootstrap));
+    assert_eq!(net.servers[1].waits_for(), Some(WaitReason::Bootstrap));
     assert_eq!(net.servers[1].bootstrap(), Ok(()));
 }
 
 #[test]
 fn bootstrap_requires_blank_observations_that_overlap() {
     let mut net = Net::new(3, |_| {});
-    net.run_until("seen", |net| matches!(net.servers[0].waits_for(), Some(Waiting::Bootstrap)));
+    net.run_until("seen", |net| matches!(net.servers[0].waits_for(), Some(WaitReason::Bootstrap)));
     assert_eq!(net.servers[0].bootstrap(), Err(BootstrapError::Unseen(1)));
     net.partitioned = vec![2];
     net.run_heartbeats(1);
@@ -191,7 +194,7 @@ fn a_server_that_has_not_started_does_not_count_as_refusing() {
     net.nics[2] = Rnic::new(rnic::Config::new(interface));
     net.servers[2] = Server::new(Config { id: 2, ..net.config.clone() });
     net.run_heartbeats(30);
-    assert_eq!(net.servers[0].waits_for(), Some(Waiting::Server(2)));
+    assert_eq!(net.servers[0].waits_for(), Some(WaitReason::Server(2)));
 }
 
 #[test]
@@ -202,14 +205,14 @@ fn a_server_of_another_group_is_refused() {
     net.run_heartbeats(30);
     // Two servers send it a request every five heartbeats.
     assert_eq!(net.servers[2].refused(), 14);
-    assert_eq!(net.servers[0].waits_for(), Some(Waiting::Refused(2)));
-    assert_eq!(net.servers[1].waits_for(), Some(Waiting::Refused(2)));
-    assert_eq!(net.servers[2].waits_for(), Some(Waiting::Refused(0)));
+    assert_eq!(net.servers[0].waits_for(), Some(WaitReason::Refused(2)));
+    assert_eq!(net.servers[1].waits_for(), Some(WaitReason::Refused(2)));
+    assert_eq!(net.servers[2].waits_for(), Some(WaitReason::Refused(0)));
     assert!(net.servers.iter().all(|server| server.refused() > 0));
     net.config.secret = None;
     net.restart(2);
     net.run_heartbeats(30);
-    assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].waits_for()), [Some(Waiting::Bootstrap); 3]);
+    assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].waits_for()), [Some(WaitReason::Bootstrap); 3]);
 }
 
 #[test]
@@ -223,7 +226,7 @@ fn lost_servers_leave_no_queue_pairs_behind() {
         net.run_heartbeats(80);
         net.partitioned.clear();
         net.run_heartbeats(150);
-        assert!(net.servers[0].leads());
+        assert!(net.servers[0].is_leader());
         let now = [0, 1, 2].map(|at: usize| net.servers[at].queue_pairs());
         assert_eq!(now, usual, "server {away} was away");
     }
@@ -237,11 +240,14 @@ fn bootstrap_succeeds_although_a_server_stopped_after_all_were_blank() {
     net.run_heartbeats(30);
     assert_eq!(net.servers[0].bootstrap(), Ok(()));
     net.run_heartbeats(120);
-    assert!(net.servers[0].leads());
+    assert!(net.servers[0].is_leader());
     net.partitioned.clear();
     net.restart(2);
     net.run_heartbeats(60);
-    assert_eq!((net.servers[2].standing(), net.servers[2].beginning()), (Standing::Member, &[0; 3][..]));
+    assert_eq!(
+        (net.servers[2].membership(), net.servers[2].bootstrap_incarnations()),
+        (Membership::Member, &[0; 3][..])
+    );
 }
 
 #[test]
@@ -272,7 +278,7 @@ fn a_rejection_in_the_same_term_does_not_end_the_leadership() {
     net.servers[0].watch.on_lost(2, |_| true);
     net.servers[0].drop_qp(&mut net.nics[0], qpn);
     net.run_heartbeats(8);
-    assert!(net.servers[0].leads());
+    assert!(net.servers[0].is_leader());
     assert_eq!(net.servers[0].term(), term);
 }
 

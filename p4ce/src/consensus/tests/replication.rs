@@ -2,7 +2,7 @@
 
 use super::{HEARTBEAT, Net, one_is_behind};
 use crate::consensus::follower::{Follower, Stage};
-use crate::consensus::{Config, Decided, Layout, ProposeError, SnapshotError, Standing};
+use crate::consensus::{Config, Decided, Layout, Membership, ProposeError, SnapshotError};
 use switch::Nanos;
 
 #[test]
@@ -46,8 +46,8 @@ fn the_only_server_of_a_group_decides_alone() {
     net.propose(0, b"a value").unwrap();
     net.run_heartbeats(1);
     assert_eq!(net.delivered[0], [Decided::Entry { index: 0, value: b"a value".to_vec() }]);
-    assert_eq!(net.servers[0].holds(&net.nics[0], 0), Some(&b"a value"[..]));
-    assert_eq!(net.servers[0].holds(&net.nics[0], 1), None);
+    assert_eq!(net.servers[0].entry_value(&net.nics[0], 0), Some(&b"a value"[..]));
+    assert_eq!(net.servers[0].entry_value(&net.nics[0], 1), None);
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn a_leader_without_a_majority_takes_no_values_and_gives_up() {
     let mut net = Net::begun(|_| {});
     net.partitioned = vec![1, 2];
     net.run_heartbeats(14);
-    assert!(net.servers[0].leads(), "it waits for the followers");
+    assert!(net.servers[0].is_leader(), "it waits for the followers");
     assert_eq!(net.propose(0, b"a value"), Err(ProposeError::Busy));
     net.run_heartbeats(10);
     assert_eq!(net.propose(0, b"a value"), Err(ProposeError::NotLeader));
@@ -108,7 +108,7 @@ fn a_leader_without_a_majority_takes_no_values_and_gives_up() {
 fn a_follower_that_needs_a_snapshot_does_not_count_towards_a_majority() {
     let mut net = one_lacks_a_snapshot(|_| {});
     net.partitioned = vec![1];
-    net.run_until("alone", |net| !net.servers[0].leads());
+    net.run_until("alone", |net| !net.servers[0].is_leader());
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn an_idle_leader_sends_one_read_and_one_check_per_server_and_heartbeat() {
     // Also after it has admitted one of them
     net.restart(2);
     net.run_heartbeats(60);
-    assert_eq!(net.servers[2].standing(), Standing::Member);
+    assert_eq!(net.servers[2].membership(), Membership::Member);
     assert_eq!(sent_in(&mut net, 10), 60);
 }
 
@@ -169,7 +169,7 @@ fn one_confirms_late(ack_timeout: u8, unreachable_for: Nanos) -> Net {
     while net.delivered[2].is_empty() {
         confirm_late(&mut net, unreachable_for);
     }
-    assert_eq!(net.servers[2].standing(), Standing::Blank);
+    assert_eq!(net.servers[2].membership(), Membership::Blank);
     net
 }
 
@@ -188,8 +188,8 @@ fn a_check_posted_before_a_server_was_up_to_date_does_not_confirm_it() {
     let mut net = one_confirms_late(3, Nanos::from_micros(50));
     net.partitioned = vec![1];
     net.run_heartbeats(1);
-    assert!(net.servers[0].leads());
-    assert_eq!(net.servers[2].standing(), Standing::Blank);
+    assert!(net.servers[0].is_leader());
+    assert_eq!(net.servers[2].membership(), Membership::Blank);
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn a_confirmation_that_takes_longer_than_a_heartbeat_counts() {
     for _ in 0..6 {
         confirm_late(&mut net, unreachable_for);
     }
-    assert_eq!(net.servers[2].standing(), Standing::Member);
+    assert_eq!(net.servers[2].membership(), Membership::Member);
 }
 
 #[test]
@@ -215,10 +215,10 @@ fn a_server_with_a_snapshot_is_admitted_after_a_later_confirmation() {
     net.partitioned = vec![1];
     net.give_snapshot(b"state").unwrap();
     net.run_heartbeats(3);
-    assert_eq!((net.delivered[2].len(), net.servers[2].standing()), (1, Standing::Blank));
+    assert_eq!((net.delivered[2].len(), net.servers[2].membership()), (1, Membership::Blank));
     net.partitioned.clear();
     net.run_heartbeats(3);
-    assert_eq!(net.servers[2].standing(), Standing::Member);
+    assert_eq!(net.servers[2].membership(), Membership::Member);
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn logs_are_read_again_when_a_permission_is_lost_before_agreement() {
     assert_eq!(net.servers[0].follower(other, |follower| follower.stage), Some(Stage::Granted));
     net.partitioned.clear();
     net.run_heartbeats(40);
-    assert!(net.servers[0].leads());
+    assert!(net.servers[0].is_leader());
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn a_restarted_server_becomes_a_member_with_a_snapshot() {
     net.run_heartbeats(60);
     // The entries after the snapshot are still in the log.
     assert!(!net.servers[0].wants_snapshot());
-    assert_eq!((net.servers[2].standing(), net.servers[2].waits_for()), (Standing::Member, None));
+    assert_eq!((net.servers[2].membership(), net.servers[2].waits_for()), (Membership::Member, None));
     assert_eq!(net.delivered[2].len(), 3);
     assert_eq!(net.delivered[2][0], Decided::Snapshot { next: 15, state: b"state".to_vec() });
     assert_eq!(net.delivered[2][1..], net.delivered[0][15..]);
@@ -343,13 +343,13 @@ fn the_next_server_leads_until_the_first_returns() {
     let term = net.servers[0].term();
     net.partitioned = vec![0];
     net.run_heartbeats(100);
-    assert!(net.servers[1].leads() && net.servers[1].term() > term);
+    assert!(net.servers[1].is_leader() && net.servers[1].term() > term);
     assert_eq!([1, 2].map(|at: usize| net.servers[at].leader()), [Some(1); 2]);
     assert_eq!(net.propose(1, b"of the second"), Ok(3));
     net.run_heartbeats(2);
     net.partitioned.clear();
     net.run_heartbeats(150);
-    assert!(net.servers[0].leads() && !net.servers[1].leads());
+    assert!(net.servers[0].is_leader() && !net.servers[1].is_leader());
     assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].leader()), [Some(0); 3]);
     assert_eq!(net.propose(0, b"of the first"), Ok(4));
     net.run_heartbeats(2);
@@ -371,7 +371,7 @@ fn a_new_leader_takes_over_a_full_log_of_undecided_entries() {
     assert_eq!((net.servers[0].decided(), net.delivered[1].len(), net.delivered[2].len()), (8, 0, 0));
     net.partitioned = vec![0];
     net.run_heartbeats(100);
-    assert!(net.servers[1].leads());
+    assert!(net.servers[1].is_leader());
     assert_eq!((&net.delivered[1], &net.delivered[2]), (&net.delivered[0], &net.delivered[0]));
 }
 
@@ -380,12 +380,12 @@ fn a_server_that_needs_a_snapshot_does_not_lead_before_it_has_one() {
     let mut net = one_is_behind();
     assert!([2, 3, 4].iter().all(|at: &usize| net.delivered[*at].len() == 9));
     assert!(net.servers[2].wants_snapshot());
-    net.servers[2].give_snapshot(&mut net.nics[2], b"state", net.now).unwrap();
+    net.servers[2].provide_snapshot(&mut net.nics[2], b"state", net.now).unwrap();
     net.run_heartbeats(3);
     assert_eq!(net.delivered[1], [Decided::Snapshot { next: 9, state: b"state".to_vec() }]);
     net.run_heartbeats(100);
-    assert_eq!(net.servers[1].standing(), Standing::Member);
-    assert!(net.servers[1].leads());
+    assert_eq!(net.servers[1].membership(), Membership::Member);
+    assert!(net.servers[1].is_leader());
 }
 
 #[test]
@@ -396,7 +396,7 @@ fn a_follower_that_lacks_a_whole_log_gets_it_at_once() {
     net.restart(2);
     net.run_until("written to", |net| !net.delivered[2].is_empty());
     net.deliver_all();
-    assert!(net.servers[0].leads());
+    assert!(net.servers[0].is_leader());
     assert_eq!((net.delivered[2].len(), &net.delivered[2]), (240, &net.delivered[0]));
 }
 

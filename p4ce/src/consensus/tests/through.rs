@@ -3,7 +3,7 @@
 
 use super::{Net, heartbeats, ip};
 use crate::consensus::log::{DECIDED, HEAD};
-use crate::consensus::{Standing, Through};
+use crate::consensus::{Membership, SwitchAddress};
 use crate::wire::{GroupRequest, MemberRequest, Refusal, Region, Replicas};
 use core::net::IpAddr;
 use rnic::cm::{PortSpace, service_id_of};
@@ -22,8 +22,8 @@ fn init(pd: Pd, cq: Cq) -> QpInit {
 impl Net {
     /// Returns three servers and a switch. The first server leads, and has requested a group.
     fn with_switch() -> Self {
-        let through = Through { address: ip(SWITCH), port: PORT };
-        let mut net = Self::new(3, |config| config.through = Some(through));
+        let through = SwitchAddress { address: ip(SWITCH), port: PORT };
+        let mut net = Self::new(3, |config| config.switch = Some(through));
         net.add_nic(SWITCH, PORT);
         net.run_heartbeats(3);
         net.servers[0].bootstrap().unwrap();
@@ -36,7 +36,7 @@ impl Net {
         let mut net = Self::with_switch();
         let memory = net.accept_group();
         net.deliver_all();
-        assert!(net.servers[0].replicates_through());
+        assert!(net.servers[0].replicates_through_switch());
         (net, memory)
     }
 
@@ -88,7 +88,7 @@ impl Net {
     }
 
     fn value(&self, server: usize, index: u64) -> Option<&[u8]> {
-        self.servers[server].holds(&self.nics[server], index)
+        self.servers[server].entry_value(&self.nics[server], index)
     }
 }
 
@@ -101,7 +101,7 @@ fn links(net: &Net) -> [Qpn; 2] {
 #[test]
 fn a_leader_requests_a_group_as_soon_as_all_servers_count() {
     let net = Net::with_switch();
-    assert!(net.servers[0].leads() && !net.servers[0].replicates_through());
+    assert!(net.servers[0].is_leader() && !net.servers[0].replicates_through_switch());
     let expected = GroupRequest {
         replicas: Replicas::Listed(vec![ip(1), ip(2)]),
         quorum: 1,
@@ -139,12 +139,12 @@ fn entries_go_through_the_switch_after_all_members_hold_the_earlier_ones() {
     net.propose_and_decide(2, 40);
     let memory = net.accept_group();
     net.deliver_all();
-    assert!(!net.servers[0].replicates_through());
+    assert!(!net.servers[0].replicates_through_switch());
     net.propose_and_decide(1, 40);
     assert_eq!(net.servers[0].decided(), 2, "written neither through the switch nor directly");
     net.partitioned.clear();
     net.run_heartbeats(2);
-    assert!(net.servers[0].replicates_through());
+    assert!(net.servers[0].replicates_through_switch());
     assert_eq!((net.servers[0].decided(), net.value(1, 1), net.value(1, 2)), (3, Some(&[1; 40][..]), None));
     net.copy_to_server(memory, 1);
     assert_eq!(net.value(1, 2), Some(&[0; 40][..]));
@@ -159,7 +159,7 @@ fn a_torn_entry_of_an_earlier_leader_does_not_go_through_the_switch() {
     net.nics[0].bytes_mut(log)[HEAD..][..24].copy_from_slice(&header);
     let memory = net.accept_group();
     net.deliver_all();
-    assert!(net.servers[0].replicates_through());
+    assert!(net.servers[0].replicates_through_switch());
     net.propose_and_decide(1, 40);
     let (layout, written) = (net.servers[0].config.layout, net.nics[usize::from(SWITCH)].bytes(memory));
     assert_eq!(layout.entry(0, written).map(|entry| entry.value), Some(&[0; 40][..]));
@@ -176,7 +176,7 @@ fn an_idle_group_stays_open() {
     net.run_heartbeats(1);
     let sent = net.nics[usize::from(SWITCH)].counters().sent;
     net.run_heartbeats(200);
-    assert!(net.servers[0].replicates_through());
+    assert!(net.servers[0].replicates_through_switch());
     assert_eq!(net.requests.len(), 1);
     assert_eq!(net.nics[usize::from(SWITCH)].counters().sent, sent, "the switch has nothing to acknowledge");
 }
@@ -193,7 +193,7 @@ fn an_unresponsive_switch_is_given_up_and_contacted_again() {
     // More than 200 heartbeats for a response, and 300 until the next request
     let span = net.between_requests();
     assert!(span > heartbeats(500) && span < heartbeats(501), "{span:?}");
-    assert!(!net.servers[0].replicates_through());
+    assert!(!net.servers[0].replicates_through_switch());
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn entries_that_the_switch_loses_are_written_directly() {
     net.copy_to_server(memory, 1);
     let since = net.now;
     net.run_heartbeats(19);
-    assert!(net.servers[0].replicates_through() && net.delivered[2].is_empty());
+    assert!(net.servers[0].replicates_through_switch() && net.delivered[2].is_empty());
     net.run_until("requested again", |net| net.requests.len() == 2);
     let span = net.now.since(since);
     assert!(span > heartbeats(20) && span < heartbeats(21), "{span:?}");
@@ -219,7 +219,7 @@ fn a_region_of_another_size_or_address_is_not_used() {
         let mut net = Net::with_switch();
         net.accept_group_with(va, size);
         net.run_heartbeats(2);
-        assert!(!net.servers[0].replicates_through(), "{size} bytes at {va}");
+        assert!(!net.servers[0].replicates_through_switch(), "{size} bytes at {va}");
         net.run_heartbeats(150);
         net.run_until("requested again", |net| net.requests.len() == 2);
         assert_eq!(net.between_requests(), heartbeats(300), "{size} bytes at {va}");
@@ -263,7 +263,7 @@ fn a_follower_grants_permission_to_the_switch_only_for_its_leader() {
     net.restart(2);
     assert!(!is_granted(&mut net, 2, 0), "it follows no server yet");
     net.run_until("up to date", |net| net.delivered[2].len() == 3);
-    assert_eq!((net.servers[2].standing(), net.servers[2].leader()), (Standing::Blank, Some(0)));
+    assert_eq!((net.servers[2].membership(), net.servers[2].leader()), (Membership::Blank, Some(0)));
     assert!(!is_granted(&mut net, 2, 0), "a blank server does not count");
     net.run_heartbeats(3);
     assert!(is_granted(&mut net, 2, 0));
@@ -305,7 +305,9 @@ fn a_group_waits_fifty_heartbeats_for_a_server_that_is_about_to_count() {
     net.partitioned.clear();
     // Server 2 has promised itself a higher term meanwhile.
     let term = net.servers[0].term();
-    net.run_until("leading in a later term", |net| net.servers[0].term() > term && net.servers[0].leads());
+    net.run_until("leading in a later term", |net| {
+        net.servers[0].term() > term && net.servers[0].is_leader()
+    });
     let (leads, request_count) = (net.now, net.requests.len());
     net.run_until("requested", |net| net.requests.len() > request_count);
     assert!(net.servers[0].wants_snapshot(), "for server 2");
@@ -314,7 +316,7 @@ fn a_group_waits_fifty_heartbeats_for_a_server_that_is_about_to_count() {
     let memory = net.accept_group();
     net.run_heartbeats(60);
     net.propose_and_decide(1, 40);
-    assert!(net.servers[0].replicates_through());
+    assert!(net.servers[0].replicates_through_switch());
     assert_eq!((net.servers[0].decided(), net.value(1, 15)), (16, None));
     net.run_heartbeats(1);
     net.copy_to_server(memory, 1);
@@ -335,7 +337,7 @@ fn a_leader_that_loses_the_switch_requests_permissions_again() {
     net.partitioned = vec![SWITCH];
     net.propose(0, b"a value").unwrap();
     net.run_heartbeats(20);
-    assert!(!net.servers[0].replicates_through());
+    assert!(!net.servers[0].replicates_through_switch());
     assert!(links(&net).iter().all(|link| !before.contains(link)));
     assert_eq!((net.servers[0].decided(), net.delivered[1].len(), net.delivered[2].len()), (4, 4, 4));
     net.partitioned.clear();

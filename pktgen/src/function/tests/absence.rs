@@ -11,7 +11,7 @@ fn run_loop(profile: &Profile, turns: u64, pause: impl Fn(u64, bool) -> Nanos) -
     let (mut now, mut in_flight) = (Nanos::ZERO, Vec::<(MemoryFrame, PortId)>::new());
     for turn in 0..turns {
         now = now + Nanos::from_micros(5) + pause(turn, in_flight.iter().any(|(_, from)| *from == A));
-        let mut out = Sent::with_room(512);
+        let mut out = FrameCollector::with_room(512);
         for (mut frame, from) in core::mem::take(&mut in_flight) {
             pktgen.on_frame(&mut frame, if from == A { B } else { A }, now, &mut out);
         }

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes as _;
 /// Runs turns of a generator on a port that has `room` frames of room in each.
 fn run_turns(pktgen: &mut Pktgen, turns: u64, room: impl Fn(u64) -> usize) {
     for turn in 0..turns {
-        pktgen.on_timer(Nanos(turn * 10_000), &mut Sent::with_room(room(turn)));
+        pktgen.on_timer(Nanos(turn * 10_000), &mut FrameCollector::with_room(room(turn)));
     }
 }
 
@@ -39,7 +39,7 @@ fn streams_share_a_full_port() {
 #[test]
 fn a_run_that_would_never_end_is_refused() {
     let mut profile = profile(1, mix());
-    profile.streams[1].malformed = Share::ALWAYS;
+    profile.streams[1].malformed = Probability::ALWAYS;
     let error = profile.check().unwrap_err().to_string();
     assert!(error.contains("malformed") && error.contains("2000"), "{error}");
     profile.streams[1].packets = None;
@@ -65,7 +65,7 @@ fn a_nak_refuses_a_request_and_a_cnp_answers_none() {
     writes.first_psn = Some(Psn::new(0xff_fffc));
     let profile = profile(1, vec![writes]);
     let mut pktgen = begin(&profile, Nanos::ZERO);
-    let mut out = Sent::with_room(512);
+    let mut out = FrameCollector::with_room(512);
     pktgen.on_timer(Nanos(10_000), &mut out);
     assert_eq!(out.frames.len(), 14, "four messages of three packets, and two of the fifth");
     let first = Psn::new(0xff_fffc);
@@ -73,7 +73,7 @@ fn a_nak_refuses_a_request_and_a_cnp_answers_none() {
     let c = &counters.streams[0];
     let mut receive = |opcode, syndrome, psn| {
         let mut frame = response(opcode, syndrome, 0x10, psn);
-        pktgen.on_frame(&mut frame, A, Nanos(20_000), &mut Sent::with_room(9));
+        pktgen.on_frame(&mut frame, A, Nanos(20_000), &mut FrameCollector::with_room(9));
         (c.answered.get(), c.unanswered.get(), c.stale_responses.get())
     };
     let ack = Syndrome::Ack(rocev2::aeth::Credit::UNLIMITED);
@@ -157,9 +157,9 @@ fn a_read_whose_response_has_a_gap_is_not_answered() {
     let mut profile = profile(1, vec![reads]);
     profile.respond = true;
     let mut pktgen = begin(&profile, Nanos::ZERO);
-    let mut out = Sent::with_room(512);
+    let mut out = FrameCollector::with_room(512);
     pktgen.on_timer(Nanos(10_000), &mut out);
-    let mut responses = Sent::with_room(512);
+    let mut responses = FrameCollector::with_room(512);
     for (mut request, _) in out.frames {
         pktgen.on_frame(&mut request, B, Nanos(20_000), &mut responses);
     }
@@ -167,7 +167,7 @@ fn a_read_whose_response_has_a_gap_is_not_answered() {
     for (n, (mut packet, _)) in responses.frames.into_iter().enumerate() {
         // A middle packet of the first response, and the last of the second
         if n != 1 && n != 5 {
-            pktgen.on_frame(&mut packet, A, Nanos(30_000), &mut Sent::with_room(9));
+            pktgen.on_frame(&mut packet, A, Nanos(30_000), &mut FrameCollector::with_room(9));
         }
     }
     let c = &pktgen.counters.streams[0];
@@ -220,7 +220,7 @@ fn run_paced(profile: &Profile, every: Nanos, room: usize) -> (Pktgen, Vec<Nanos
     let (mut now, mut departures) = (Nanos::ZERO, Vec::new());
     while let Some(next) = pktgen.next_timer() {
         now = next.max(now + every);
-        let mut out = Sent::with_room(room);
+        let mut out = FrameCollector::with_room(room);
         pktgen.on_timer(now, &mut out);
         departures.extend(out.frames.iter().map(|_| now));
     }
@@ -306,7 +306,7 @@ fn the_drain_waits_for_overtaken_packets() {
     );
     // A packet that arrives after the end changes no other counter.
     let frame = world.arrived_at_b.last().unwrap().clone();
-    world.pktgen.on_frame(&mut MemoryFrame::new(frame), B, world.now, &mut Sent::with_room(1));
+    world.pktgen.on_frame(&mut MemoryFrame::new(frame), B, world.now, &mut FrameCollector::with_room(1));
     let counters = &world.pktgen.counters;
     assert_eq!((counters.too_late.get(), counters.streams[0].duplicates.get()), (1, 0));
 }
@@ -323,7 +323,7 @@ fn the_longest_absence_of_the_worker_is_recorded() {
             // In time, but for once
             now = pktgen.next_timer().unwrap().max(now + Nanos(40));
             now = now + Nanos(if turn == 500 { 3_000_000 } else { 100 });
-            pktgen.on_timer(now, &mut Sent::with_room(512));
+            pktgen.on_timer(now, &mut FrameCollector::with_room(512));
         }
         let away = pktgen.counters.longest_away_ns.get();
         assert!((3_000_000..3_001_000).contains(&away), "{per_second} a second: {away} ns");
@@ -359,7 +359,7 @@ fn packets_in_flight_never_span_half_of_the_psn_space() {
     // As many packets leave as the queues hold before any arrives.
     let profile = acks(8_191);
     let mut pktgen = begin(&profile, Nanos::ZERO);
-    let mut out = Sent::with_room(1_024);
+    let mut out = FrameCollector::with_room(1_024);
     for turn in 1.. {
         pktgen.on_timer(Nanos(turn * 1_000_000), &mut out);
         if out.frames.len() == 1_024 {
@@ -367,7 +367,7 @@ fn packets_in_flight_never_span_half_of_the_psn_space() {
         }
     }
     for (mut frame, _) in out.frames {
-        pktgen.on_frame(&mut frame, B, Nanos(5_000_000), &mut Sent::with_room(0));
+        pktgen.on_frame(&mut frame, B, Nanos(5_000_000), &mut FrameCollector::with_room(0));
     }
     let c = &pktgen.counters.streams[0];
     assert_eq!((c.received.frames.get(), c.unexpected.get()), (1_024, 0));
@@ -389,7 +389,7 @@ fn a_response_to_an_unsent_psn_is_ignored_and_counted() {
         (requests.first_psn, requests.sizes) = (Some(first), if is_sized { vec![size] } else { Vec::new() });
         let profile = profile(1, vec![requests]);
         let mut pktgen = begin(&profile, Nanos::ZERO);
-        let mut out = Sent::with_room(512);
+        let mut out = FrameCollector::with_room(512);
         pktgen.on_timer(Nanos(10_000), &mut out);
         let counters = pktgen.counters();
         let c = &counters.streams[0];
@@ -399,7 +399,7 @@ fn a_response_to_an_unsent_psn_is_ignored_and_counted() {
         let next = first.add(if is_sized { 12 } else { 4 });
         let mut receive = |opcode, syndrome, psn| {
             let mut frame = response(opcode, syndrome, 0x10, psn);
-            pktgen.on_frame(&mut frame, A, Nanos(20_000), &mut Sent::with_room(9));
+            pktgen.on_frame(&mut frame, A, Nanos(20_000), &mut FrameCollector::with_room(9));
         };
         let mut unexpected = 0;
         for psn in [next, next.add(1), next.add(1 << 20), next.add((1 << 23) - 1)] {
@@ -427,9 +427,9 @@ fn a_response_to_an_unsent_psn_is_ignored_and_counted() {
     let requests = Stream { outstanding: Some(1), ..stream(Verb::Write, 0x20, 1) };
     let profile = profile(1, vec![stream(Verb::Ack { coalesce: 1 }, 0x10, 1), requests]);
     let mut pktgen = begin(&profile, Nanos::ZERO);
-    pktgen.on_timer(Nanos(10_000), &mut Sent::with_room(512));
+    pktgen.on_timer(Nanos(10_000), &mut FrameCollector::with_room(512));
     let mut frame = response(Opcode::RC_ACKNOWLEDGE, ack, 0x10, Psn::ZERO);
-    pktgen.on_frame(&mut frame, A, Nanos(20_000), &mut Sent::with_room(9));
+    pktgen.on_frame(&mut frame, A, Nanos(20_000), &mut FrameCollector::with_room(9));
     let c = &pktgen.counters.streams[0];
     assert_eq!((c.unexpected.get(), c.responses.get()), (1, 0));
 }
@@ -452,9 +452,9 @@ fn a_frame_reflected_to_the_sending_port_is_not_received() {
         let (mut sent, mut replies, mut now) = (0, 0, Nanos::ZERO);
         for _ in 0..400 {
             now = now + Nanos::from_micros(20);
-            let mut out = Sent::with_room(512);
+            let mut out = FrameCollector::with_room(512);
             pktgen.on_timer(now, &mut out);
-            let mut responses = Sent::with_room(512);
+            let mut responses = FrameCollector::with_room(512);
             for (mut frame, port) in out.frames {
                 assert_eq!(port, A);
                 sent += 1;
@@ -470,8 +470,8 @@ fn a_frame_reflected_to_the_sending_port_is_not_received() {
                 // First reflected to the port that sent it
                 replies += 1;
                 let mut again = frame.clone();
-                pktgen.on_frame(&mut again, B, now, &mut Sent::with_room(9));
-                pktgen.on_frame(&mut frame, A, now, &mut Sent::with_room(9));
+                pktgen.on_frame(&mut again, B, now, &mut FrameCollector::with_room(9));
+                pktgen.on_frame(&mut frame, A, now, &mut FrameCollector::with_room(9));
             }
         }
         let counters = pktgen.counters();

@@ -55,10 +55,10 @@ fn atomics_are_executed_one_after_the_other() {
     let mut found = Vec::new();
     let mut now = Nanos::ZERO;
     while found.len() < 100 {
-        let mut out = Sent::with_room(512);
+        let mut out = FrameCollector::with_room(512);
         pktgen.on_timer(now, &mut out);
         for (mut frame, _) in out.frames {
-            let mut responses = Sent::with_room(1);
+            let mut responses = FrameCollector::with_room(1);
             pktgen.on_frame(&mut frame, B, now, &mut responses);
             let (response, port) = responses.frames.pop().unwrap();
             let packet = Packet::parse(response.bytes()).unwrap();

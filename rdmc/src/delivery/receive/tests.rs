@@ -126,7 +126,7 @@ fn offer_beyond_the_memory_limit_is_refused() {
 fn in_network_offer_is_incomplete_without_the_switch() {
     let (mut nic, mut receiver) = new_receiver(TakeConfig::MEMORY);
     let mut notes = offer("x", 1, |terms| terms.algorithm = 4);
-    let switch = Through { address: [10, 0, 0, 254].into(), port: 18_515 };
+    let switch = SwitchAddress { address: [10, 0, 0, 254].into(), port: 18_515 };
     notes.push(Note::Switch { round: 1, switch });
     let (last, rest) = notes.split_last().expect("notes");
     receive_notes(&mut nic, &mut receiver, rest);

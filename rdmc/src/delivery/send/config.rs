@@ -4,7 +4,7 @@ use crate::config::{CallError, GroupConfig, StartError};
 use crate::delivery::Lost;
 use crate::schedule::{Algorithm, ScheduleError};
 use core::net::IpAddr;
-use p4ce::consensus::Through;
+use p4ce::consensus::SwitchAddress;
 use switch::Nanos;
 
 /// Object to be delivered, and parameters of the delivery.
@@ -26,7 +26,7 @@ pub struct GiveConfig {
     /// and the receivers follow in their order.
     pub algorithm: Algorithm,
     /// P4CE switch that copies, for [`Algorithm::InNetwork`]. The root sends it to the receivers.
-    pub through: Option<Through>,
+    pub through: Option<SwitchAddress>,
     /// Maximum number of segments that are sent and that the slowest receiver has not written.
     pub window: u32,
     /// Time for receivers to respond, and to write what they have received.

@@ -122,7 +122,7 @@ fn write_beacons_are_executed_by_the_representative() {
     let counters = function.counters();
     assert_eq!((counters.writes.get(), counters.datagrams.get()), (3, 1));
 
-    let mut out = Sent::with_room(3);
+    let mut out = FrameCollector::with_room(3);
     function.on_timer(Nanos(600), &mut out);
     assert_eq!((counters.beacons.get(), counters.unsent.get()), (4 + 3, 1), "there was room for three");
     for ((frame, port), n) in out.frames.iter().zip(0u8..) {
@@ -138,7 +138,7 @@ fn write_beacons_are_executed_by_the_representative() {
         assert_eq!(OnePipe::read_from_bytes(packet.payload()).unwrap().barrier(), Some(expected));
     }
     // The beacon that there was no room for is still due at the next instant that the barrier passes.
-    let mut out = Sent::with_room(8);
+    let mut out = FrameCollector::with_room(8);
     function.on_timer(Nanos(700), &mut out);
     let packet = Packet::parse(out.frames[0].0.bytes()).unwrap();
     assert_eq!((out.frames.len(), packet.dst()), (1, ip(true, 3)));

@@ -2,7 +2,7 @@
 
 use super::*;
 use switch::forward::Forward;
-use switch::tunnel::{self, Onward, Tunnel};
+use switch::tunnel::{self, InnerForwarding, Tunnel};
 
 const SWITCHES: [MacAddr; 2] = [MacAddr([2, 0, 0, 0, 2, 1]), MacAddr([2, 0, 0, 0, 2, 2])];
 
@@ -24,7 +24,7 @@ fn representative_with(detour: Vec<IpAddr>, address: IpAddr) -> Representative {
 
 /// Returns the one beacon that the representative sends at first.
 fn first_beacon(function: &mut Representative) -> Vec<u8> {
-    let mut out = Sent::with_room(8);
+    let mut out = FrameCollector::with_room(8);
     function.on_timer(Nanos(0), &mut out);
     assert_eq!(out.frames.len(), 1);
     out.frames.pop().unwrap().0.into_bytes()
@@ -34,7 +34,12 @@ fn first_beacon(function: &mut Representative) -> Vec<u8> {
 fn pass_switch(frame: &[u8], n: u8, source: IpAddr, next: (IpAddr, MacAddr)) -> Vec<u8> {
     let own = SWITCHES[usize::from(n) - 1];
     let (ends, sources) = (vec![tunnel_end(true, n), tunnel_end(false, n)], vec![source]);
-    let config = tunnel::Config { mac: own, ends, sources, onward: Onward::NextHops(vec![next]) };
+    let config = tunnel::Config {
+        mac: own,
+        endpoints: ends,
+        sources,
+        inner_forwarding: InnerForwarding::NextHops(vec![next]),
+    };
     let mut bridge = forward::Config::bridge(2, 4);
     if let Topology::Mac(table) = &mut bridge.topology {
         table.fixed = vec![(next.1, PortId(1))];
@@ -84,7 +89,7 @@ fn every_beacon_takes_the_detour() {
     let mut function = representative_with(vec![tunnel_end(false, 1), tunnel_end(false, 2)], ip(false, 0));
     let first = first_beacon(&mut function);
     verdict(&mut function, &write(0, 0, at(2 * T), |_| ()), 0, 2 * T);
-    let mut out = Sent::with_room(8);
+    let mut out = FrameCollector::with_room(8);
     function.on_timer(Nanos(2 * T), &mut out);
     let second = out.frames.pop().unwrap().0.into_bytes();
     assert_eq!((first[..14 + 60].to_vec(), first.len()), (second[..14 + 60].to_vec(), second.len()));
@@ -109,7 +114,7 @@ fn invalid_detours_are_refused() {
     assert_eq!(detour(Incarnation::Chip, &[one, two]), Some(ConfigError::NeedlessDetour(1)));
     assert_eq!(detour(Incarnation::SwitchCpu, &[one]), Some(ConfigError::NeedlessDetour(1)));
     assert_eq!(detour(Incarnation::Host, &[one, two, one]), Some(ConfigError::LongDetour(1, 3)));
-    let versions = tunnel::EntranceError::Versions(one, other);
+    let versions = tunnel::EncapsulationError::Versions(one, other);
     assert_eq!(detour(Incarnation::Host, &[one, other]), Some(ConfigError::Detour(1, versions)));
     let mut config = config(Incarnation::Host);
     config.addresses.truncate(1);

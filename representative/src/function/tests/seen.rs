@@ -1,10 +1,10 @@
 //! What the control plane observes of links, and which requests of hosts reach it.
 
 use super::*;
-use crate::view::{LinkState, View, Watch};
+use crate::view::{LagMonitor, LinkState, View};
 
 fn read_view(function: &mut Representative, ns: u64) -> View {
-    function.on_command(Command::Show, Nanos(ns));
+    function.on_command(Command::PublishGauges, Nanos(ns));
     function.gauges().read().expect("the registers were published just now")
 }
 
@@ -53,7 +53,7 @@ fn gauges_show_the_state_of_each_link() {
 #[test]
 fn watch_names_the_link_of_a_slow_clock() {
     let mut function = representative(Incarnation::SwitchCpu);
-    let mut watch = Watch::new(Nanos(2 * T));
+    let mut watch = LagMonitor::new(Nanos(2 * T));
     for tick in 1..40 {
         let now = tick * T;
         timer(&mut function, now);
@@ -64,7 +64,7 @@ fn watch_names_the_link_of_a_slow_clock() {
         }
         let view = read_view(&mut function, now);
         let reported: Vec<_> =
-            watch.look(&view, Nanos(now)).map(|lagging| (lagging.link, lagging.lag)).collect();
+            watch.check(&view, Nanos(now)).map(|lagging| (lagging.link, lagging.lag)).collect();
         let expected = [(LinkId(1), Nanos(now / 10))];
         assert_eq!(
             reported,

@@ -25,9 +25,9 @@ fn if_only_data_is_lost_no_delivered_message_fails() {
             config.receive_window = 2000;
             config.initial_window = 1500;
         });
-        let mut rng = Chance::stream(seed, 1);
+        let mut rng = Rng::stream(seed, 1);
         group.loses = Box::new(move |_, _, header| is_data(&header) && rng.below(10) == 0);
-        let mut lengths = Chance::stream(seed, 2);
+        let mut lengths = Rng::stream(seed, 2);
         group.run(4);
         let (mut delivered, mut failures) = (Vec::new(), Vec::new());
         for n in 0..200u64 {
@@ -51,7 +51,7 @@ fn if_only_data_is_lost_no_delivered_message_fails() {
         assert!(delivered.is_sorted(), "seed {seed}: {delivered:?}");
         assert_eq!(delivered.len() + failures.len(), 200, "seed {seed}: {failures:?}, {delivered:?}");
         assert!(failures.iter().all(|(n, _)| !delivered.contains(n)), "seed {seed}: {failures:?}");
-        silent += failures.iter().filter(|(_, why)| *why == Failure::NoAnswer).count();
+        silent += failures.iter().filter(|(_, why)| *why == Failure::NotAcknowledged).count();
         all += failures.len();
     }
     assert!(all > 300 && 3 * silent < all, "of {all} that have failed, {silent} were not acknowledged");
@@ -99,7 +99,7 @@ fn messages_accepted_behind_a_long_gap_stay_accepted() {
     assert_eq!(group.send(0, usize::MAX), 1200);
     group.run(20);
     assert_eq!(group.processes[1].counters().restarts.get(), 1, "mistaken for a restart");
-    assert_eq!((group.received(1).len(), failed(&mut group)), (1200, vec![(1, Failure::NoAnswer)]));
+    assert_eq!((group.received(1).len(), failed(&mut group)), (1200, vec![(1, Failure::NotAcknowledged)]));
 }
 
 /// The new incarnation of the receiver has no record of what the previous one has delivered.
@@ -127,7 +127,7 @@ fn restarted_receiver_may_have_delivered_what_it_does_not_report() {
     }
     group.run(12);
     assert_eq!(group.received(1).len(), 4);
-    assert_eq!(failed(&mut group), [(3, Failure::NoAnswer), (4, Failure::NoAnswer)]);
+    assert_eq!(failed(&mut group), [(3, Failure::NotAcknowledged), (4, Failure::NotAcknowledged)]);
 }
 
 /// Also if no ACK of the previous incarnation was received, or both incarnations have drawn the same number.
@@ -152,7 +152,7 @@ fn receiver_that_never_acknowledged_may_have_delivered_before_a_restart() {
     }
     group.run(12);
     assert_eq!(group.received(1).len(), 5);
-    let no_answer = |n| (n, Failure::NoAnswer);
+    let no_answer = |n| (n, Failure::NotAcknowledged);
     assert_eq!(failed(&mut group), [no_answer(0), no_answer(1), no_answer(2), (5, Failure::Lost)]);
 }
 

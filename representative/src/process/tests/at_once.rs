@@ -9,7 +9,7 @@ struct Twins {
     slow: Process,
     others: [Process; 2],
     now: Nanos,
-    rng: Chance,
+    rng: Rng,
     at_once: u32,
     buffered: u32,
 }
@@ -25,13 +25,13 @@ impl Twins {
             Process::new(config).unwrap()
         };
         let others = [make(1), make(2)];
-        let rng = Chance::stream(seed, 3);
+        let rng = Rng::stream(seed, 3);
         Self { quick: make(0), slow: make(0), others, now: Nanos::ZERO, rng, at_once: 0, buffered: 0 }
     }
 
     fn send(&mut self) {
         // Sometimes to itself, or to an unknown process
-        let dst = |rng: &mut Chance| ProcessId([1, 2, 1, 2, 1, 2, 0, 9][rng.below(8) as usize]);
+        let dst = |rng: &mut Rng| ProcessId([1, 2, 1, 2, 1, 2, 0, 9][rng.below(8) as usize]);
         let count = if self.rng.below(4) == 0 { 2 + self.rng.below(3) } else { 1 };
         let most = if self.rng.below(6) == 0 { 700 } else { 100 };
         let messages: Vec<_> = (0..count)

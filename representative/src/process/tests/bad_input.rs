@@ -31,7 +31,7 @@ fn frames_are_refused_with_the_right_reason() {
     let mut commits = OnePipe::new(OnePipeOpcode::BEACON, clock, Psn::ZERO);
     commits.set_commit(Some(ahead));
     let key = {
-        let route = Route::new(&Ends {
+        let route = Route::new(&RouteFields {
             src_mac: zero.mac,
             dst_mac: one.mac,
             vlan: None,
@@ -62,10 +62,10 @@ fn frames_are_refused_with_the_right_reason() {
         (frame(zero, one, &message(5, ahead), b"x"), Refusal::Ahead),
         (frame(tor, one, &OnePipe::new(OnePipeOpcode::BEACON, ahead, Psn::ZERO), b""), Refusal::Ahead),
         (frame(tor, one, &commits, b""), Refusal::Ahead),
-        (frame(zero, one, &with(OnePipeOpcode::ACK), &[0; Arrivals::LEN - 1]), Refusal::NoHeader),
-        (frame(zero, one, &with(OnePipeOpcode::NAK), &[0; Refused::LEN - 1]), Refusal::NoHeader),
-        (frame(zero, one, &with(OnePipeOpcode::ACK), &[0; Arrivals::LEN]), Refusal::Answer),
-        (frame(zero, one, &with(OnePipeOpcode::NAK), &[0; Refused::LEN]), Refusal::Answer),
+        (frame(zero, one, &with(OnePipeOpcode::ACK), &[0; AckBody::LEN - 1]), Refusal::NoHeader),
+        (frame(zero, one, &with(OnePipeOpcode::NAK), &[0; NakBody::LEN - 1]), Refusal::NoHeader),
+        (frame(zero, one, &with(OnePipeOpcode::ACK), &[0; AckBody::LEN]), Refusal::Answer),
+        (frame(zero, one, &with(OnePipeOpcode::NAK), &[0; NakBody::LEN]), Refusal::Answer),
     ];
     let mut config = config(1, 2, false);
     config.barriers_in_messages = true;
@@ -137,7 +137,7 @@ fn packet_without_room_is_naked() {
         let header = packet.onepipe().unwrap();
         answers.push((header.opcode(), header.psn().get(), packet.payload().get(OnePipe::LEN).copied()));
     }
-    let refused = (OnePipeOpcode::NAK, 2, Some(Refused::NO_ROOM));
+    let refused = (OnePipeOpcode::NAK, 2, Some(NakBody::NO_ROOM));
     assert!(answers.contains(&refused), "{answers:?}");
 }
 

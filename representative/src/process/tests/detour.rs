@@ -26,7 +26,8 @@ fn beacon_remains_after_the_switch_removes_the_tunnel_header() {
         assert_eq!(frame.len(), plain.len() + outer);
         assert!(Packet::parse(&frame).is_none(), "not recognised as a beacon on the way");
         let header = &frame[Ethernet::LEN..Ethernet::LEN + outer];
-        let wanted = tunnel::headers(&[(config.own.address, end)], &plain[Ethernet::LEN..]).unwrap();
+        let wanted =
+            tunnel::encapsulation_headers(&[(config.own.address, end)], &plain[Ethernet::LEN..]).unwrap();
         assert_eq!(header, wanted, "from the process to the switch");
         let inner = [&frame[..Ethernet::LEN], &frame[Ethernet::LEN + outer..]].concat();
         assert_eq!(inner, plain, "the inner packet is the beacon without a detour");

@@ -107,21 +107,21 @@ fn receiver_has_answers_until_all_are_sent() {
     let send_all = |process: &mut Process| {
         let mut frame = Vec::new();
         while process.poll_transmit(now, &mut frame) {}
-        assert!(!process.has_answers());
+        assert!(!process.has_acks_to_send());
     };
     send_all(&mut process);
     // A NAK
     process.on_frame(&beacon(false, 1, Some(clock.add(10)), now), now).unwrap();
     process.on_frame(&message(0, clock), now).unwrap_err();
-    assert!(process.has_answers());
+    assert!(process.has_acks_to_send());
     send_all(&mut process);
     // An ACK, once enough packets have arrived
     let every = config(1, 2, false).ack_every;
     for psn in 1..=every {
-        assert!(!process.has_answers() || psn == every);
+        assert!(!process.has_acks_to_send() || psn == every);
         process.on_frame(&message(psn, clock.add(20)), now).unwrap();
     }
-    assert!(process.has_answers());
+    assert!(process.has_acks_to_send());
     send_all(&mut process);
 }
 
@@ -311,7 +311,7 @@ fn advertised_windows(window: u32, [of_0, of_2]: [u32; 2]) -> Vec<Option<u32>> {
         while process.poll_transmit(now, &mut frame) {
             let packet = Packet::parse(&frame).unwrap();
             if packet.ethernet().dst == peer(false, 2).mac {
-                let (arrivals, _) = Arrivals::ref_from_prefix(&packet.payload()[OnePipe::LEN..]).unwrap();
+                let (arrivals, _) = AckBody::ref_from_prefix(&packet.payload()[OnePipe::LEN..]).unwrap();
                 window = Some(arrivals.window.get());
             }
         }

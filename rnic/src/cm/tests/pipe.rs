@@ -3,7 +3,7 @@
 use super::*;
 use core::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
-use switch::random::Share;
+use switch::random::{Probability, Rng};
 
 /// A scheduled action of an owner or of the channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,8 +34,8 @@ struct World {
     seen: [BTreeMap<Conn, Observed>; 2],
     agenda: BinaryHeap<Reverse<(Nanos, u64, usize, Action)>>,
     mads: Vec<(Peer, [u8; MAD_LEN])>,
-    rng: Chance,
-    loss: Share,
+    rng: Rng,
+    loss: Probability,
     now: Nanos,
     order: u64,
 }
@@ -51,8 +51,8 @@ impl World {
             seen: Default::default(),
             agenda: BinaryHeap::new(),
             mads: Vec::new(),
-            rng: Chance::new(seed),
-            loss: Share::percent(loss_percent),
+            rng: Rng::new(seed),
+            loss: Probability::percent(loss_percent),
             now: T0,
             order: 0,
         }
@@ -70,7 +70,7 @@ impl World {
 
     fn transmit(&mut self, side: usize) {
         while let Some((peer, mad)) = self.cms[side].poll_transmit() {
-            let copies = 1 + usize::from(self.rng.happens(Share::percent(10)));
+            let copies = 1 + usize::from(self.rng.happens(Probability::percent(10)));
             for _ in 0..copies {
                 if self.rng.happens(self.loss) {
                     continue;
@@ -78,7 +78,7 @@ impl World {
                 self.mads.push((reversed(peer), mad));
                 let at = self.mads.len() - 1;
                 // Some messages arrive seconds later, when the connection may be closed.
-                let most = if self.rng.happens(Share::percent(5)) { 9000 } else { 50 };
+                let most = if self.rng.happens(Probability::percent(5)) { 9000 } else { 50 };
                 let after = self.random_ms(most);
                 self.schedule(side, after, Action::Deliver(1 - side, at));
             }

@@ -113,7 +113,7 @@ impl Workload for Work {
 
     fn is_wrong(&mut self, world: &World) -> bool {
         // Checked at once, because further replicas may receive the operation later.
-        if self.wrong.is_none() && self.shared.take_news() {
+        if self.wrong.is_none() && self.shared.take_check_needed() {
             self.wrong = self.check_acknowledged(world);
         }
         self.wrong.is_some()

@@ -3,7 +3,7 @@
 
 use super::{Action, Done, Op, Rules, check};
 use proptest::prelude::*;
-use switch::Chance;
+use switch::Rng;
 
 const NO_RULES: Rules = Rules { reads_in_order: false };
 
@@ -76,7 +76,7 @@ fn oracle(ops: &[Op], first: u64, last: u64, rules: Rules) -> bool {
 
 /// Generates a linearizable history: operations take effect at a random moment. Either values are few and
 /// repeat, or each is written once (`unique`). Also returns the final value of the word.
-fn history(rng: &mut Chance, count: u64, connections: u64, unique: bool, unknown: u64) -> (Vec<Op>, u64) {
+fn history(rng: &mut Rng, count: u64, connections: u64, unique: bool, unknown: u64) -> (Vec<Op>, u64) {
     let mut open: Vec<(u64, usize)> = Vec::new();
     let mut ops: Vec<Op> = Vec::new();
     let (mut clock, mut value) = (0, 0);
@@ -131,7 +131,7 @@ fn history(rng: &mut Chance, count: u64, connections: u64, unique: bool, unknown
 }
 
 /// Makes a random change to a history, which may make it wrong.
-fn corrupt(rng: &mut Chance, ops: &mut [Op], last: &mut u64) {
+fn corrupt(rng: &mut Rng, ops: &mut [Op], last: &mut u64) {
     let values: Vec<u64> = ops.iter().filter_map(|op| op.done).map(|done| done.fetched).collect();
     if values.is_empty() || rng.below(8) == 0 {
         *last = last.wrapping_add(rng.below(3));
@@ -156,7 +156,7 @@ proptest! {
         seed: u64, count in 1u64..8, connections in 1u64..5, unique: bool, fences: bool, reads_in_order: bool,
         corruptions in 0u64..3, unknown in prop::sample::select(vec![0u64, 0, 50, 100]),
     ) {
-        let mut rng = Chance::new(seed);
+        let mut rng = Rng::new(seed);
         let (mut ops, mut last) = history(&mut rng, count, connections, unique, unknown);
         for _ in 0..corruptions {
             corrupt(&mut rng, &mut ops, &mut last);
@@ -181,7 +181,7 @@ proptest! {
         seed: u64, count in 1u64..400, connections in 1u64..40, unique: bool,
         unknown in prop::sample::select(vec![0u64, 0, 20]),
     ) {
-        let mut rng = Chance::new(seed);
+        let mut rng = Rng::new(seed);
         // Few values that repeat, and unknown writers, take exponential time.
         let count = if unique { count } else { count.min(12) };
         let (ops, last) = history(&mut rng, count, connections, unique, unknown);
@@ -310,7 +310,7 @@ fn unknown_operations_may_take_effect_in_any_order_across_connections() {
 #[test]
 fn long_histories_of_one_word_are_checked_quickly() {
     for (seed, unknown) in [(1, 0), (2, 10)] {
-        let mut rng = Chance::new(seed);
+        let mut rng = Rng::new(seed);
         let (mut ops, last) = history(&mut rng, 10_000, 256, true, unknown);
         assert_eq!(check(&ops, 0, last, NO_RULES), Ok(()));
         // One wrong value
@@ -325,7 +325,7 @@ fn long_histories_of_one_word_are_checked_quickly() {
 #[test]
 fn long_histories_of_one_lock_are_checked_quickly() {
     // The holder releases the lock while all others try to take it, and everything overlaps.
-    let mut rng = Chance::new(3);
+    let mut rng = Rng::new(3);
     let (mut clock, mut ops, mut holder) = (0, Vec::new(), 0);
     for section in 1..3000 {
         let from = clock;

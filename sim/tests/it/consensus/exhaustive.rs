@@ -51,7 +51,7 @@ impl Play {
             sizes: (SIZE, SIZE),
             slots: SLOTS,
             window: 2,
-            wanted: INITIAL_ENTRIES,
+            max_proposals: INITIAL_ENTRIES,
             snapshot: 3000,
             ..ClusterConfig::default()
         };
@@ -88,7 +88,7 @@ impl Play {
             self.fault(Fault::Cut(links));
         }
         if self.lost_leader.is_none() && !step.previous_is_back {
-            self.net.want(2);
+            self.net.propose_more(2);
         }
         leader
     }
@@ -120,8 +120,8 @@ impl Play {
         for node in &self.net.servers {
             let host = self.net.world.node::<Host<Proposer>>(*node);
             let server = host.app.server();
-            let status = format!("{:?}{:?}", server.standing(), self.net.world.is_down(*node));
-            (server.term().0, host.app.next(), server.leads(), status).hash(&mut hasher);
+            let status = format!("{:?}{:?}", server.membership(), self.net.world.is_down(*node));
+            (server.term().0, host.app.next(), server.is_leader(), status).hash(&mut hasher);
             server.slots(&host.nic).hash(&mut hasher);
         }
         hasher.finish()
@@ -131,7 +131,7 @@ impl Play {
     fn finish(mut self) -> Result<(), String> {
         self.bring_back();
         let mark = self.net.mark();
-        self.net.want(4);
+        self.net.propose_more(4);
         // A NIC whose ARP request was lost while its link was cut repeats it after half a second.
         let end = self.net.world.now() + Nanos::from_millis(1500);
         let mut at = self.net.world.now();

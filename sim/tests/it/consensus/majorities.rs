@@ -5,7 +5,7 @@
 //! 5.4.2).
 
 use super::links_of;
-use p4ce::consensus::{Standing, Waiting};
+use p4ce::consensus::{Membership, WaitReason};
 use sim::Fault;
 use sim::consensus::{Cluster, ClusterConfig};
 use switch::Nanos;
@@ -24,7 +24,7 @@ impl Play {
     /// Builds a cluster in which server 0 leads and has decided all wanted values.
     fn new(tune: impl FnOnce(&mut ClusterConfig)) -> Self {
         let mut config =
-            ClusterConfig { servers: SERVERS as u8, wanted: 3, window: 1, ..ClusterConfig::default() };
+            ClusterConfig { servers: SERVERS as u8, max_proposals: 3, window: 1, ..ClusterConfig::default() };
         tune(&mut config);
         let mut net = Cluster::new(&config);
         net.run_until(Nanos::from_millis(8));
@@ -51,7 +51,7 @@ impl Play {
         let end = self.net.world.now() + ELECTION_LIMIT;
         loop {
             let leads = |server: &usize| {
-                self.net.app(*server).server().leads() && Some(term(&self.net, *server)) > before
+                self.net.app(*server).server().is_leader() && Some(term(&self.net, *server)) > before
             };
             let leader = (0..self.net.servers.len())
                 .find(|server| !self.cut_off_servers.contains(server) && leads(server));
@@ -70,7 +70,7 @@ fn play(tune: impl FnOnce(&mut ClusterConfig), first: usize, second: usize) -> R
     // Server 0 proposes, and only server `first` receives it.
     let unreachable: Vec<_> = (1..SERVERS).filter(|server| *server != first).collect();
     play.cut_off(&unreachable);
-    play.net.want(1);
+    play.net.propose_more(1);
     play.net.run_until(play.net.world.now() + Nanos::from_micros(150));
     assert_eq!(play.net.entries(), 3, "the entry was decided without a majority");
     // Another server leads, proposes another value for that slot, and is cut off before any server receives
@@ -106,7 +106,7 @@ fn play_blank(tune: impl FnOnce(&mut ClusterConfig)) -> Result<(), String> {
         tune(config);
     });
     play.cut_off(&[2]);
-    play.net.want(2);
+    play.net.propose_more(2);
     play.net.run_until(play.net.world.now() + Nanos::from_millis(1));
     assert_eq!(play.net.entries(), 5);
     let (now, blank) = (play.net.world.now(), play.net.servers[1]);
@@ -139,18 +139,18 @@ fn play_lost_group(tune: impl FnOnce(&mut ClusterConfig), restarts: bool) -> Res
     crash(net, &[2]);
     let end = net.world.now() + Nanos::from_millis(60);
     while net.app(2).next() < 3 && net.step(end) {}
-    assert_eq!((net.app(2).next(), net.app(2).server().standing()), (3, Standing::Blank));
+    assert_eq!((net.app(2).next(), net.app(2).server().membership()), (3, Membership::Blank));
     crash(net, &[0, 1]);
     net.run_until(net.world.now() + Nanos::from_millis(20));
     if restarts {
-        assert!(net.apps().all(|app| app.server().waits_for() == Some(Waiting::Restart(2))));
+        assert!(net.apps().all(|app| app.server().waits_for() == Some(WaitReason::Restart(2))));
         crash(net, &[2]);
     }
     net.bootstrap(0);
-    net.want(5);
+    net.propose_more(5);
     net.run_until(net.world.now() + Nanos::from_millis(30));
     net.check()?;
-    Ok(net.beginnings())
+    Ok(net.bootstrap_count())
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn a_group_begins_only_when_no_server_holds_entries_of_another() {
 #[cfg(debug_assertions)]
 #[test]
 fn a_planted_beginning_over_entries_is_found() {
-    let plant = |config: &mut ClusterConfig| config.bug = Some(p4ce::consensus::Bug::BeginsOverEntries);
+    let plant = |config: &mut ClusterConfig| config.bug = Some(p4ce::consensus::Bug::BootstrapsOverEntries);
     let wrong = play_lost_group(plant, false);
     let wrong = wrong.expect_err("a beginning over entries was not found");
     println!("{wrong}");

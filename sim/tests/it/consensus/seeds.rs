@@ -1,11 +1,11 @@
 //! Random schedules: every fault that can occur, drawn from seeds.
 
 use super::{candidate, environment, links_of, run_for_frames};
-use p4ce::consensus::Waiting;
+use p4ce::consensus::WaitReason;
 use sim::consensus::{Cluster, ClusterConfig, Proposer};
 use sim::{Fault, Link, Queues};
 use std::collections::BTreeSet;
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 
 /// Returns the seeds of one of `PARTS` parts of all seeds, which are 250 or those that the environment
 /// selects.
@@ -18,7 +18,7 @@ const PARTS: u64 = 4;
 /// Draws a switch with room for at most two groups of all servers, in a quarter of the seeds. Leaders then
 /// replicate without the switch, now and then or always.
 fn few_queue_pairs(seed: u64) -> Option<usize> {
-    let mut rng = Chance::stream(seed, 0x7061_6972);
+    let mut rng = Rng::stream(seed, 0x7061_6972);
     (rng.below(4) == 0).then(|| 1 << rng.below(4))
 }
 
@@ -31,9 +31,9 @@ fn drift_and_rehash(net: &mut Cluster, seed: u64) {
 
 /// Draws the cluster of a seed: the number of servers, the values proposed, the loss of links, and the
 /// requests of an outsider.
-fn draw_config(seed: u64, rng: &mut Chance, least_len: u64) -> ClusterConfig {
+fn draw_config(seed: u64, rng: &mut Rng, least_len: u64) -> ClusterConfig {
     let max_share = [0, 0, 20, 200][rng.below(4) as usize];
-    let mut share = || Share::new(rng.between(0, max_share) as f64 / 10_000.0).unwrap();
+    let mut share = || Probability::new(rng.between(0, max_share) as f64 / 10_000.0).unwrap();
     let mut link =
         Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() };
     environment::late(&mut link, seed, Nanos::from_millis(4));
@@ -44,8 +44,8 @@ fn draw_config(seed: u64, rng: &mut Chance, least_len: u64) -> ClusterConfig {
     let min = if rng.below(2) == 0 { max } else { least_len };
     ClusterConfig {
         queues: Queues::drawn(seed),
-        forgetful: Share::percent(50),
-        keys_again: environment::keys_again(seed),
+        forgetful: Probability::percent(50),
+        same_keys_after_restart: environment::same_keys_after_restart(seed),
         queue_pairs: few_queue_pairs(seed).unwrap_or(64),
         first_psn: environment::psns_near_the_wrap(seed),
         seed,
@@ -57,8 +57,8 @@ fn draw_config(seed: u64, rng: &mut Chance, least_len: u64) -> ClusterConfig {
         sizes: (min as usize, max as usize),
         snapshot: [8, 1000, 20_000, 65_536][rng.below(4) as usize],
         secret: rng.below(4) == 0,
-        stranger: (rng.below(4) == 0).then(|| Nanos::from_micros(rng.between(50, 2000))),
-        wanted: 2_000_000 / (max + 1000),
+        outsider: (rng.below(4) == 0).then(|| Nanos::from_micros(rng.between(50, 2000))),
+        max_proposals: 2_000_000 / (max + 1000),
         ..ClusterConfig::default()
     }
 }
@@ -80,7 +80,7 @@ const IN_FLIGHT_LIMIT: Nanos = Nanos::from_millis(5);
 fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
     let begun = net.world.now();
     let (mark, mut end, mut bootstrapped) = (net.mark(), begun + CATCH_UP_LIMIT, false);
-    net.want(200);
+    net.propose_more(200);
     while let lagging = net.lagging(&mark)
         && !lagging.is_empty()
     {
@@ -89,10 +89,10 @@ fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
         let (live, members) = (net.live().count(), net.members().len());
         let waits = |server: usize| net.app(server).server().waits_for();
         let waits_for_operator =
-            |server| matches!(waits(server), Some(Waiting::Bootstrap | Waiting::Restart(_)));
+            |server| matches!(waits(server), Some(WaitReason::Bootstrap | WaitReason::Restart(_)));
         let all_wait = live == all && (0..all).all(waits_for_operator);
         let written_servers: Vec<_> =
-            (0..all).filter(|server| waits(*server) == Some(Waiting::Restart(*server as u8))).collect();
+            (0..all).filter(|server| waits(*server) == Some(WaitReason::Restart(*server as u8))).collect();
         if all_wait && !written_servers.is_empty() {
             for server in written_servers {
                 net.world.schedule(now, Fault::Crash(net.servers[server]));
@@ -115,7 +115,7 @@ fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
         } else if now >= end {
             let describe = |server| {
                 let app = net.app(server);
-                (server, app.next(), app.server().standing(), app.server().waits_for())
+                (server, app.next(), app.server().membership(), app.server().waits_for())
             };
             let lagging: Vec<_> = lagging.into_iter().map(describe).collect();
             return Err(format!("{lagging:?} have not caught up, {} entries are decided", net.entries()));
@@ -147,23 +147,23 @@ fn check_no_progress(net: &mut Cluster) -> Result<(), String> {
     if after != before {
         return Err(format!("entries and members changed from {before:?} to {after:?} without a majority"));
     }
-    let waits = |server: &usize| net.app(*server).server().waits_for() == Some(Waiting::Bootstrap);
+    let waits = |server: &usize| net.app(*server).server().waits_for() == Some(WaitReason::Bootstrap);
     net.live().find(waits).map_or(Ok(()), |server| Err(format!("server {server} asks for the operator")))
 }
 
 /// Draws, in a third of the cases, a partition between two servers at `at`, and its end. All other servers
 /// still reach both.
 fn draw_partition(net: &Cluster, at: Nanos) -> Option<(Fault, Fault)> {
-    let mut rng = Chance::stream(at.0, 0x7061_7274);
+    let mut rng = Rng::stream(at.0, 0x7061_7274);
     let [a, b] = [(); 2].map(|()| sim::consensus::mac(rng.below(net.servers.len() as u64) as u8));
-    (rng.below(3) == 0).then_some((Fault::Part(a, b), Fault::Join(a, b)))
+    (rng.below(3) == 0).then_some((Fault::PartitionPair(a, b), Fault::HealPair(a, b)))
 }
 
 /// Runs a seed with lossy links, and with crashes, restarts, pauses and cuts of any number of servers. After
 /// the faults, all live servers have to catch up, unless too many servers have crashed. If all have crashed,
 /// or the group has not begun, the operator bootstraps it.
 fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, String> {
-    let mut rng = Chance::new(seed);
+    let mut rng = Rng::new(seed);
     let mut config = draw_config(seed, &mut rng, 9);
     tune(&mut config);
     let servers = config.servers;
@@ -197,7 +197,7 @@ fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, Stri
             // A power failure of the whole rack; or one server restarts, and all others restart before it is
             // admitted.
             9 => {
-                let mut early = Chance::stream(seed, 0x6561_726c);
+                let mut early = Rng::stream(seed, 0x6561_726c);
                 let first = (early.below(2) == 0).then_some(server);
                 for server in net.servers.clone() {
                     let is_first = Some(server) == first;
@@ -229,10 +229,10 @@ fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, Stri
 /// Runs a seed with repeated changes of leader. Each leader is cut off, paused or crashed after some frames,
 /// in the middle of its writes. Values have few different lengths, so that they overwrite each other exactly.
 fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, String> {
-    let mut rng = Chance::new(seed ^ 0x6368_616e);
+    let mut rng = Rng::new(seed ^ 0x6368_616e);
     let mut config = draw_config(seed, &mut rng, 1500);
     config.window = config.window.min(4);
-    config.wanted = 200;
+    config.max_proposals = 200;
     tune(&mut config);
     let mut net = Cluster::new(&config);
     drift_and_rehash(&mut net, seed);
@@ -298,16 +298,16 @@ fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, 
 /// server has learned of it. The other servers, a majority that never crashes, wait until server 0 is
 /// started. Returns the result of [`catch_up`], and how often the group has begun by then.
 fn catch_up_after_an_early_crash(begun: bool) -> (Result<bool, String>, u64) {
-    let mut net = Cluster::new(&ClusterConfig { begins: begun, ..ClusterConfig::default() });
-    while begun && net.beginnings() == 0 && net.step(Nanos::from_millis(5)) {}
+    let mut net = Cluster::new(&ClusterConfig { bootstraps: begun, ..ClusterConfig::default() });
+    while begun && net.bootstrap_count() == 0 && net.step(Nanos::from_millis(5)) {}
     let now = net.world.now();
     // Two overlapping crashes
     for _ in 0..2 {
         net.world.schedule(now, Fault::Crash(net.servers[0]));
     }
     net.run_until(now + Nanos::from_millis(10));
-    assert_eq!((net.beginnings(), net.entries(), net.members()), (u64::from(begun), 0, vec![]));
-    (catch_up(&mut net, 1), net.beginnings())
+    assert_eq!((net.bootstrap_count(), net.entries(), net.members()), (u64::from(begun), 0, vec![]));
+    (catch_up(&mut net, 1), net.bootstrap_count())
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn logs_agree(part: u64) {
             let net = net.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
             entries += net.entries();
             installed += net.apps().map(Proposer::installed).sum::<u64>();
-            requests += net.asked_by_stranger();
+            requests += net.requests_of_outsider();
         }
     }
     let enough = entries > 100 && installed > 10 && requests > 500;

@@ -2,13 +2,13 @@
 
 use rdmc::model::{Network, Object, run};
 use rdmc::{Algorithm, Racks, Schedule};
-use sim::rdmc::costs::{Took, transfer, wide};
+use sim::rdmc::costs::{TransferCosts, transfer, wide};
 
 const RATE: u64 = 40_000_000_000;
 const BLOCK: u32 = 256 << 10;
 const BYTES: u32 = 16 * BLOCK;
 
-fn measured(algorithm: Algorithm, hosts: u16) -> Took {
+fn measured(algorithm: Algorithm, hosts: u16) -> TransferCosts {
     transfer(algorithm, hosts, BYTES, BLOCK, wide(RATE), &[]).unwrap()
 }
 
@@ -104,7 +104,7 @@ fn a_copying_switch_saves_the_hosts_bytes() {
     for hosts in [4, 8, 13] {
         let all = [Algorithm::Sequential, Algorithm::Tree, Algorithm::Pipeline, Algorithm::Chain];
         let by_switch = measured(Algorithm::InNetwork, hosts);
-        let share = |other: Took| by_switch.root_out as f64 / other.root_out as f64;
+        let share = |other: TransferCosts| by_switch.root_out as f64 / other.root_out as f64;
         let all = all.map(|algorithm| measured(algorithm, hosts));
         let [sequential, tree, pipeline, chain] = all.map(share);
         println!("{hosts}: root's bytes: {sequential:.3} {tree:.3} {pipeline:.3} {chain:.3}");

@@ -6,10 +6,10 @@
 use crate::environment;
 use rdmc::Algorithm;
 use rdmc::delivery::{GiveError, Lost, Refusal, TakeError};
-use sim::rdmc::courier::{Delivery, Habit};
+use sim::rdmc::delivery::{Delivery, ReceiverBehaviour};
 use sim::rdmc::{Setup, ip};
 use sim::{Fault, Link, Queues};
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 
 /// Segments that a root keeps ahead of the slowest receiver
 const WINDOW: u64 = 4;
@@ -27,36 +27,36 @@ struct Totals {
     again: u32,
 }
 
-fn behaviour(rng: &mut Chance) -> Habit {
+fn behaviour(rng: &mut Rng) -> ReceiverBehaviour {
     match rng.below(12) {
-        0 => Habit::Full,
-        1 => Habit::Careless,
-        2 => Habit::Small(rng.below(400_000)),
-        3..6 => Habit::Begins(Nanos(rng.below(100_000_000))),
-        6 => Habit::Begins(Nanos(rng.below(100_000))),
-        7 => Habit::Disk(Nanos(rng.below(3_000_000))),
-        _ => Habit::Sound,
+        0 => ReceiverBehaviour::Full,
+        1 => ReceiverBehaviour::Careless,
+        2 => ReceiverBehaviour::Small(rng.below(400_000)),
+        3..6 => ReceiverBehaviour::Begins(Nanos(rng.below(100_000_000))),
+        6 => ReceiverBehaviour::Begins(Nanos(rng.below(100_000))),
+        7 => ReceiverBehaviour::Disk(Nanos(rng.below(3_000_000))),
+        _ => ReceiverBehaviour::Sound,
     }
 }
 
 /// Returns whether a receiver with this behaviour gets the object if nothing else fails.
-fn is_sound(behaviour: Habit) -> bool {
+fn is_sound(behaviour: ReceiverBehaviour) -> bool {
     match behaviour {
-        Habit::Sound | Habit::Begins(_) | Habit::Disk(_) => true,
+        ReceiverBehaviour::Sound | ReceiverBehaviour::Begins(_) | ReceiverBehaviour::Disk(_) => true,
         // Segments held at most: those not yet written, the same again, and the one that arrives
-        Habit::Small(bytes) => bytes >= (2 * WINDOW + 1) * 40_000,
+        ReceiverBehaviour::Small(bytes) => bytes >= (2 * WINDOW + 1) * 40_000,
         _ => false,
     }
 }
 
-fn share(rng: &mut Chance, max: u64) -> Share {
-    Share::new(rng.below(max) as f64 / 10_000.0).unwrap_or(Share::NEVER)
+fn share(rng: &mut Rng, max: u64) -> Probability {
+    Probability::new(rng.below(max) as f64 / 10_000.0).unwrap_or(Probability::NEVER)
 }
 
 /// What a seed has drawn.
 struct Drawn {
     setup: Setup,
-    behaviours: Vec<Habit>,
+    behaviours: Vec<ReceiverBehaviour>,
     /// Whether there is neither loss nor crashes
     has_no_faults: bool,
     /// Whether the switch is at the configured address and has room
@@ -66,7 +66,7 @@ struct Drawn {
     len: u64,
 }
 
-fn draw(seed: u64, rng: &mut Chance) -> Drawn {
+fn draw(seed: u64, rng: &mut Rng) -> Drawn {
     let has_no_faults = rng.below(2) == 0;
     let mut link = Link::default();
     if !has_no_faults {
@@ -74,7 +74,7 @@ fn draw(seed: u64, rng: &mut Chance) -> Drawn {
         environment::late(&mut link, seed, Nanos::from_millis(4));
         environment::short_queue(&mut link, seed);
     }
-    let behaviours: Vec<Habit> = (0..rng.between(1, 6)).map(|_| behaviour(rng)).collect();
+    let behaviours: Vec<ReceiverBehaviour> = (0..rng.between(1, 6)).map(|_| behaviour(rng)).collect();
     let all =
         [Algorithm::Sequential, Algorithm::Chain, Algorithm::Tree, Algorithm::Pipeline, Algorithm::InNetwork];
     let algorithm = if rng.below(3) == 0 { Algorithm::InNetwork } else { rng.pick(&all).clone() };
@@ -86,16 +86,16 @@ fn draw(seed: u64, rng: &mut Chance) -> Drawn {
         link,
         create_timeout,
         queues: Queues::drawn(seed),
-        keys_again: environment::keys_again(seed),
+        same_keys_after_restart: environment::same_keys_after_restart(seed),
         first_psn: environment::psns_near_the_wrap(seed),
         ..Setup::default()
     };
     if !has_switch {
-        setup.copies_at = ip(99);
+        setup.switch_address = ip(99);
     }
     // A switch with too few queue pairs for a root and a receiver, the smallest possible group, is equivalent
     // to no switch.
-    let has_room = Chance::stream(seed, 0x7061_6972).below(4) > 0;
+    let has_room = Rng::stream(seed, 0x7061_6972).below(4) > 0;
     if !has_room {
         setup.queue_pairs = 1;
     }
@@ -108,7 +108,7 @@ fn draw(seed: u64, rng: &mut Chance) -> Drawn {
 
 /// Runs a seed, and checks it. `plant` changes the setup of the hosts.
 fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(), String> {
-    let mut rng = Chance::stream(seed, 0x6465_6c69);
+    let mut rng = Rng::stream(seed, 0x6465_6c69);
     let Drawn { mut setup, behaviours, has_no_faults, has_switch, algorithm, name, len } =
         draw(seed, &mut rng);
     plant(&mut setup);
@@ -141,12 +141,12 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
     if victims.contains(&0) {
         delivery.world.run_until(Nanos::from_secs(8));
     } else if !delivery.settle(Nanos::from_secs(180), &live_receivers) {
-        return Err(format!("{context}: not over, result at the root: {:?}", delivery.given()));
+        return Err(format!("{context}: not over, result at the root: {:?}", delivery.root_outcome()));
     }
-    let given = delivery.given().filter(|_| !victims.contains(&0));
+    let given = delivery.root_outcome().filter(|_| !victims.contains(&0));
     for host in &live_receivers {
         let behaviour = behaviours[usize::from(*host) - 1];
-        let Some(taken) = delivery.taken(*host) else {
+        let Some(taken) = delivery.receiver_outcome(*host) else {
             return Err(format!("{context}: host {host} has no result"));
         };
         if taken.is_ok() && !delivery.is_right(*host) {
@@ -156,10 +156,10 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         if is_sound(behaviour) && matches!(taken, Err(TakeError::Violation(_) | TakeError::Refused(_))) {
             return Err(format!("{context}: host {host}: {taken:?}"));
         }
-        if delivery.most_unwritten(*host) > WINDOW {
+        if delivery.max_unwritten(*host) > WINDOW {
             return Err(format!(
                 "{context}: host {host} held {} unwritten segments, more than the window of {WINDOW}",
-                delivery.most_unwritten(*host)
+                delivery.max_unwritten(*host)
             ));
         }
         let lost = match given {
@@ -170,8 +170,8 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         let lost = lost.iter().find(|(lost, _)| *lost == ip(*host)).map(|(_, why)| *why);
         let expected = match behaviour {
             _ if is_sound(behaviour) => None,
-            Habit::Full => Some(Lost::Refused(Refusal::NoSpace)),
-            Habit::Small(_) => Some(Lost::Refused(Refusal::Memory)),
+            ReceiverBehaviour::Full => Some(Lost::Refused(Refusal::NoSpace)),
+            ReceiverBehaviour::Small(_) => Some(Lost::Refused(Refusal::Memory)),
             _ => Some(Lost::Damaged),
         };
         if has_no_faults && lost != expected {

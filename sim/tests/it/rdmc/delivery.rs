@@ -3,7 +3,7 @@
 use rdmc::Algorithm;
 use rdmc::delivery::{GiveError, Lost, Refusal, TakeError};
 use sim::Fault;
-use sim::rdmc::courier::{Delivery, Habit};
+use sim::rdmc::delivery::{Delivery, ReceiverBehaviour};
 use sim::rdmc::{Setup, ip};
 use switch::Nanos;
 
@@ -14,17 +14,17 @@ fn all_receivers_get_the_object() {
     for (receivers, len) in [(1, 3000), (2, 40_000), (3, 40_001), (4, 500_000), (7, 123_456)] {
         for algorithm in [Algorithm::Pipeline, Algorithm::Chain, Algorithm::InNetwork] {
             let setup = Setup { hosts: receivers + 1, ..Setup::default() };
-            let behaviours = vec![Habit::Sound; receivers.into()];
+            let behaviours = vec![ReceiverBehaviour::Sound; receivers.into()];
             let context = format!("{len} bytes to {receivers} by {}", algorithm.name());
             let mut delivery =
                 Delivery::new(&setup, len, &behaviours, |give| give.algorithm = algorithm).unwrap();
             let all: Vec<u16> = (1..=receivers).collect();
-            assert!(delivery.settle(END, &all), "{context}: {:?}", delivery.given());
-            let given = delivery.given().unwrap().as_ref().unwrap();
+            assert!(delivery.settle(END, &all), "{context}: {:?}", delivery.root_outcome());
+            let given = delivery.root_outcome().unwrap().as_ref().unwrap();
             assert_eq!((given.stored.len(), given.rounds), (all.len(), 1), "{context}");
             assert!(given.lost.is_empty());
             for host in all {
-                assert_eq!(delivery.taken(host), Some(&Ok(())), "{context}");
+                assert_eq!(delivery.receiver_outcome(host), Some(&Ok(())), "{context}");
                 assert!(delivery.is_right(host), "{context}");
             }
         }
@@ -35,7 +35,8 @@ fn all_receivers_get_the_object() {
 fn invalid_configurations_are_refused_with_the_reason() {
     let setup = Setup { hosts: 3, ..Setup::default() };
     let new = |change: fn(&mut rdmc::delivery::GiveConfig)| {
-        Delivery::new(&setup, 50_000, &[Habit::Sound, Habit::Sound], change).unwrap_err()
+        Delivery::new(&setup, 50_000, &[ReceiverBehaviour::Sound, ReceiverBehaviour::Sound], change)
+            .unwrap_err()
     };
     assert_eq!(new(|give| give.len = 0), GiveError::Empty);
     assert_eq!(new(|give| give.receivers.clear()), GiveError::NoReceivers);
@@ -52,7 +53,7 @@ fn invalid_configurations_are_refused_with_the_reason() {
     let many = |give: &mut rdmc::delivery::GiveConfig| (give.block_bytes, give.segment_bytes) = (1, 1 << 21);
     assert_eq!(new(many), GiveError::Segment);
     let racks = rdmc::Racks::new(&[1, 2, 2, 2]).unwrap();
-    let hybrid = Delivery::new(&setup, 50_000, &[Habit::Sound; 2], |give| {
+    let hybrid = Delivery::new(&setup, 50_000, &[ReceiverBehaviour::Sound; 2], |give| {
         give.algorithm = Algorithm::Hybrid(racks);
     });
     assert_eq!(
@@ -64,34 +65,54 @@ fn invalid_configurations_are_refused_with_the_reason() {
 #[test]
 fn receivers_that_fail_are_named_and_the_other_receivers_get_the_object() {
     let setup = Setup { hosts: 5, ..Setup::default() };
-    let run = |behaviours: [Habit; 4]| {
+    let run = |behaviours: [ReceiverBehaviour; 4]| {
         let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
         let present: Vec<u16> =
-            (1..=4).filter(|host| behaviours[usize::from(*host) - 1] != Habit::Absent).collect();
-        assert!(delivery.settle(END, &present), "{behaviours:?}: {:?}", delivery.given());
+            (1..=4).filter(|host| behaviours[usize::from(*host) - 1] != ReceiverBehaviour::Absent).collect();
+        assert!(delivery.settle(END, &present), "{behaviours:?}: {:?}", delivery.root_outcome());
         delivery
     };
-    let delivery = run([Habit::Sound, Habit::Absent, Habit::Sound, Habit::Absent]);
-    assert_eq!(delivery.given(), Some(&Err(GiveError::Silent(vec![ip(2), ip(4)]))));
-    assert_eq!(delivery.taken(1), Some(&Err(TakeError::Silent(ip(0)))));
+    let delivery = run([
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Absent,
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Absent,
+    ]);
+    assert_eq!(delivery.root_outcome(), Some(&Err(GiveError::Silent(vec![ip(2), ip(4)]))));
+    assert_eq!(delivery.receiver_outcome(1), Some(&Err(TakeError::Silent(ip(0)))));
 
-    let delivery = run([Habit::Sound, Habit::Full, Habit::Sound, Habit::Slow(40)]);
-    let given = delivery.given().unwrap().as_ref().unwrap();
+    let delivery = run([
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Full,
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Slow(40),
+    ]);
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!(given.lost, [(ip(2), Lost::Refused(Refusal::NoSpace))]);
-    assert_eq!(delivery.taken(2), Some(&Err(TakeError::Refused(Refusal::NoSpace))));
+    assert_eq!(delivery.receiver_outcome(2), Some(&Err(TakeError::Refused(Refusal::NoSpace))));
     for host in [1, 3, 4] {
-        assert!(delivery.taken(host) == Some(&Ok(())) && delivery.is_right(host), "host {host}");
+        assert!(delivery.receiver_outcome(host) == Some(&Ok(())) && delivery.is_right(host), "host {host}");
     }
 
-    let delivery = run([Habit::Sound, Habit::Sound, Habit::Sound, Habit::Small(40_000)]);
-    let given = delivery.given().unwrap().as_ref().unwrap();
+    let delivery = run([
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Small(40_000),
+    ]);
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!(given.lost, [(ip(4), Lost::Refused(Refusal::Memory))]);
-    assert_eq!(delivery.taken(4), Some(&Err(TakeError::Refused(Refusal::Memory))));
+    assert_eq!(delivery.receiver_outcome(4), Some(&Err(TakeError::Refused(Refusal::Memory))));
 
-    let delivery = run([Habit::Sound, Habit::Sound, Habit::Careless, Habit::Sound]);
-    let given = delivery.given().unwrap().as_ref().unwrap();
+    let delivery = run([
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Careless,
+        ReceiverBehaviour::Sound,
+    ]);
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!(given.lost, [(ip(3), Lost::Damaged)]);
-    assert_eq!(delivery.taken(3), Some(&Err(TakeError::Damaged)));
+    assert_eq!(delivery.receiver_outcome(3), Some(&Err(TakeError::Damaged)));
     assert_eq!(given.stored, [ip(1), ip(2), ip(4)]);
 }
 
@@ -103,7 +124,8 @@ fn survivors_continue_where_they_were() {
     for moment in 1..=24_u64 {
         for victim in [0_u16, 1, 4] {
             let setup = Setup { hosts: 6, ..Setup::default() };
-            let mut delivery = Delivery::new(&setup, 1_200_000, &[Habit::Sound; 5], |_| {}).unwrap();
+            let mut delivery =
+                Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Sound; 5], |_| {}).unwrap();
             // The delivery takes some 300 us, and all receivers have joined after 30 us.
             let at = Nanos(moment * 11_000);
             delivery.world.schedule(at, Fault::Crash(delivery.hosts[usize::from(victim)]));
@@ -112,20 +134,24 @@ fn survivors_continue_where_they_were() {
             if victim == 0 {
                 delivery.world.run_until(at + Nanos::from_millis(700));
                 for host in others {
-                    assert!(delivery.taken(host).is_some(), "{context}: {host} has no result");
+                    assert!(delivery.receiver_outcome(host).is_some(), "{context}: {host} has no result");
                     let is_right = delivery.is_right(host);
-                    assert_eq!(delivery.taken(host) == Some(&Ok(())), is_right, "{context}: {host}");
+                    assert_eq!(
+                        delivery.receiver_outcome(host) == Some(&Ok(())),
+                        is_right,
+                        "{context}: {host}"
+                    );
                 }
                 continue;
             }
-            assert!(delivery.settle(END, &others), "{context}: {:?}", delivery.given());
-            let given = delivery.given().unwrap();
+            assert!(delivery.settle(END, &others), "{context}: {:?}", delivery.root_outcome());
+            let given = delivery.root_outcome().unwrap();
             let Ok(given) = given else {
                 assert_eq!(given, &Err(GiveError::Silent(vec![ip(victim)])), "{context}");
                 continue;
             };
             for host in others {
-                assert_eq!(delivery.taken(host), Some(&Ok(())), "{context}: {host}");
+                assert_eq!(delivery.receiver_outcome(host), Some(&Ok(())), "{context}: {host}");
                 assert!(delivery.is_right(host), "{context}: {host}");
             }
             let segments = 30;
@@ -143,8 +169,13 @@ fn survivors_continue_where_they_were() {
 /// A receiver that restarts while the root still waits for another one is called again.
 #[test]
 fn receivers_may_start_late_and_restart() {
-    let mut delivery =
-        Delivery::new(&Setup { hosts: 3, ..Setup::default() }, 100_000, &[Habit::Sound; 2], |_| {}).unwrap();
+    let mut delivery = Delivery::new(
+        &Setup { hosts: 3, ..Setup::default() },
+        100_000,
+        &[ReceiverBehaviour::Sound; 2],
+        |_| {},
+    )
+    .unwrap();
     let ([_, first, second], from_ms) =
         (<[_; 3]>::try_from(&delivery.hosts[..]).unwrap(), Nanos::from_millis);
     for (at, fault) in [
@@ -155,8 +186,8 @@ fn receivers_may_start_late_and_restart() {
     ] {
         delivery.world.schedule(at, fault);
     }
-    assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.given());
-    let given = delivery.given().unwrap().as_ref().unwrap();
+    assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.root_outcome());
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!((given.stored.len(), given.lost.len(), given.rounds), (2, 0, 1), "{given:?}");
     assert!((1..=2).all(|host| delivery.is_right(host)));
 }
@@ -166,10 +197,11 @@ fn receivers_may_start_late_and_restart() {
 fn a_stuck_receiver_is_left_behind() {
     for after in [0, 3, 9] {
         let setup = Setup { hosts: 4, ..Setup::default() };
-        let behaviours = [Habit::Sound, Habit::Stuck(after), Habit::Sound];
+        let behaviours =
+            [ReceiverBehaviour::Sound, ReceiverBehaviour::Stuck(after), ReceiverBehaviour::Sound];
         let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
-        assert!(delivery.settle(END, &[1, 3]), "{after}: {:?}", delivery.given());
-        let given = delivery.given().unwrap().as_ref().unwrap();
+        assert!(delivery.settle(END, &[1, 3]), "{after}: {:?}", delivery.root_outcome());
+        let given = delivery.root_outcome().unwrap().as_ref().unwrap();
         assert_eq!(given.lost, [(ip(2), Lost::Silent)], "{after}");
         assert!([1, 3].iter().all(|host| delivery.is_right(*host)), "{after}");
     }
@@ -179,11 +211,15 @@ fn a_stuck_receiver_is_left_behind() {
 #[test]
 fn a_stuck_root_is_given_up() {
     let setup = Setup { hosts: 3, ..Setup::default() };
-    let mut delivery = Delivery::new(&setup, 400_000, &[Habit::Sound; 2], |_| {}).unwrap();
+    let mut delivery = Delivery::new(&setup, 400_000, &[ReceiverBehaviour::Sound; 2], |_| {}).unwrap();
     delivery.read_at_most(3);
     delivery.world.run_until(END);
     for host in 1..=2 {
-        assert!(matches!(delivery.taken(host), Some(Err(_))), "{host}: {:?}", delivery.taken(host));
+        assert!(
+            matches!(delivery.receiver_outcome(host), Some(Err(_))),
+            "{host}: {:?}",
+            delivery.receiver_outcome(host)
+        );
     }
 }
 
@@ -192,10 +228,10 @@ fn a_stuck_root_is_given_up() {
 #[test]
 fn a_slow_disk_is_waited_for_while_it_writes() {
     let setup = Setup { hosts: 3, ..Setup::default() };
-    let behaviours = [Habit::Sound, Habit::Disk(Nanos::from_millis(120))];
+    let behaviours = [ReceiverBehaviour::Sound, ReceiverBehaviour::Disk(Nanos::from_millis(120))];
     let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
-    assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.given());
-    let given = delivery.given().unwrap().as_ref().unwrap();
+    assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.root_outcome());
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!((given.stored.len(), given.lost.len(), given.rounds), (2, 0, 1), "{given:?}");
     assert!(delivery.is_right(2));
 }
@@ -205,15 +241,15 @@ fn a_slow_disk_is_waited_for_while_it_writes() {
 #[test]
 fn a_switch_goes_on_copying_after_a_receiver_crashes() {
     let setup = Setup { hosts: 5, create_timeout: Nanos::from_secs(3), ..Setup::default() };
-    let mut delivery = Delivery::new(&setup, 4_000_000, &[Habit::Sound; 4], |give| {
+    let mut delivery = Delivery::new(&setup, 4_000_000, &[ReceiverBehaviour::Sound; 4], |give| {
         give.algorithm = Algorithm::InNetwork;
         give.patience = Nanos::from_secs(4);
     })
     .unwrap();
     delivery.world.schedule(Nanos::from_micros(600), Fault::Crash(delivery.hosts[2]));
     let others = [1, 3, 4];
-    assert!(delivery.settle(Nanos::from_secs(30), &others), "{:?}", delivery.given());
-    let given = delivery.given().unwrap().as_ref().unwrap();
+    assert!(delivery.settle(Nanos::from_secs(30), &others), "{:?}", delivery.root_outcome());
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!(given.lost, [(ip(2), Lost::Gone)]);
     assert_eq!(given.algorithm, Algorithm::InNetwork, "{given:?}");
     assert!(others.iter().all(|host| delivery.is_right(*host)));
@@ -222,13 +258,13 @@ fn a_switch_goes_on_copying_after_a_receiver_crashes() {
 /// No host has the switch's address: all receivers get the object without the switch.
 #[test]
 fn an_absent_switch_is_replaced_by_a_pipeline() {
-    let setup = Setup { copies_at: ip(99), ..Setup::default() };
-    let mut delivery = Delivery::new(&setup, 400_000, &[Habit::Sound; 3], |give| {
+    let setup = Setup { switch_address: ip(99), ..Setup::default() };
+    let mut delivery = Delivery::new(&setup, 400_000, &[ReceiverBehaviour::Sound; 3], |give| {
         give.algorithm = Algorithm::InNetwork;
     })
     .unwrap();
-    assert!(delivery.settle(END, &[1, 2, 3]), "{:?}", delivery.given());
-    let given = delivery.given().unwrap().as_ref().unwrap();
+    assert!(delivery.settle(END, &[1, 2, 3]), "{:?}", delivery.root_outcome());
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!((given.stored.len(), given.algorithm.clone()), (3, Algorithm::Pipeline), "{given:?}");
 }
 
@@ -240,11 +276,11 @@ fn unreachable_receivers_are_the_only_ones_left_out() {
     let isolated: (&[_], &[_]) = (&[(1, 5), (2, 5), (3, 5), (4, 5)], &[5]);
     let first: (&[_], &[_]) = (&[(1, 2), (1, 3), (1, 4), (1, 5)], &[1]);
     for (apart, left_out) in [pair, isolated, first] {
-        let setup = Setup { hosts: 6, apart: apart.to_vec(), ..Setup::default() };
-        let mut delivery = Delivery::new(&setup, 100_000, &[Habit::Sound; 5], |_| {}).unwrap();
+        let setup = Setup { hosts: 6, unreachable_pairs: apart.to_vec(), ..Setup::default() };
+        let mut delivery = Delivery::new(&setup, 100_000, &[ReceiverBehaviour::Sound; 5], |_| {}).unwrap();
         let others: Vec<u16> = (1..=5).filter(|host| !left_out.contains(host)).collect();
-        assert!(delivery.settle(END, &others), "{apart:?}: {:?}", delivery.given());
-        let given = delivery.given().unwrap().as_ref().unwrap();
+        assert!(delivery.settle(END, &others), "{apart:?}: {:?}", delivery.root_outcome());
+        let given = delivery.root_outcome().unwrap().as_ref().unwrap();
         let lost: Vec<_> = given.lost.iter().map(|(ip, _)| *ip).collect();
         assert_eq!(lost, left_out.iter().map(|host| ip(*host)).collect::<Vec<_>>(), "{apart:?}: {given:?}");
         assert!(given.lost.iter().all(|(_, why)| matches!(why, Lost::Apart(_))), "{given:?}");
@@ -259,7 +295,7 @@ fn survivors_continue_with_the_racks_that_are_left() {
     for victim in [None, Some(3_u16), Some(6)] {
         let setup = Setup { hosts: 7, ..Setup::default() };
         let racks = rdmc::Racks::new(&["a", "a", "b", "b", "b", "a", "c"]).unwrap();
-        let mut delivery = Delivery::new(&setup, 1_200_000, &[Habit::Sound; 6], |give| {
+        let mut delivery = Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Sound; 6], |give| {
             give.algorithm = Algorithm::Hybrid(racks);
         })
         .unwrap();
@@ -268,8 +304,8 @@ fn survivors_continue_with_the_racks_that_are_left() {
             delivery.world.schedule(Nanos::from_micros(150), Fault::Crash(node));
         }
         let others: Vec<u16> = (1..=6).filter(|host| Some(*host) != victim).collect();
-        assert!(delivery.settle(END, &others), "{victim:?}: {:?}", delivery.given());
-        let given = delivery.given().unwrap().as_ref().unwrap();
+        assert!(delivery.settle(END, &others), "{victim:?}: {:?}", delivery.root_outcome());
+        let given = delivery.root_outcome().unwrap().as_ref().unwrap();
         assert_eq!(given.stored.len(), others.len(), "{given:?}");
         let Algorithm::Hybrid(left) = &given.algorithm else { panic!("{given:?}") };
         assert_eq!(left.nodes(), others.len() + 1, "{given:?}");
@@ -284,22 +320,23 @@ fn all_hosts_are_notified_when_one_stops() {
     for stops in [0, 2] {
         for at in [10, 60, 200] {
             let setup = Setup { hosts: 4, ..Setup::default() };
-            let mut delivery = Delivery::new(&setup, 1_200_000, &[Habit::Sound; 3], |_| {}).unwrap();
+            let mut delivery =
+                Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Sound; 3], |_| {}).unwrap();
             delivery.world.run_until(Nanos::from_micros(at));
             delivery.stop(stops);
             let context = format!("{stops} stops after {at} us");
             if stops == 0 {
-                assert_eq!(delivery.given(), Some(&Err(GiveError::Stopped)), "{context}");
+                assert_eq!(delivery.root_outcome(), Some(&Err(GiveError::Stopped)), "{context}");
                 delivery.world.run_until(delivery.world.now() + notification_limit);
                 for host in 1..=3 {
                     // A receiver that has not been called yet continues to wait.
-                    let taken = delivery.taken(host);
+                    let taken = delivery.receiver_outcome(host);
                     let expected = if at > 10 { Some(&Err(TakeError::Left(ip(0)))) } else { taken };
                     assert_eq!(taken, expected, "{context}: {host}");
                 }
             } else if at > 10 {
                 assert!(delivery.settle(delivery.world.now() + notification_limit, &[1, 2, 3]), "{context}");
-                let given = delivery.given().unwrap().as_ref().unwrap();
+                let given = delivery.root_outcome().unwrap().as_ref().unwrap();
                 assert_eq!(given.lost, [(ip(2), Lost::Refused(Refusal::Stopped))], "{context}");
                 assert!([1, 3].iter().all(|host| delivery.is_right(*host)), "{context}");
             }
@@ -310,7 +347,7 @@ fn all_hosts_are_notified_when_one_stops() {
 #[test]
 fn a_switch_that_fails_is_replaced() {
     let setup = Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() };
-    let mut delivery = Delivery::new(&setup, 4_000_000, &[Habit::Sound; 3], |give| {
+    let mut delivery = Delivery::new(&setup, 4_000_000, &[ReceiverBehaviour::Sound; 3], |give| {
         give.algorithm = Algorithm::InNetwork;
         give.patience = Nanos::from_secs(4);
     })
@@ -318,8 +355,8 @@ fn a_switch_that_fails_is_replaced() {
     let at = Nanos::from_micros(600);
     delivery.world.schedule(at, Fault::Crash(delivery.switch));
     delivery.world.schedule(at + Nanos::from_micros(200), Fault::Restart(delivery.switch));
-    assert!(delivery.settle(Nanos::from_secs(30), &[1, 2, 3]), "{:?}", delivery.given());
-    let given = delivery.given().unwrap().as_ref().unwrap();
+    assert!(delivery.settle(Nanos::from_secs(30), &[1, 2, 3]), "{:?}", delivery.root_outcome());
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert!(given.rounds > 1 && given.stored.len() == 3, "{given:?}");
     assert!((1..=3).all(|host| delivery.is_right(host)));
 }

@@ -6,9 +6,9 @@
 
 use crate::environment;
 use rdmc::{Algorithm, Failure, GroupConfig, Racks};
-use sim::rdmc::{Cluster, Now, SWITCH_MAC, Setup, ip, len_of, mac};
+use sim::rdmc::{Cluster, GroupState, SWITCH_MAC, Setup, ip, len_of, mac};
 use sim::{Fault, Link, Queues};
-use switch::{Chance, Nanos, Share};
+use switch::{Nanos, Probability, Rng};
 
 /// Faults of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,11 +77,11 @@ const NOTICE_LIMIT: Nanos = Nanos::from_millis(200);
 /// The longest delay of a late frame
 const MAX_LATENESS: Nanos = Nanos::from_millis(4);
 
-fn percent(rng: &mut Chance, max: u64) -> Share {
-    Share::new(rng.below(max * 100 + 1) as f64 / 10_000.0).unwrap_or(Share::NEVER)
+fn percent(rng: &mut Rng, max: u64) -> Probability {
+    Probability::new(rng.below(max * 100 + 1) as f64 / 10_000.0).unwrap_or(Probability::NEVER)
 }
 
-fn algorithm(rng: &mut Chance, n: u16) -> Algorithm {
+fn algorithm(rng: &mut Rng, n: u16) -> Algorithm {
     match rng.below(8) {
         0 => Algorithm::Sequential,
         1 => Algorithm::Chain,
@@ -95,7 +95,7 @@ fn algorithm(rng: &mut Chance, n: u16) -> Algorithm {
     }
 }
 
-fn setup(seed: u64, kind: Kind, rng: &mut Chance) -> Setup {
+fn setup(seed: u64, kind: Kind, rng: &mut Rng) -> Setup {
     let mut link = Link { delay: Nanos(rng.between(200, 4000)), ..Link::default() };
     match kind {
         Kind::Lossy => {
@@ -119,13 +119,13 @@ fn setup(seed: u64, kind: Kind, rng: &mut Chance) -> Setup {
     // Seeds with lossy links keep the usual queues, so that recorded seeds keep their meaning.
     let queues = if kind == Kind::Lossy { Queues::USUAL } else { Queues::drawn(seed) };
     if kind == Kind::Slow {
-        link.reorder = percent(&mut Chance::stream(seed, 0x6f72_6465), 2);
+        link.reorder = percent(&mut Rng::stream(seed, 0x6f72_6465), 2);
         environment::late(&mut link, seed, MAX_LATENESS);
         environment::short_queue(&mut link, seed);
     }
     if kind == Kind::Lossy && environment::late(&mut link, seed, MAX_LATENESS) {
         // A frame that is later than the NICs' timeout costs a retry, as a lost one does.
-        link.loss = Share::new(link.loss.get() / 2.0).unwrap_or(Share::NEVER);
+        link.loss = Probability::new(link.loss.get() / 2.0).unwrap_or(Probability::NEVER);
     }
     let mut setup = Setup {
         seed,
@@ -133,13 +133,13 @@ fn setup(seed: u64, kind: Kind, rng: &mut Chance) -> Setup {
         link,
         create_timeout,
         queues,
-        keys_again: environment::keys_again(seed),
+        same_keys_after_restart: environment::same_keys_after_restart(seed),
         first_psn: environment::psns_near_the_wrap(seed),
         ..Setup::default()
     };
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut lies = Chance::stream(seed, 0x6c69_6573);
-    setup.lies = if lies.below(3) == 0 { lies.between(10, 200) } else { 0 } as u32;
+    let mut forgery = Rng::stream(seed, 0x6c69_6573);
+    setup.forged_rounds = if forgery.below(3) == 0 { forgery.between(10, 200) } else { 0 } as u32;
     if kind == Kind::Slow {
         // A block takes longer than the NICs' default timeout.
         setup.ack_timeout = 11;
@@ -160,7 +160,7 @@ fn drift_and_rehash(cluster: &mut Cluster, seed: u64) -> bool {
 }
 
 /// Schedules crashes, pauses and cuts. Returns the outages, and the time by which all faults are over.
-fn schedule_faults(cluster: &mut Cluster, seed: u64, kind: Kind, rng: &mut Chance) -> (Vec<Outage>, Nanos) {
+fn schedule_faults(cluster: &mut Cluster, seed: u64, kind: Kind, rng: &mut Rng) -> (Vec<Outage>, Nanos) {
     let drifts = drift_and_rehash(cluster, seed);
     let hosts = cluster.hosts.len() as u64;
     let begun = cluster.world.now();
@@ -226,7 +226,7 @@ fn schedule_partition(
     last: &mut Nanos,
 ) {
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut rng = Chance::stream(seed, 0x7061_7274);
+    let mut rng = Rng::stream(seed, 0x7061_7274);
     if rng.below(4) > 0 {
         return;
     }
@@ -236,10 +236,10 @@ fn schedule_partition(
     let a = rng.below(hosts) as u16;
     let b = rng.below(hosts + 1) as u16;
     let other = if u64::from(b) < hosts { mac(b) } else { SWITCH_MAC };
-    cluster.world.schedule(at, Fault::Part(mac(a), other));
+    cluster.world.schedule(at, Fault::PartitionPair(mac(a), other));
     if rng.below(3) > 0 {
         let until = at + Nanos(rng.below(60_000_000));
-        cluster.world.schedule(until, Fault::Join(mac(a), other));
+        cluster.world.schedule(until, Fault::HealPair(mac(a), other));
         *last = (*last).max(until);
     }
     *last = (*last).max(at);
@@ -295,7 +295,7 @@ fn check_failures_are_explained(
 /// Runs a seed, and checks it. `plant` changes the setup of the hosts.
 fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(), String> {
     let kind = Kind::ALL[seed as usize % Kind::ALL.len()];
-    let mut rng = Chance::stream(seed, 0x5244_4d43);
+    let mut rng = Rng::stream(seed, 0x5244_4d43);
     let mut setup = setup(seed, kind, &mut rng);
     plant(&mut setup);
     let mut cluster = Cluster::new(&setup);
@@ -350,18 +350,22 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         cluster.check_end(*number, hosts, &crashed, *messages).map_err(&context)?;
         let counts = || hosts.iter().map(|host| cluster.member(*host).messages(*number));
         for host in &survivors {
-            match cluster.now(*host, *number) {
-                Now::Closed => totals.closed += 1,
+            match cluster.group_state(*host, *number) {
+                GroupState::Closed => totals.closed += 1,
                 _ => totals.failed += 1,
             }
         }
         totals.messages += counts().sum::<usize>();
         totals.uneven += usize::from(counts().max() != counts().min());
-        let now = |host: &u16| cluster.now(*host, *number);
-        let is_lost =
-            |host| matches!(now(host), Now::Closed | Now::Failed(Failure::Gone(_) | Failure::Switch(_)));
+        let now = |host: &u16| cluster.group_state(*host, *number);
+        let is_lost = |host| {
+            matches!(
+                now(host),
+                GroupState::Closed | GroupState::Failed(Failure::Gone(_) | Failure::Switch(_))
+            )
+        };
         let gave_up = hosts.iter().any(|host| cluster.nic(*host).retries_exceeded > 0);
-        let open = hosts.iter().find(|host| now(host) != Now::Closed);
+        let open = hosts.iter().find(|host| now(host) != GroupState::Closed);
         let has_no_outages = matches!(kind, Kind::Lossy | Kind::Slow);
         if let Some(host) = open.filter(|_| has_no_outages) {
             // Eight losses in a row of the same packet or of its response

@@ -239,7 +239,7 @@ fn a_planted_dead_client_is_found_by_playing_every_order() {
 #[cfg(debug_assertions)]
 #[test]
 fn a_planted_double_decision_is_found_by_playing_every_order() {
-    let tune = |config| swordbox::Config { bug: Some(swordbox::Bug::DecidedAnew), ..config };
+    let tune = |config| swordbox::Config { bug: Some(swordbox::Bug::ResolvedTwice), ..config };
     find(tune, Options { faults: 1, ..Options::default() });
 }
 

@@ -50,7 +50,7 @@ use super::region::Region;
 use super::server::Memory;
 use super::threads::{Program, Start, Thread};
 use super::verbs::{Stopped, word};
-use super::ycsb::{Ask, Workload};
+use super::ycsb::{OperationKind, Workload};
 use rnic::Remote;
 
 /// Bytes of a node before its value
@@ -217,21 +217,21 @@ impl Program for Clover {
     fn thread(&mut self, start: Start) -> Thread {
         let clover = self.clone();
         Box::pin(async move {
-            let Start { number, life, verbs, regions } = start;
+            let Start { number, incarnation, verbs, regions } = start;
             let tails =
                 if clover.options.shared_tails { clover.tails } else { Tails::new(clover.layout.keys) };
             let mut store = Store::new(verbs.clone(), &regions, clover.layout, clover.options, tails)?;
-            let name = tag(clover.machine, number, life);
+            let name = tag(clover.machine, number, incarnation);
             let mut operations = clover.workload.generator(clover.seed, name);
             for time in 0..clover.times {
                 let Some((ask, key)) = operations.next() else { return Ok(()) };
                 let began = verbs.now();
                 let kind = match ask {
-                    Ask::Read => {
+                    OperationKind::Read => {
                         store.get(key).await?;
                         Kind::Read
                     }
-                    Ask::Update => {
+                    OperationKind::Update => {
                         let mut value = vec![0x5a; clover.layout.max_value()];
                         put_word(&mut value, 0, name);
                         put_word(&mut value, 8, time);

@@ -35,7 +35,7 @@ use super::account::Kind;
 use super::lock::{Unlock, tag};
 use super::server::Memory;
 use super::threads::{Program, Start, Thread};
-use super::ycsb::{Ask, Workload, scattered};
+use super::ycsb::{OperationKind, Workload, scattered};
 
 /// Offset in region 1 of the address of the root
 pub const ROOT: u64 = 0;
@@ -86,8 +86,8 @@ impl Program for Sherman {
     fn thread(&mut self, start: Start) -> Thread {
         let sherman = self.clone();
         Box::pin(async move {
-            let Start { number, life, verbs, regions } = start;
-            let tag = tag(sherman.machine, number, life);
+            let Start { number, incarnation, verbs, regions } = start;
+            let tag = tag(sherman.machine, number, incarnation);
             let mut tree = Tree::new(verbs.clone(), &regions, 8, tag, sherman.unlock)?;
             let mut operations = sherman.workload.generator(sherman.seed, tag);
             for time in 0..sherman.times {
@@ -95,15 +95,15 @@ impl Program for Sherman {
                 let key = scattered(key).min(NO_LIMIT - 1);
                 let began = verbs.now();
                 let kind = match ask {
-                    Ask::Read if sherman.scan > 1 => {
+                    OperationKind::Read if sherman.scan > 1 => {
                         tree.scan(key, sherman.scan).await?;
                         Kind::Scan
                     }
-                    Ask::Read => {
+                    OperationKind::Read => {
                         tree.get(key).await?;
                         Kind::Read
                     }
-                    Ask::Update => {
+                    OperationKind::Update => {
                         tree.put(key, time).await?;
                         Kind::Write
                     }

@@ -2,7 +2,7 @@
 
 use super::pairs_text;
 use dataplane::config::Port;
-use switch::Share;
+use switch::Probability;
 use switch::impair::{Action, Config, Field, Match, Rule};
 
 pub(super) fn lines(config: &Config, ports: &[Port]) -> Vec<(&'static str, String)> {
@@ -39,7 +39,7 @@ fn line(rule: &Rule) -> String {
         Action::Mark { force: false } => "are ECN-marked if they are ECN-capable".into(),
         Action::Mark { force: true } => "are ECN-marked".into(),
     };
-    let share = if *share == Share::ALWAYS { "all".into() } else { share.to_string() };
+    let share = if *share == Probability::ALWAYS { "all".into() } else { share.to_string() };
     let skip = if *skip == 0 { String::new() } else { format!(", except the first {skip},") };
     let times = match times {
         &u64::MAX => String::new(),

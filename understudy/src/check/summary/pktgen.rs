@@ -1,6 +1,6 @@
 //! Describes a packet generator.
 
-use crate::run::pktgen::rate;
+use crate::run::pktgen::describe_rate;
 use dataplane::config::Port;
 use pktgen::{Profile, Stream};
 
@@ -31,6 +31,6 @@ fn line(stream: &Stream) -> String {
     let packets = stream.packets.map(|packets| format!(", {packets} packets")).unwrap_or_default();
     let waits = stream.outstanding.map(|most| format!(", {most} outstanding")).unwrap_or_default();
     let qps = if stream.qps == 1 { "1 queue pair".into() } else { format!("{} queue pairs", stream.qps) };
-    let (name, verb, rate) = (&stream.name, stream.verb.name(), rate(stream.rate));
+    let (name, verb, rate) = (&stream.name, stream.verb.name(), describe_rate(stream.rate));
     format!("`{name}`: {verb}{sizes} on {qps} of {}, {rate}{packets}{waits}", stream.dst.ip)
 }

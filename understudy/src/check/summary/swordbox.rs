@@ -11,7 +11,7 @@ pub(super) fn lines(config: &SwordboxConfig, ports: &[Port]) -> Vec<(&'static st
     let switch = &config.switch;
     let failed = match switch.failed_cas {
         FailedCas::Write => "leaves as a WRITE, too",
-        FailedCas::Answer => "is answered by the switch",
+        FailedCas::Respond => "is answered by the switch",
     };
     let journal = match &config.journal {
         Some(path) => format!("connections whose sides differ are recorded in {}", path.display()),
@@ -43,8 +43,18 @@ fn memory(switch: &Config) -> String {
 }
 
 fn server(server: &Server) -> String {
-    let Server { host, tables, structures, never, detect, lanes, path_mtu: _, rd_atomic, share, connect } =
-        server;
+    let Server {
+        host,
+        tables,
+        structures,
+        never_cached: never,
+        detect_after: detect,
+        client_owned_qps: lanes,
+        path_mtu: _,
+        rd_atomic,
+        share,
+        connect,
+    } = server;
     let lists = structures.iter().filter(|structure| matches!(structure, Structure::Lists(_))).count();
     let locks = structures.len() - lists;
     let steered = match lists {
@@ -65,7 +75,7 @@ fn server(server: &Server) -> String {
         count => format!(", except for {count} ranges"),
     };
     let own_qps = match connect {
-        Some(own_qps) => format!("{} shared connections of the switch's own, or ", own_qps.lanes),
+        Some(own_qps) => format!("{} shared connections of the switch's own, or ", own_qps.qps),
         None => String::new(),
     };
     format!(
@@ -84,7 +94,7 @@ pub(super) fn notes(config: &SwordboxConfig) -> Vec<String> {
             server.share
                 && server.tables.is_empty()
                 && !server.structures.iter().any(words)
-                && server.detect == 0
+                && server.detect_after == 0
         });
         notes.extend(unshared.map(|server| {
             format!(

@@ -1,14 +1,14 @@
 //! Describes the tunnels of `[tunnel]`.
 
 use crate::config::TunnelConfig;
-use switch::tunnel::Onward;
+use switch::tunnel::InnerForwarding;
 
 pub(super) fn lines(config: &TunnelConfig) -> Vec<(&'static str, String)> {
-    let ends: Vec<_> = config.ends.iter().map(ToString::to_string).collect();
+    let ends: Vec<_> = config.endpoints.iter().map(ToString::to_string).collect();
     let mac = config.mac.map_or("the first port's MAC address".into(), |mac| mac.to_string());
-    let onward = match &config.onward {
-        Onward::Function => "the router sends inner packets on".into(),
-        Onward::NextHops(hops) => format!("inner packets go to {} next hops", hops.len()),
+    let onward = match &config.inner_forwarding {
+        InnerForwarding::Function => "the router sends inner packets on".into(),
+        InnerForwarding::NextHops(hops) => format!("inner packets go to {} next hops", hops.len()),
     };
     let sources = config.sources.len();
     vec![("tunnels", format!("end at {} ({mac}), those of {sources} sources; {onward}", ends.join(", ")))]

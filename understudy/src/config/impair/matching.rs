@@ -2,7 +2,7 @@
 
 use crate::config::port::Ports;
 use crate::config::tree::Value;
-use crate::config::words::{meant, one_of};
+use crate::config::words::{closest, one_of};
 use core::net::IpAddr;
 use rocev2::{Opcode, Psn, Qpn};
 use switch::impair::{Match, Network, Operations, PsnRange};
@@ -61,7 +61,7 @@ fn operation(value: &Value<'_>) -> Option<Operations> {
         let found = Operations::class(text).or(named);
         if found.is_none() {
             let opcodes = known.iter().map(|(name, _)| name.as_str());
-            let close = meant(text, Operations::CLASSES.into_iter().chain(opcodes));
+            let close = closest(text, Operations::CLASSES.into_iter().chain(opcodes));
             let close = close.map(|close| format!("did you mean `{close}`? ")).unwrap_or_default();
             let problem = value.problem(format!("there is no opcode `{text}`")).label("not an opcode");
             value.add(problem.help(format!("{close}{help}")));

@@ -9,7 +9,7 @@ use super::report::Problem;
 use super::tree::{Table, Value, subsections};
 use core::ops::{Range, RangeInclusive};
 use switch::impair::{Action, Config, Field, Match, Rule};
-use switch::{Nanos, Share};
+use switch::{Nanos, Probability};
 
 /// Header of a rule
 const RULE_HEADER: &str = "[[impair.rule]]";
@@ -112,7 +112,14 @@ fn rule(table: Table<'_>, ports: &Ports, name: Option<String>) -> Option<Rule> {
     let times = table.spanned_number("times", 1..=MAX_PACKETS, 1).map_or(u64::MAX, toml::Spanned::into_inner);
     let action = action(&table);
     table.finish();
-    Some(Rule { name: name?, matching: matching?, share: Share::new(share?)?, skip, times, action: action? })
+    Some(Rule {
+        name: name?,
+        matching: matching?,
+        share: Probability::new(share?)?,
+        skip,
+        times,
+        action: action?,
+    })
 }
 
 fn action(table: &Table<'_>) -> Option<Action> {

@@ -114,7 +114,7 @@ fn streams(table: &Table<'_>, received: bool, mtu: Option<u16>) -> Option<Vec<Re
         let problem = problem.label("the first one too many");
         table.problems().add(problem.help(format!("keep at most {MAX_STREAMS}")));
         for table in tables {
-            table.forget();
+            table.discard();
         }
         return None;
     }

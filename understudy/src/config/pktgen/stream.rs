@@ -14,7 +14,7 @@ use rocev2::ipv6::Ipv6;
 use rocev2::onepipe::OnePipe;
 use rocev2::udp::Udp;
 use rocev2::{Bth, Psn, Qpn};
-use switch::{Nanos, Share};
+use switch::{Nanos, Probability};
 
 /// Longest name of a stream, in characters, so that reports fit on a line
 const MAX_NAME: usize = 32;
@@ -152,7 +152,7 @@ pub(super) fn read(
             Some(enabled) => enabled?,
             None => has_stamp_room && received,
         },
-        malformed: Share::new(malformed?)?,
+        malformed: Probability::new(malformed?)?,
     };
     Some(ReadStream { spans, stream })
 }
@@ -250,7 +250,7 @@ fn choice(table: &Table<'_>, key: &'static str) -> Option<Choice> {
             Choice::Uniform
         });
     }
-    let table = value.clone().like("{ zipf = 0.99 }").table(value.name())?;
+    let table = value.clone().with_example("{ zipf = 0.99 }").table(value.name())?;
     let exponent = table.require("zipf", "0.99").and_then(|value| value.fraction(0.0..=10.0));
     table.finish();
     Some(Choice::Zipf { thousandths: (exponent? * 1000.0).round() as u32 })
@@ -315,7 +315,7 @@ fn rate(value: &Value<'_>) -> Option<Rate> {
     if value.text_if_any().is_some() {
         return value.word(&["max"]).map(|_| Rate::Max);
     }
-    let table = value.clone().like("{ packets_per_s = 1_000_000 }").table("`rate`")?;
+    let table = value.clone().with_example("{ packets_per_s = 1_000_000 }").table("`rate`")?;
     let packets = table.get("packets_per_s", "1_000_000");
     let bits = table.get("bits_per_s", "10_000_000_000");
     let over = table.get("over_s", "10");

@@ -55,12 +55,14 @@ pub(super) fn read(table: Table<'_>, nodes: &Nodes<'_>) -> Option<FaultSpec> {
         .or_else(|| partition.map(FaultKind::Partition))
         .or_else(|| mute.map(FaultKind::Mute))
         .or_else(|| {
-            nodes.hosts(&part?, "part", "then do not receive each other's packets").map(FaultKind::Part)
+            nodes
+                .hosts(&part?, "part", "then do not receive each other's packets")
+                .map(FaultKind::PartitionPair)
         })
         .or_else(|| nodes.neighbours(&swap?).map(FaultKind::Swap))
         .or_else(|| Some(FaultKind::Rehash(nodes.host(&rehash?)?, salt?)))
         .or_else(|| Some(FaultKind::Mtu(nodes.link(&link?)?, mtu?)))
-        .or_else(|| Some(FaultKind::Stranger(nodes.switch(&outsider?)?, packets?)))
+        .or_else(|| Some(FaultKind::Outsider(nodes.switch(&outsider?)?, packets?)))
         .or_else(|| Some(FaultKind::ClockStep(clock.clone()?, step?)))
         .or_else(|| Some(FaultKind::ClockDrift(clock?, drift?)));
     table.finish();

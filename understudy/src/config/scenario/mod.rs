@@ -11,7 +11,9 @@ use core::net::IpAddr;
 use core::ops::RangeInclusive;
 use network::{Names, Network};
 pub(in crate::config) use settings::address::address;
-use sim::scenario::{AckSpec, Between, EcnSpec, HostSpec, LinkSpec, Scenario, SwitchKind, SwitchSpec, Work};
+use sim::scenario::{
+    AckSpec, EcnSpec, HostSpec, LinkSpec, NumberRange, Scenario, SwitchKind, SwitchSpec, Work,
+};
 use toml::de::DeTable;
 
 const MICRO: f64 = 1e3;
@@ -29,7 +31,8 @@ pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option
     let [has_verbs, has_groups] = ["verbs", "groups"].map(|key| root.contains_key(key));
     let root = Table::root(root, problems);
     let sim = section(&root, "sim").unwrap_or_else(|| absent("sim", problems));
-    let limit = read_range(&sim, "limit_ms", MILLI, 0.001..=864e6).unwrap_or(Between::just(100_000_000_000));
+    let limit =
+        read_range(&sim, "limit_ms", MILLI, 0.001..=864e6).unwrap_or(NumberRange::fixed(100_000_000_000));
     sim.finish();
     let mut names = Names::default();
     let hosts: Vec<_> =
@@ -47,7 +50,7 @@ pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option
             let problem =
                 verbs.problem("a scenario has `[verbs]` or `[groups]`, not both").label("beside `[groups]`");
             problems.add(problem.help("remove `[verbs]` or `[groups]`"));
-            verbs.forget();
+            verbs.discard();
         }
         work::groups(table("groups"), &hosts, &switches, &links).map(Work::Groups)
     } else {
@@ -71,7 +74,7 @@ pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option
             );
         }
     }
-    if hosts.len() < 2 && !problems.are_there() {
+    if hosts.len() < 2 && !problems.any() {
         problems.add(Problem::of_file("the scenario has fewer than two hosts").help(
             "add hosts and a link between them, such as\n\n[[host]]\nname = \"a\"\naddress = \"10.0.0.1/24\"\n\n\
              [[host]]\nname = \"b\"\naddress = \"10.0.0.2/24\"\n\n[[link]]\nends = [\"a\", \"b\"]",
@@ -86,15 +89,15 @@ fn read_range(
     key: &'static str,
     unit: f64,
     range: RangeInclusive<f64>,
-) -> Option<Between> {
+) -> Option<NumberRange> {
     let value = table.get(key, "")?;
     read_scaled(&value, unit, range)
 }
 
-fn read_scaled(value: &Value<'_>, unit: f64, range: RangeInclusive<f64>) -> Option<Between> {
+fn read_scaled(value: &Value<'_>, unit: f64, range: RangeInclusive<f64>) -> Option<NumberRange> {
     let number =
         |value: &Value<'_>| value.fraction(range.clone()).map(|number| (number * unit).round() as i64);
-    let Some(list) = value.list_if_any() else { return number(value).map(Between::just) };
+    let Some(list) = value.list_if_any() else { return number(value).map(NumberRange::fixed) };
     let [low, high] = list.as_slice() else {
         value.add(
             value
@@ -114,16 +117,16 @@ fn read_scaled(value: &Value<'_>, unit: f64, range: RangeInclusive<f64>) -> Opti
         );
         return None;
     }
-    Some(Between { low, high })
+    Some(NumberRange { low, high })
 }
 
 /// Reads `true`, `false` or `"any"`. An absent key is `false`.
-fn flag(table: &Table<'_>, key: &'static str) -> Between {
-    let Some(value) = table.get(key, "true") else { return Between::just(0) };
+fn flag(table: &Table<'_>, key: &'static str) -> NumberRange {
+    let Some(value) = table.get(key, "true") else { return NumberRange::fixed(0) };
     if value.text_if_any() == Some("any") {
-        return Between { low: 0, high: 1 };
+        return NumberRange { low: 0, high: 1 };
     }
-    Between::just(value.boolean().unwrap_or(false).into())
+    NumberRange::fixed(value.boolean().unwrap_or(false).into())
 }
 
 fn host(table: Table<'_>, names: &mut Names) -> Option<HostSpec> {
@@ -154,7 +157,7 @@ pub(in crate::config) fn read_ack(value: &Value<'_>) -> Option<AckSpec> {
             _ => AckSpec::OnRequest,
         });
     }
-    let value = value.clone().like("{ packets = 4, time_us = 20 }");
+    let value = value.clone().with_example("{ packets = 4, time_us = 20 }");
     let table = value.table("`ack`")?;
     let packets = table.require("packets", "4").and_then(|value| value.number(1..=1 << 20, 4));
     let time = table.require("time_us", "20").and_then(|value| value.fraction(0.0..=1e9));
@@ -170,7 +173,7 @@ fn switch(table: Table<'_>, names: &mut Names) -> Option<SwitchSpec> {
             let silent_after = read_range(&table, "silent_after_us", MICRO, TIMES_US);
             Some(SwitchKind::P4ce {
                 address: address(&value)?,
-                silent_after: silent_after.unwrap_or(Between::just(0)),
+                silent_after: silent_after.unwrap_or(NumberRange::fixed(0)),
             })
         }),
         function => function.map(|_| SwitchKind::Bridge),

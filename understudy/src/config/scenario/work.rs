@@ -4,7 +4,7 @@ use super::{flag, read_range, read_scaled};
 use crate::config::tree::{Table, Value};
 use crate::config::words;
 use core::ops::RangeInclusive;
-use sim::scenario::{Between, GroupsSpec, HostSpec, LinkSpec, SwitchKind, SwitchSpec, VerbsSpec};
+use sim::scenario::{GroupsSpec, HostSpec, LinkSpec, NumberRange, SwitchKind, SwitchSpec, VerbsSpec};
 use sim::verbs::Verb;
 use std::collections::BTreeSet;
 
@@ -12,13 +12,13 @@ use std::collections::BTreeSet;
 const HEADERS: i64 = 84;
 
 /// Reads a whole number, or a range of them.
-fn read_integers(table: &Table<'_>, key: &'static str, range: RangeInclusive<u32>) -> Option<Between> {
+fn read_integers(table: &Table<'_>, key: &'static str, range: RangeInclusive<u32>) -> Option<NumberRange> {
     let (first, last) = range.into_inner();
     read_range(table, key, 1.0, first.into()..=last.into())
 }
 
 /// Reads `retry_count` of a workload. Returns `defaults` if the key is absent or `"unlimited"`.
-fn retry_count(table: &Table<'_>, defaults: Between) -> Option<Between> {
+fn retry_count(table: &Table<'_>, defaults: NumberRange) -> Option<NumberRange> {
     match table.get("retry_count", "7") {
         Some(value) if value.text_if_any() == Some("unlimited") => Some(defaults),
         Some(value) => read_scaled(&value, 1.0, 0.0..=7.0),
@@ -129,8 +129,8 @@ pub(super) fn verbs(table: Table<'_>, links: &[LinkSpec]) -> Option<VerbsSpec> {
 }
 
 /// Reads a path MTU, or a range, from which the seed draws one.
-fn mtu(value: &Value<'_>, links: &[LinkSpec]) -> Option<Between> {
-    let Between { low, high } = read_scaled(value, 1.0, 256.0..=4096.0)?;
+fn mtu(value: &Value<'_>, links: &[LinkSpec]) -> Option<NumberRange> {
+    let NumberRange { low, high } = read_scaled(value, 1.0, 256.0..=4096.0)?;
     if [low, high].iter().any(|mtu| mtu.count_ones() != 1) {
         value.add(
             value
@@ -152,5 +152,5 @@ fn mtu(value: &Value<'_>, links: &[LinkSpec]) -> Option<Between> {
         return None;
     }
     let log2 = |mtu: i64| i64::from(mtu.trailing_zeros());
-    Some(Between { low: log2(low), high: log2(high) })
+    Some(NumberRange { low: log2(low), high: log2(high) })
 }

@@ -42,7 +42,7 @@ pub(crate) struct SwordboxConfig {
     /// File that records connections
     pub(crate) journal: Option<PathBuf>,
     /// The switch uses the first port's MAC address, which is not yet in `switch`
-    pub(crate) mac_of_port: bool,
+    pub(crate) uses_port_mac: bool,
 }
 
 /// Reports next hops with a MAC address: packets that the switch sends itself keep the headers with which
@@ -101,7 +101,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
             default.dead_after.0 / 1_000_000,
         )),
         layers,
-        failed_cas: if failed_cas == Some("answer") { FailedCas::Answer } else { FailedCas::Write },
+        failed_cas: if failed_cas == Some("answer") { FailedCas::Respond } else { FailedCas::Write },
         ..default
     };
     let mac = table.get("mac", "\"02:00:00:00:00:fe\"").and_then(|value| station(&value));
@@ -109,7 +109,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let servers = servers(table, interface.is_some());
     let mac_of_port = interface.is_some() && mac.is_none();
     let switch = Config { forward: forward?, servers: servers?, interface, ..config };
-    Some(FunctionConfig::Swordbox(SwordboxConfig { switch, journal, mac_of_port }))
+    Some(FunctionConfig::Swordbox(SwordboxConfig { switch, journal, uses_port_mac: mac_of_port }))
 }
 
 /// Reads the switch's own addresses, which its own queue pairs need.
@@ -137,7 +137,7 @@ fn read_connect(value: Value<'_>, has_address: bool) -> Option<Connect> {
             "add `addresses = [\"10.0.0.254/24\"]` to [swordbox], an unused address of the server's network",
         ));
     }
-    let table = value.like("{ port = 7471 }").table("`connect`")?;
+    let table = value.with_example("{ port = 7471 }").table("`connect`")?;
     let port = table.require("port", "7471").and_then(|port| port.number(1..=65_535, 7471));
     let lanes = table.number("lanes", 1..=64, DEFAULT_OWN_QPS) as usize;
     let private_data = table.get("private_data", "\"a word\"").map_or(Some(Vec::new()), |value| {
@@ -155,7 +155,7 @@ fn read_connect(value: Value<'_>, has_address: bool) -> Option<Connect> {
     });
     table.finish();
     let service = service_id_of(PortSpace::Tcp, port? as u16);
-    Some(Connect { service, private_data: private_data?, lanes })
+    Some(Connect { service, private_data: private_data?, qps: lanes })
 }
 
 /// Reports a layer without a journal: the two sides of a connection may differ only if the difference
@@ -234,34 +234,35 @@ fn servers(table: &Table<'_>, has_address: bool) -> Option<Vec<Server>> {
 
 fn server(table: &Table<'_>, host: Option<core::net::IpAddr>, has_address: bool) -> Option<Server> {
     let default = Server::new(core::net::Ipv4Addr::UNSPECIFIED.into());
-    let detect = table.number("detect", 0..=u32::MAX.into(), default.detect.into()) as u32;
-    let lanes = table.number("lanes", 1..=64, default.lanes as u64) as usize;
+    let detect = table.number("detect", 0..=u32::MAX.into(), default.detect_after.into()) as u32;
+    let lanes = table.number("lanes", 1..=64, default.client_owned_qps as u64) as usize;
     let rd_atomic = table.number("rd_atomic", 1..=MAX_RD_ATOMIC, default.rd_atomic.into()) as u8;
     let share = table.boolean("share", true);
     let path_mtu = table.number("path_mtu", 0..=4096, default.path_mtu.into()) as u16;
     let connect = table.get("connect", "{ port = 7471 }");
     let connect = connect.map_or(Some(None), |value| read_connect(value, has_address).map(Some));
-    let never = table.get("never", "[{ va = 0x10000, bytes = 4096 }]").map_or(Some(Vec::new()), |value| {
-        let never = |element: Value<'_>| {
-            let table = element.like("{ va = 0x10000, bytes = 4096 }").table("`never`")?;
-            let va = table.require("va", "0x10000");
-            let range = va.and_then(|va| range(&table, &va, 1));
-            table.finish();
-            range
-        };
-        value.list()?.into_iter().map(never).collect::<Option<Vec<_>>>()
-    });
+    let never_cached =
+        table.get("never", "[{ va = 0x10000, bytes = 4096 }]").map_or(Some(Vec::new()), |value| {
+            let excluded = |element: Value<'_>| {
+                let table = element.with_example("{ va = 0x10000, bytes = 4096 }").table("`never`")?;
+                let va = table.require("va", "0x10000");
+                let range = va.and_then(|va| range(&table, &va, 1));
+                table.finish();
+                range
+            };
+            value.list()?.into_iter().map(excluded).collect::<Option<Vec<_>>>()
+        });
     let tables = subsections(table, "table", TABLE_HEADER)?;
     let tables: Option<Vec<_>> = tables.into_iter().map(lock_table).collect();
     let structures = structures::read(table);
-    let (host, tables, structures, never) = (host?, tables?, structures?, never?);
+    let (host, tables, structures, never_cached) = (host?, tables?, structures?, never_cached?);
     Some(Server {
         host,
         tables,
         structures,
-        never,
-        detect,
-        lanes,
+        never_cached,
+        detect_after: detect,
+        client_owned_qps: lanes,
         path_mtu,
         rd_atomic,
         share,

@@ -49,13 +49,20 @@ fn lists(table: Table<'_>) -> Option<Structure> {
         Some(node_len as usize)
     });
     let default = keys.unwrap_or(1);
-    let firsts = table.number("firsts", 0..=u64::from(u32::MAX), default);
-    let remembered = table.number("remembered", 1..=1 << 32, default * 3) as usize;
-    let tracked = table.number("tracked", 1..=1 << 31, default) as usize;
+    let first_nodes = table.number("firsts", 0..=u64::from(u32::MAX), default);
+    let cached_nodes = table.number("remembered", 1..=1 << 32, default * 3) as usize;
+    let tracked_keys = table.number("tracked", 1..=1 << 31, default) as usize;
     let hot = table.number("hot", 1..=u64::from(u32::MAX), 1) as u32;
     table.finish();
     let layout = Layout { keys: keys?, node_len: node_len? };
-    Some(Structure::Lists(ListsConfig { layout, nodes: nodes?, firsts, remembered, tracked, hot }))
+    Some(Structure::Lists(ListsConfig {
+        layout,
+        nodes: nodes?,
+        first_nodes,
+        cached_nodes,
+        tracked_keys,
+        hot,
+    }))
 }
 
 fn locks(table: Table<'_>) -> Option<Structure> {

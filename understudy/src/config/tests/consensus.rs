@@ -5,7 +5,7 @@ use crate::config::FunctionConfig;
 use crate::consensus::{ConsensusConfig, Load};
 use core::net::IpAddr;
 use p4ce::Secret;
-use p4ce::consensus::{Layout, Through};
+use p4ce::consensus::{Layout, SwitchAddress};
 use switch::Nanos;
 
 const PORT: &str = "[[port]]\nname = \"a\"\nring = {}\n";
@@ -53,7 +53,7 @@ fn keys_and_defaults_are_read() {
     ));
     let expected = ConsensusConfig {
         port: 7,
-        switch: Some(Through { address: [10, 0, 0, 254].into(), port: 8 }),
+        switch: Some(SwitchAddress { address: [10, 0, 0, 254].into(), port: 8 }),
         secret: Some(Secret::new("0123456789abcdef")),
         heartbeat: Nanos::from_micros(2500),
         layout: Layout::new(100, 64, 16),
@@ -66,7 +66,7 @@ fn keys_and_defaults_are_read() {
     assert_eq!(unlimited.load, Some(Load { size: 1, rate: None }));
     assert_eq!(unlimited.switch.map(|switch| switch.port), Some(18_515));
     // The NIC's acknowledgement timeout is 4.096 us times two to this power: a heartbeat or a little more.
-    assert_eq!((plain.server(1).ack_timeout, all.server(1).ack_timeout), (8, 10));
+    assert_eq!((plain.protocol_config(1).ack_timeout, all.protocol_config(1).ack_timeout), (8, 10));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::{PORTS, fails, problems_in, read};
 use crate::config::FunctionConfig;
 use rocev2::{Opcode, Psn, Qpn};
 use switch::impair::{Action, Config, Field, Match, Network, Operations, PsnRange, Rule};
-use switch::{Nanos, PortId, Share};
+use switch::{Nanos, PortId, Probability};
 
 const PAIRS: &str = "[impair]\npairs = [[\"a\", \"b\"]]\n";
 const RULE_KEYS: &str = "[[impair.rule]] takes `name`, `match`, `share`, `skip`, `times`, `action`, `delay_us`, `jitter_us`, `copies`, `behind`, `at_most_us`, `field` and `force`";
@@ -57,7 +57,7 @@ fn absent_keys_have_defaults() {
     let rule = Rule {
         name: "rule 1".into(),
         matching: Match::default(),
-        share: Share::ALWAYS,
+        share: Probability::ALWAYS,
         skip: 0,
         times: u64::MAX,
         action: Action::Drop,
@@ -98,7 +98,7 @@ fn every_key_is_read() {
             psn: range(0xff_fff0, 15),
             psn_offset: range(3, 3),
         },
-        share: Share::new(0.25).unwrap(),
+        share: Probability::new(0.25).unwrap(),
         skip: 5,
         times: 6,
         action: Action::Drop,
@@ -112,7 +112,7 @@ fn every_key_is_read() {
             psn_offset: range(0, 10),
             ..Match::default()
         },
-        share: Share::ALWAYS,
+        share: Probability::ALWAYS,
         skip: 0,
         times: u64::MAX,
         action: Action::Corrupt(Field::Payload),

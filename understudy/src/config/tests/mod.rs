@@ -107,7 +107,7 @@ fn problems_in(folder: &Path, text: &str) -> Vec<(usize, String, String)> {
     let report = read_in(folder, text).expect_err("the file is invalid");
     // The folder's name differs from run to run.
     let plain = |text: &str| text.replace(&format!("{}/", folder.display()), "");
-    report.findings().map(|f| (f.place.line, plain(f.message), plain(f.help))).collect()
+    report.findings().map(|f| (f.position.line, plain(f.message), plain(f.help))).collect()
 }
 
 /// Asserts that there is exactly one problem, with this message and this help, on the line that is marked

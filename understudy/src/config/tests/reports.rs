@@ -99,7 +99,7 @@ test.toml cannot be used: 2 things are wrong
 fn columns_count_characters() {
     let text = runtime("file_prefix = \"ünder\"; x");
     let report = read_in(folder().path(), &text).unwrap_err();
-    let place = report.findings().next().unwrap().place;
+    let place = report.findings().next().unwrap().position;
     assert_eq!((place.line, place.column), (2, 22));
 }
 
@@ -126,7 +126,7 @@ fn unreadable_files_are_reported() {
         ),
     ] {
         let report = load(path).unwrap_err();
-        let found: Vec<_> = report.findings().map(|f| (f.place.line, f.message, f.help)).collect();
+        let found: Vec<_> = report.findings().map(|f| (f.position.line, f.message, f.help)).collect();
         assert_eq!(found, [(1, message.as_str(), help)]);
         assert!(!report.render().contains("cannot be used"), "the message names the file exactly once");
     }

@@ -3,7 +3,7 @@
 use super::super::{parsed, scenario};
 use core::net::IpAddr;
 use sim::scenario::{
-    AckSpec, Between, EcnSpec, FaultKind, FaultSpec, GroupsSpec, Scenario, SwitchKind, Work, to_toml,
+    AckSpec, EcnSpec, FaultKind, FaultSpec, GroupsSpec, NumberRange, Scenario, SwitchKind, Work, to_toml,
 };
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn link(lines: &str) -> String {
 
 fn problems(text: &str) -> Vec<(usize, String, String)> {
     let report = parsed(Path::new("test.toml"), text, scenario::read).expect_err("the file is invalid");
-    report.findings().map(|f| (f.place.line, f.message.to_owned(), f.help.to_owned())).collect()
+    report.findings().map(|f| (f.position.line, f.message.to_owned(), f.help.to_owned())).collect()
 }
 
 /// Asserts that there is exactly one problem, with this message and this help, on the line that is marked
@@ -49,34 +49,34 @@ fn keys_are_read() {
     .replace("[[link]]", "ack = { packets = 4, time_us = 20 }\ncredits = true\n[[link]]");
     let scenario = read(&text);
     let link = &scenario.links[0];
-    assert_eq!(link.rate, Between { low: 1_000_000_000, high: 2_500_000_000 });
-    assert_eq!(link.delay, Between::just(500));
-    assert_eq!(link.loss, Between { low: 0, high: 100_000_000 });
+    assert_eq!(link.rate, NumberRange { low: 1_000_000_000, high: 2_500_000_000 });
+    assert_eq!(link.delay, NumberRange::fixed(500));
+    assert_eq!(link.loss, NumberRange { low: 0, high: 100_000_000 });
     let ecn = EcnSpec {
-        min: Between::just(1),
-        max: Between { low: 5, high: 6 },
-        share: Between::just(500_000_000),
+        min: NumberRange::fixed(1),
+        max: NumberRange { low: 5, high: 6 },
+        share: NumberRange::fixed(500_000_000),
     };
     assert_eq!(link.ecn, Some(ecn));
     assert_eq!(scenario.hosts[1].ack, AckSpec::Every { packets: 4, time: 20_000 });
-    assert_eq!(scenario.hosts[1].credits, Between::just(1));
+    assert_eq!(scenario.hosts[1].credits, NumberRange::fixed(1));
     assert_eq!(scenario.hosts[0].address, (IpAddr::from([10, 0, 0, 1]), 24));
     let Work::Verbs(verbs) = &scenario.work else { panic!("{:?}", scenario.work) };
-    assert_eq!(verbs.mtu_log2, Between { low: 8, high: 12 });
-    assert_eq!(verbs.retry_count, Between::just(3));
-    assert_eq!(verbs.unreliable, Between { low: 0, high: 2 });
-    assert_eq!(verbs.srq, Between { low: 0, high: 1 });
+    assert_eq!(verbs.mtu_log2, NumberRange { low: 8, high: 12 });
+    assert_eq!(verbs.retry_count, NumberRange::fixed(3));
+    assert_eq!(verbs.unreliable, NumberRange { low: 0, high: 2 });
+    assert_eq!(verbs.srq, NumberRange { low: 0, high: 1 });
     let crash = FaultSpec {
-        at: Between::just(1000),
+        at: NumberRange::fixed(1000),
         kind: FaultKind::Crash("a".into()),
-        lasts: Some(Between { low: 2000, high: 3000 }),
+        lasts: Some(NumberRange { low: 2000, high: 3000 }),
     };
     assert_eq!(scenario.faults[0], crash);
-    assert_eq!(scenario.faults[1].kind, FaultKind::ClockStep("b".into(), Between::just(-4000)));
+    assert_eq!(scenario.faults[1].kind, FaultKind::ClockStep("b".into(), NumberRange::fixed(-4000)));
     let [a, b] = ["a", "b"].map(String::from);
     assert_eq!(scenario.faults[2].kind, FaultKind::Mute(vec![a.clone()]));
-    assert_eq!(scenario.faults[3].kind, FaultKind::Part([a.clone(), b.clone()]));
-    assert_eq!(scenario.faults[4].kind, FaultKind::Mtu([b, a], Between { low: 300, high: 600 }));
+    assert_eq!(scenario.faults[3].kind, FaultKind::PartitionPair([a.clone(), b.clone()]));
+    assert_eq!(scenario.faults[4].kind, FaultKind::Mtu([b, a], NumberRange { low: 300, high: 600 }));
     assert_eq!(read(&to_toml(&scenario)), scenario);
 }
 
@@ -259,13 +259,13 @@ fn groups_need_leaders_and_one_switch() {
     );
     let scenario = read(&text);
     let address = (IpAddr::from([10, 0, 0, 254]), 24);
-    let silent_after = Between::just(500_000);
+    let silent_after = NumberRange::fixed(500_000);
     assert_eq!(scenario.switches[0].kind, SwitchKind::P4ce { address, silent_after });
     let groups = GroupsSpec {
-        quorum: Between { low: 1, high: 2 },
-        mtu_log2: Between::just(8),
-        outvote: Between { low: 0, high: 1 },
-        messages: Between::just(0),
+        quorum: NumberRange { low: 1, high: 2 },
+        mtu_log2: NumberRange::fixed(8),
+        outvote: NumberRange { low: 0, high: 1 },
+        messages: NumberRange::fixed(0),
         ..GroupsSpec::new(vec!["b".into()])
     };
     assert_eq!(scenario.work, Work::Groups(groups));

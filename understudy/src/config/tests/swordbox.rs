@@ -54,7 +54,10 @@ fn forward() -> switch::forward::Config {
 fn absent_keys_have_defaults() {
     let servers = vec![Server::new([10, 0, 0, 9].into())];
     let expected = Config { servers, ..Config::new(forward()) };
-    assert_eq!(switch(&swordbox("")), SwordboxConfig { switch: expected, journal: None, mac_of_port: false });
+    assert_eq!(
+        switch(&swordbox("")),
+        SwordboxConfig { switch: expected, journal: None, uses_port_mac: false }
+    );
 }
 
 #[test]
@@ -76,9 +79,9 @@ fn every_key_is_read() {
         "firsts = 0\nremembered = 20\ntracked = 21\nhot = 22\n",
     ];
     let second_store = ListsConfig {
-        firsts: 0,
-        remembered: 20,
-        tracked: 21,
+        first_nodes: 0,
+        cached_nodes: 20,
+        tracked_keys: 21,
         hot: 22,
         ..ListsConfig::new(Layout { keys: 19, node_len: 64 }, 0x2_0000..0x3_0000)
     };
@@ -91,10 +94,10 @@ fn every_key_is_read() {
         Table { rkey: Some(0x1234), range: 0..u64::MAX, stride: 8, writable: true },
         Table { rkey: None, range: 0x7fff_0000_0000..0x7fff_0000_1000, stride: 64, writable: false },
     ];
-    let never = vec![0xffff..0x1_0000, 0..8];
+    let never_cached = vec![0xffff..0x1_0000, 0..8];
     let host = [0xfd00, 0, 0, 0, 0, 0, 0, 9].into();
     let service = rnic::cm::service_id_of(rnic::cm::PortSpace::Tcp, 7471);
-    let connect = Some(Connect { service, private_data: b"lane".to_vec(), lanes: 3 });
+    let connect = Some(Connect { service, private_data: b"lane".to_vec(), qps: 3 });
     let interface = Interface {
         gateways: vec![[10, 0, 0, 1].into()],
         vlan: Some(10),
@@ -121,9 +124,9 @@ fn every_key_is_read() {
                 host,
                 tables,
                 structures,
-                never,
-                detect: 12,
-                lanes: 13,
+                never_cached,
+                detect_after: 12,
+                client_owned_qps: 13,
                 path_mtu: 1024,
                 rd_atomic: 14,
                 share: false,
@@ -131,7 +134,7 @@ fn every_key_is_read() {
             },
         ],
         layers: Layers { remap: true, cas_to_write: true, steer_writes: true, steer_reads: true },
-        failed_cas: FailedCas::Answer,
+        failed_cas: FailedCas::Respond,
         interface: Some(interface),
         ..Config::new(forward())
     };
@@ -140,7 +143,7 @@ fn every_key_is_read() {
     let found = read_in(folder.path(), &text).unwrap_or_else(|report| panic!("{}", report.render()));
     // The path is relative to the folder of the file.
     let journal = Some(folder.path().join("j/x"));
-    assert_eq!(switch_of(found.function), SwordboxConfig { switch: expected, journal, mac_of_port: false });
+    assert_eq!(switch_of(found.function), SwordboxConfig { switch: expected, journal, uses_port_mac: false });
 }
 
 #[test]

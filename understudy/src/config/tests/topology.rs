@@ -55,7 +55,7 @@ ends = ["tor2", "spine"]
 fn read(text: &str) -> Result<Network, Vec<(usize, String, String)>> {
     let found = parsed(Path::new("test.toml"), text, topology::read);
     found.map_err(|report| {
-        report.findings().map(|f| (f.place.line, f.message.to_owned(), f.help.to_owned())).collect()
+        report.findings().map(|f| (f.position.line, f.message.to_owned(), f.help.to_owned())).collect()
     })
 }
 

@@ -3,7 +3,7 @@
 use super::{FORWARD, PORTS, fails, read};
 use crate::config::TunnelConfig;
 use rocev2::ethernet::MacAddr;
-use switch::tunnel::{Config, Onward};
+use switch::tunnel::{Config, InnerForwarding};
 
 const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
 const ROUTER: &str = "[forward.routes]\nmac = \"02:00:00:00:00:fe\"\n[[forward.routes.to]]\nprefix = \"0.0.0.0/0\"\n\
@@ -32,27 +32,27 @@ fn slip(from: &str, to: &str) -> String {
 fn keys_and_defaults_are_read() {
     let expected = TunnelConfig {
         mac: Some(OWN),
-        ends: vec![[10, 255, 0, 1].into()],
+        endpoints: vec![[10, 255, 0, 1].into()],
         sources: vec![[10, 0, 1, 1].into()],
-        onward: Onward::Function,
+        inner_forwarding: InnerForwarding::Function,
     };
     // A router uses its own MAC address for the tunnels.
     assert_eq!(tunnel(&[TUNNEL, ROUTER]), expected);
     assert_eq!(tunnel(&[TUNNEL, "mac = \"02:00:00:00:00:fe\"\n", ROUTER]), expected);
-    let hops = Onward::NextHops(vec![([10, 0, 1, 1].into(), MacAddr([2, 0, 0, 0, 0, 1]))]);
-    let bridge = TunnelConfig { onward: hops, ..expected };
+    let hops = InnerForwarding::NextHops(vec![([10, 0, 1, 1].into(), MacAddr([2, 0, 0, 0, 0, 1]))]);
+    let bridge = TunnelConfig { inner_forwarding: hops, ..expected };
     assert_eq!(tunnel(&[TUNNEL, HOPS, ONEPIPE]), bridge, "[onepipe] gives its address to the tunnels");
     let nobody_says = TunnelConfig { mac: None, ..bridge.clone() };
     for function in [BRIDGE, FORWARD] {
         assert_eq!(tunnel(&[TUNNEL, HOPS, function]), nobody_says);
     }
     let port = MacAddr([2, 0, 0, 0, 0, 9]);
-    let TunnelConfig { ends, sources, onward, .. } = bridge.clone();
-    assert_eq!(nobody_says.at(port), Config { mac: port, ends, sources, onward });
-    assert_eq!(bridge.at(port).mac, OWN);
+    let TunnelConfig { endpoints, sources, inner_forwarding, .. } = bridge.clone();
+    assert_eq!(nobody_says.with_port_mac(port), Config { mac: port, endpoints, sources, inner_forwarding });
+    assert_eq!(bridge.with_port_mac(port).mac, OWN);
     let both = TUNNEL.replace("\"]\ns", "\", \"fd00::1\"]\ns").replace(".1.1\"", ".1.1\", \"fd00::2\"");
     let both = tunnel(&[&both, ROUTER]);
-    assert_eq!((both.ends.len(), both.sources.len()), (2, 2));
+    assert_eq!((both.endpoints.len(), both.sources.len()), (2, 2));
     assert_eq!(read(&[PORTS, BRIDGE].concat()).tunnel, None);
 }
 

@@ -9,13 +9,13 @@ use super::tcp::{Listener, SocketHandle, Tcp};
 use core::net::IpAddr;
 use exchange::{DONE, Exchange, Message, QpInfo, mtu_response};
 use rnic::{
-    Completed, Completion, Cq, Data, Modify, Operation, Path, PathMtu, Pd, ReadyToReceive, ReadyToSend,
-    Remote, Rnic, SendRequest, Transport,
+    Completion, CompletionOpcode, Cq, Data, Modify, Operation, Path, PathMtu, Pd, ReadyToReceive,
+    ReadyToSend, Remote, Rnic, SendRequest, Transport,
 };
 use rocev2::aeth::RnrTimer;
 use rocev2::{Psn, Qpn};
 use std::collections::BTreeMap;
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 /// Receives posted at once. UC has no flow control, so these have to cover all messages that arrive between
 /// two polls.
@@ -118,7 +118,7 @@ impl Servers {
             listener: tcp.listen(config.port),
             clients: Vec::new(),
             pairs: BTreeMap::new(),
-            rng: Chance::stream(nic.config().seed, config.port.into()),
+            rng: Rng::stream(nic.config().seed, config.port.into()),
             row: ServiceRow { service: PerftestConfig::NAME, port: config.port, ..ServiceRow::default() },
         };
         let servers = configs.iter().map(server).collect();
@@ -226,7 +226,7 @@ struct Server {
     clients: Vec<Client>,
     /// By QPN of this server
     pairs: BTreeMap<u32, Pair>,
-    rng: Chance,
+    rng: Rng,
     row: ServiceRow,
 }
 
@@ -406,13 +406,13 @@ impl Server {
             rnic::Status::Success => {}
             rnic::Status::Flushed => return,
             status => {
-                let what = format!("{:?} failed: {status:?}", completion.of);
+                let what = format!("{:?} failed: {status:?}", completion.opcode);
                 return self.fail_client(completion.qpn, what, nic, tcp);
             }
         }
         self.row.operations = self.row.operations.saturating_add(1);
         self.row.bytes = self.row.bytes.saturating_add(completion.len.into());
-        if completion.of == Completed::Recv {
+        if completion.opcode == CompletionOpcode::Recv {
             pair.qp.receive(nic, 0, self.config.size);
             if self.config.test == Test::SendLat {
                 let data = match completion.len {

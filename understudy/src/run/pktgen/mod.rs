@@ -21,7 +21,7 @@ use switch::PortId;
 
 use invalid::{InvalidReason, Links};
 pub(super) use report::PktgenReport;
-pub(crate) use report::rate;
+pub(crate) use report::describe_rate;
 
 /// Interval of progress lines on a terminal
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
@@ -110,7 +110,7 @@ impl Control<Pktgen> for Plane<'_> {
         }
     }
 
-    fn on_refused(&mut self, port: &PortInfo, why: &str) {
+    fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
         eprintln!("Port {} refuses a peer: {why}.", port.name);
     }
 }

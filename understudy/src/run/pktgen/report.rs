@@ -507,7 +507,7 @@ impl PktgenReport {
 }
 
 /// Describes a rate, for the summary of a configuration.
-pub(crate) fn rate(rate: Rate) -> String {
+pub(crate) fn describe_rate(rate: Rate) -> String {
     let unit = |unit| if unit == Unit::Bits { "bits" } else { "packets" };
     match rate {
         Rate::Max => "as fast as its port accepts it".into(),

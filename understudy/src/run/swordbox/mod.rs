@@ -12,7 +12,7 @@ use crate::config::{self, Config, FunctionConfig, SwordboxConfig};
 use crate::observe::FunctionMetrics;
 use core::fmt::Write as _;
 use core::sync::atomic::{AtomicBool, Ordering};
-use dataplane::{ControlOutput, Live, Mbuf, Plane, PortInfo, Runtime, Stop};
+use dataplane::{ControlOutput, Live, Mbuf, PortInfo, Runtime, SingleWorkerControl, Stop};
 use journal::Journal;
 use rocev2::ethernet::MacAddr;
 use std::io;
@@ -75,7 +75,7 @@ impl Prepared {
 /// Describes the capacities of the tables, and the memory that they take.
 fn memory_text(config: &swordbox::Config, memory: Memory) -> String {
     let Memory { connections, in_flight, lines, held, structures } = memory;
-    let lanes = config.lanes();
+    let lanes = config.shared_qps();
     format!(
         "Swordbox keeps up to {} connections in {connections} bytes, {} outstanding operations on each of {lanes} shared \
          connections in {in_flight}, the words of {} lines in {lines}, {} held frames in {held}, and the state of data structures \
@@ -118,7 +118,7 @@ fn layers_of(initial: &Config, reloaded: Config) -> Result<Layers, String> {
 /// The control plane. It receives events about connections when they are in the journal, and reloads the
 /// layers.
 struct SwordboxControl {
-    plane: Plane<Control>,
+    plane: SingleWorkerControl<Control>,
     /// The journal's thread, if there is a journal
     writer: Option<Writer>,
     /// Connections that the journal's thread could not write
@@ -152,12 +152,14 @@ impl dataplane::Control<Swordbox> for SwordboxControl {
     fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Swordbox>) {
         let Some(writer) = &mut self.writer else { return self.plane.on_event(worker, event, out) };
         match event {
-            Event::Diverging(connection) => self.unwritten += u64::from(!writer.add(connection)),
-            Event::Over(connection) => {
+            Event::TranslationRequested(connection) => self.unwritten += u64::from(!writer.add(connection)),
+            Event::ConnectionEnded(connection) => {
                 writer.remove(connection);
                 self.plane.on_event(worker, event, out);
             }
-            Event::LaneOpened { .. } | Event::LaneLost { .. } => self.plane.on_event(worker, event, out),
+            Event::SharedQpOpened { .. } | Event::SharedQpLost { .. } => {
+                self.plane.on_event(worker, event, out)
+            }
         }
     }
 
@@ -172,7 +174,7 @@ impl dataplane::Control<Swordbox> for SwordboxControl {
         while let Some((connection, written)) = self.writer.as_mut().and_then(Writer::poll) {
             if written {
                 // Swordbox has only one worker.
-                self.plane.on_event(0, Event::Diverging(connection), out);
+                self.plane.on_event(0, Event::TranslationRequested(connection), out);
             } else {
                 // The connection stays as it is: its packets pass unchanged.
                 self.unwritten += 1;
@@ -195,7 +197,7 @@ pub(super) fn run(
 ) -> Report {
     let Prepared { initial, ended, writer, reload_requested } = prepared;
     let mut switch = swordbox::Config { ended, ..config.switch.clone() };
-    if let Some(interface) = switch.interface.as_mut().filter(|_| config.mac_of_port) {
+    if let Some(interface) = switch.interface.as_mut().filter(|_| config.uses_port_mac) {
         interface.mac = MacAddr(runtime.ports().next().map_or([0; 6], |port| port.mac));
     }
     let memory = switch.memory();
@@ -217,7 +219,8 @@ pub(super) fn run(
         Some(_) => Box::new(AlreadyWritten),
         None => Box::new(NoJournal),
     };
-    let plane = Plane::new(Control::new(journal).with_lanes(&control_config, random_u64()));
+    let plane =
+        SingleWorkerControl::new(Control::new(journal).with_switch_owned_qps(&control_config, random_u64()));
     let mut control = SwordboxControl { plane, writer, unwritten: 0, initial, reload_requested, layers };
     let metrics = |control: &SwordboxControl| {
         let [connections, shared, lines, held] = counters.usage();
@@ -235,8 +238,8 @@ pub(super) fn run(
 
 /// Returns the counts of attempts to connect the switch's own shared queue pairs.
 fn own_lanes(control: &Control) -> [(&'static str, u64); 3] {
-    let ConnectCounters { asked, refused, unanswered, .. } = control.lanes();
-    [("own_lanes_asked", asked), ("own_lanes_refused", refused), ("own_lanes_unanswered", unanswered)]
+    let ConnectCounters { requested, refused, unanswered, .. } = control.connect_counters();
+    [("own_lanes_asked", requested), ("own_lanes_refused", refused), ("own_lanes_unanswered", unanswered)]
 }
 
 fn swordbox_report(counters: &Counters, control: &SwordboxControl, memory: Memory) -> SwordboxReport {

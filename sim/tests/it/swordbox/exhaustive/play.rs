@@ -14,7 +14,7 @@ use sim::words::linear::Rules;
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use switch::forward::Config as ForwardConfig;
-use switch::memory::{MemoryFrame, Sent};
+use switch::memory::{FrameCollector, MemoryFrame};
 use switch::{Function as _, Nanos, PortId, Verdict};
 use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
 
@@ -220,7 +220,7 @@ pub(super) struct Play {
 
 fn switch(options: &Options) -> Swordbox {
     let table = Table { rkey: None, range: VA..VA + WORDS as u64 * STRIDE, stride: 8, writable: true };
-    let server = Server { tables: vec![table], rd_atomic: 4, lanes: 2, ..Server::new(address(0)) };
+    let server = Server { tables: vec![table], rd_atomic: 4, client_owned_qps: 2, ..Server::new(address(0)) };
     let config = Config {
         servers: vec![server],
         layers: Layers::CAS_TO_WRITE,
@@ -380,7 +380,7 @@ impl Play {
             return;
         }
         self.hops = self.hops.max(hops);
-        let mut out = Sent::with_room(usize::MAX);
+        let mut out = FrameCollector::with_room(usize::MAX);
         let mut frame = MemoryFrame::new(bytes);
         let verdict = self.switch.on_frame(&mut frame, PortId(link.index() as u16), self.now, &mut out);
         if let Verdict::Forward(port) = verdict {
@@ -390,7 +390,7 @@ impl Play {
     }
 
     /// Sends the frames that leave the switch, and grants the requests to its control plane.
-    fn leave_switch(&mut self, out: Sent, hops: u64) {
+    fn leave_switch(&mut self, out: FrameCollector, hops: u64) {
         for (frame, port) in out.frames {
             match port.index().checked_sub(1) {
                 None => self.send(Link::ToServer, hops, frame.into_bytes()),
@@ -402,8 +402,8 @@ impl Play {
             }
         }
         while let Some(event) = self.switch.poll_event() {
-            if let Event::Diverging(connection) = event {
-                self.switch.on_command(Command::Permit(connection), self.now);
+            if let Event::TranslationRequested(connection) = event {
+                self.switch.on_command(Command::PermitTranslation(connection), self.now);
             }
         }
     }
@@ -441,7 +441,7 @@ impl Play {
         let hops = self.links.iter().flatten().map(|frame| frame.hops).max().unwrap_or(0).max(self.hops) + 1;
         self.hops = hops;
         if self.switch.next_timer().is_some_and(|due| due <= at) {
-            let mut out = Sent::with_room(usize::MAX);
+            let mut out = FrameCollector::with_room(usize::MAX);
             self.switch.on_timer(at, &mut out);
             self.leave_switch(out, hops);
         }

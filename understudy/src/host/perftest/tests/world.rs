@@ -6,13 +6,14 @@ use crate::host::service::{ServiceRow, SessionQp, VA};
 use crate::host::tcp::{SocketHandle, Tcp};
 use crate::host::{Host, HostConfig, PerftestConfig};
 use rnic::{
-    AckPolicy, Completed, Cq, Data, Interface, Operation, RecvRequest, Remote, Rnic, SendRequest, Transport,
+    AckPolicy, CompletionOpcode, Cq, Data, Interface, Operation, RecvRequest, Remote, Rnic, SendRequest,
+    Transport,
 };
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, Link, Node, NodeId, Ports, Switch, World};
 use std::collections::VecDeque;
-use switch::memory::{MemoryFrame, Sent};
-use switch::{Frame, Function as _, Nanos, PortId, Share};
+use switch::memory::{FrameCollector, MemoryFrame};
+use switch::{Frame, Function as _, Nanos, PortId, Probability};
 
 const SERVER: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
 const PORT: u16 = 18515;
@@ -136,8 +137,8 @@ impl Client {
         self.tcp.read(socket, &mut self.inbox);
         while let Some(completion) = self.nic.poll_cq(self.cq) {
             assert_eq!(completion.status, rnic::Status::Success, "{completion:?}");
-            match completion.of {
-                Completed::Recv => self.received_count += 1,
+            match completion.opcode {
+                CompletionOpcode::Recv => self.received_count += 1,
                 _ => self.completed += 1,
             }
         }
@@ -393,7 +394,7 @@ fn tests_on_uc_finish() {
 #[test]
 fn every_test_finishes_on_faulty_links() {
     for percent in [1, 5] {
-        let share = Share::percent(percent);
+        let share = Probability::percent(percent);
         let link = Link { loss: share, duplicate: share, reorder: share, corrupt: share, ..Link::default() };
         for (_, test) in Test::ALL {
             for seed in 1..=5 {
@@ -546,7 +547,7 @@ fn arp_request(n: u16) -> Vec<u8> {
 fn a_host_counts_drops_while_its_port_is_blocked() {
     let mut host = Host::new(&Case::new(Test::WriteBw).server(), SERVER.0).unwrap();
     let status = host.status();
-    let mut port = Sent::with_room(0);
+    let mut port = FrameCollector::with_room(0);
     for n in 0..5000 {
         // Each segment is answered by a reset, because no process listens at the port.
         let now = Nanos(u64::from(n) * 1000);

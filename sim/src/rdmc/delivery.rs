@@ -29,7 +29,7 @@ fn digest(bytes: &[u8]) -> [u8; DIGEST] {
 
 /// Behaviour of a receiver, perhaps faulty
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Habit {
+pub enum ReceiverBehaviour {
     /// Works
     Sound,
     /// Has no disk space
@@ -64,13 +64,13 @@ pub struct Root {
 pub struct Receiver {
     take: Box<Take>,
     configs: Box<(Config, TakeConfig)>,
-    habit: Habit,
+    behaviour: ReceiverBehaviour,
     written: Vec<u8>,
     /// Object whose digest was right; it stays on the disk when the receiver crashes
     stored: Vec<u8>,
     segments: u64,
     polls: u32,
-    /// For [`Habit::Disk`]: end of the write in progress
+    /// For [`ReceiverBehaviour::Disk`]: end of the write in progress
     writing_until: Option<Nanos>,
     /// Time at which the receiver accepts or refuses, once an object was offered
     begins_at: Option<Nanos>,
@@ -80,12 +80,12 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    fn new(configs: Box<(Config, TakeConfig)>, habit: Habit) -> Self {
+    fn new(configs: Box<(Config, TakeConfig)>, behaviour: ReceiverBehaviour) -> Self {
         let take = Box::new(Take::new(configs.0.clone(), configs.1.clone()));
         Self {
             take,
             configs,
-            habit,
+            behaviour,
             written: Vec::new(),
             stored: Vec::new(),
             segments: 0,
@@ -99,10 +99,10 @@ impl Receiver {
 
     /// Returns whether the receiver can write a segment now.
     fn writes(&mut self, now: Nanos) -> bool {
-        match self.habit {
-            Habit::Slow(every) => self.polls.is_multiple_of(every),
-            Habit::Stuck(after) => self.segments < after,
-            Habit::Disk(_) => self.writing_until.is_none_or(|until| until <= now),
+        match self.behaviour {
+            ReceiverBehaviour::Slow(every) => self.polls.is_multiple_of(every),
+            ReceiverBehaviour::Stuck(after) => self.segments < after,
+            ReceiverBehaviour::Disk(_) => self.writing_until.is_none_or(|until| until <= now),
             _ => true,
         }
     }
@@ -110,12 +110,13 @@ impl Receiver {
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.take.run(nic, now);
         if self.take.offered().is_some() && self.begins_at.is_none() {
-            let duration = if let Habit::Begins(duration) = self.habit { duration } else { Nanos::ZERO };
+            let duration =
+                if let ReceiverBehaviour::Begins(duration) = self.behaviour { duration } else { Nanos::ZERO };
             self.begins_at = Some(now + duration);
         }
         if self.begins_at.is_some_and(|at| at <= now) && !self.begun {
             self.begun = true;
-            if self.habit == Habit::Full {
+            if self.behaviour == ReceiverBehaviour::Full {
                 self.take.refuse(nic, Refusal::NoSpace, now);
             } else {
                 self.take.accept(nic, now);
@@ -132,11 +133,11 @@ impl Receiver {
         {
             self.written.extend_from_slice(&bytes);
             self.segments += 1;
-            if self.habit == Habit::Careless && self.segments == 1 {
+            if self.behaviour == ReceiverBehaviour::Careless && self.segments == 1 {
                 self.written[0] ^= 1;
             }
-            match self.habit {
-                Habit::Disk(duration) => self.writing_until = Some(now + duration),
+            match self.behaviour {
+                ReceiverBehaviour::Disk(duration) => self.writing_until = Some(now + duration),
                 _ => self.take.written(nic),
             }
         }
@@ -164,7 +165,7 @@ impl App for Role {
         match self {
             // Both fail only if the NIC lacks resources, which no outcome would report.
             Self::Root(root) => root.give.start(nic, now).expect("the NIC has room for a node"),
-            Self::Receiver(Receiver { habit: Habit::Absent, .. }) => {}
+            Self::Receiver(Receiver { behaviour: ReceiverBehaviour::Absent, .. }) => {}
             Self::Receiver(receiver) => receiver.take.start(nic, now).expect("the NIC has room for a node"),
         }
     }
@@ -195,14 +196,14 @@ impl App for Role {
         // The operator starts the receiver again.
         if let Self::Receiver(receiver) = self {
             let stored = core::mem::take(&mut receiver.stored);
-            *receiver = Receiver { stored, ..Receiver::new(receiver.configs.clone(), receiver.habit) };
+            *receiver = Receiver { stored, ..Receiver::new(receiver.configs.clone(), receiver.behaviour) };
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
         match self {
             Self::Root(root) => root.give.next_timer(),
-            Self::Receiver(Receiver { habit: Habit::Absent, .. }) => None,
+            Self::Receiver(Receiver { behaviour: ReceiverBehaviour::Absent, .. }) => None,
             Self::Receiver(Receiver { take, writing_until, begins_at, begun, .. }) => {
                 [take.next_timer(), *writing_until, begins_at.filter(|_| !begun)].into_iter().flatten().min()
             }
@@ -231,7 +232,7 @@ impl Delivery {
     pub fn new(
         setup: &Setup,
         len: u64,
-        receivers: &[Habit],
+        receivers: &[ReceiverBehaviour],
         change: impl FnOnce(&mut GiveConfig),
     ) -> Result<Self, GiveError> {
         let mut world = World::new(setup.seed);
@@ -249,10 +250,11 @@ impl Delivery {
         let patience = give.patience;
         let give = Box::new(Give::new(node_config(setup, 0), give)?);
         let root = Role::Root(Root { give, read: 0, read_limit: u64::MAX });
-        let receiver = |(host, habit): (u16, &Habit)| {
-            let max_memory = if let Habit::Small(bytes) = habit { *bytes } else { TakeConfig::MEMORY };
+        let receiver = |(host, behaviour): (u16, &ReceiverBehaviour)| {
+            let max_memory =
+                if let ReceiverBehaviour::Small(bytes) = behaviour { *bytes } else { TakeConfig::MEMORY };
             let configs = (node_config(setup, host), TakeConfig { from: ip(0), patience, max_memory });
-            Role::Receiver(Receiver::new(Box::new(configs), *habit))
+            Role::Receiver(Receiver::new(Box::new(configs), *behaviour))
         };
         let all = core::iter::once(root).chain((1..).zip(receivers).map(receiver));
         let hosts: Vec<_> = (0..)
@@ -272,7 +274,7 @@ impl Delivery {
     }
 
     /// Returns the outcome at the root, once there is one.
-    pub fn given(&self) -> Option<&Result<Given, GiveError>> {
+    pub fn root_outcome(&self) -> Option<&Result<Given, GiveError>> {
         match self.role(0) {
             Role::Root(root) => root.give.outcome(),
             Role::Receiver(_) => None,
@@ -307,7 +309,7 @@ impl Delivery {
     }
 
     /// Returns the outcome at a receiver, once there is one.
-    pub fn taken(&self, host: u16) -> Option<&Result<(), TakeError>> {
+    pub fn receiver_outcome(&self, host: u16) -> Option<&Result<(), TakeError>> {
         match self.role(host) {
             Role::Receiver(receiver) => receiver.take.outcome(),
             Role::Root(_) => None,
@@ -315,7 +317,7 @@ impl Delivery {
     }
 
     /// Returns the largest number of segments that a receiver had and had not written.
-    pub fn most_unwritten(&self, host: u16) -> u64 {
+    pub fn max_unwritten(&self, host: u16) -> u64 {
         match self.role(host) {
             Role::Receiver(receiver) => receiver.most_unwritten,
             Role::Root(_) => 0,
@@ -333,7 +335,9 @@ impl Delivery {
     /// Runs until the root and these receivers have an outcome. Returns false if one has none by `until`.
     pub fn settle(&mut self, until: Nanos, receivers: &[u16]) -> bool {
         loop {
-            if self.given().is_some() && receivers.iter().all(|host| self.taken(*host).is_some()) {
+            if self.root_outcome().is_some()
+                && receivers.iter().all(|host| self.receiver_outcome(*host).is_some())
+            {
                 return true;
             }
             if !self.world.step(until) {

@@ -18,7 +18,7 @@ const BACKLOG: i32 = 128;
 /// A socket on which this process listens. Dropping it removes its path, unless another socket has the path
 /// by then.
 #[derive(Debug)]
-pub struct Place {
+pub struct ListeningSocket {
     path: PathBuf,
     /// Device and inode of the socket's path
     identity: (u64, u64),
@@ -26,7 +26,7 @@ pub struct Place {
 
 /// The reason why a socket could not be created.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
+pub enum ListenError {
     /// The folder cannot be opened, or stays locked
     #[error("folder: {0}")]
     Folder(io::Error),
@@ -41,7 +41,7 @@ pub enum PlaceError {
     Other(#[from] io::Error),
 }
 
-impl Place {
+impl ListeningSocket {
     /// Binds `socket` to `path` and listens. Only this user can connect; if `open`, any user can. A socket on
     /// which no process listens is replaced.
     ///
@@ -49,18 +49,18 @@ impl Place {
     /// bound.
     ///
     /// # Errors
-    /// [`PlaceError`] if the path is in use or cannot be created.
-    pub fn listen(socket: &Socket, path: &Path, open: bool) -> Result<Self, PlaceError> {
+    /// [`ListenError`] if the path is in use or cannot be created.
+    pub fn listen(socket: &Socket, path: &Path, open: bool) -> Result<Self, ListenError> {
         let address = SockAddr::unix(path)?;
         // Two processes that start at the same time must not each take the other's new socket for a stale
         // one. They share the folder, and a lock on it ends with the process.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let _lock = lock(folder, LOCK_TIMEOUT_MS).map_err(PlaceError::Folder)?;
+        let _lock = lock(folder, LOCK_TIMEOUT_MS).map_err(ListenError::Folder)?;
         match path.symlink_metadata() {
-            Ok(file) if !file.file_type().is_socket() => return Err(PlaceError::Taken),
+            Ok(file) if !file.file_type().is_socket() => return Err(ListenError::Taken),
             Ok(_) => match Socket::new(socket.domain()?, socket.r#type()?, None)?.connect(&address) {
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path)?,
-                Ok(()) => return Err(PlaceError::InUse),
+                Ok(()) => return Err(ListenError::InUse),
                 Err(error) => return Err(error.into()),
             },
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -78,7 +78,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ListeningSocket {
     fn drop(&mut self) {
         if self.path.symlink_metadata().is_ok_and(|file| identity(&file) == self.identity) {
             _ = fs::remove_file(&self.path);
@@ -120,13 +120,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.sock");
         let (first, second) = (socket(), socket());
-        let place = Place::listen(&first, &path, false).unwrap();
-        assert!(matches!(Place::listen(&second, &path, false), Err(PlaceError::InUse)));
+        let place = ListeningSocket::listen(&first, &path, false).unwrap();
+        assert!(matches!(ListeningSocket::listen(&second, &path, false), Err(ListenError::InUse)));
         // As a killed process leaves it
         core::mem::forget(place);
         drop(first);
         assert!(path.exists());
-        let _place = Place::listen(&second, &path, false).unwrap();
+        let _place = ListeningSocket::listen(&second, &path, false).unwrap();
         socket().connect(&SockAddr::unix(&path).unwrap()).unwrap();
     }
 
@@ -135,10 +135,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "precious").unwrap();
-        assert!(matches!(Place::listen(&socket(), &file, false), Err(PlaceError::Taken)));
+        assert!(matches!(ListeningSocket::listen(&socket(), &file, false), Err(ListenError::Taken)));
         assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
         let nowhere = folder.path().join("none/m.sock");
-        assert!(matches!(Place::listen(&socket(), &nowhere, false), Err(PlaceError::Folder(_))));
+        assert!(matches!(ListeningSocket::listen(&socket(), &nowhere, false), Err(ListenError::Folder(_))));
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for (name, open, mode) in [("own", false, 0o600), ("open", true, 0o666)] {
             let (socket, path) = (socket(), folder.path().join(name));
-            let _place = Place::listen(&socket, &path, open).unwrap();
+            let _place = ListeningSocket::listen(&socket, &path, open).unwrap();
             assert_eq!(path.symlink_metadata().unwrap().mode() & 0o777, mode);
         }
     }
@@ -156,9 +156,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.sock");
         let (first, second) = (socket(), socket());
-        let place = Place::listen(&first, &path, false).unwrap();
+        let place = ListeningSocket::listen(&first, &path, false).unwrap();
         fs::rename(&path, folder.path().join("moved")).unwrap();
-        let other = Place::listen(&second, &path, false).unwrap();
+        let other = ListeningSocket::listen(&second, &path, false).unwrap();
         drop(place);
         assert!(path.exists());
         drop(other);
