@@ -158,7 +158,7 @@ impl dataplane::Control<Swordbox> for SwordboxControl {
                 self.plane.on_event(worker, event, out);
             }
             Event::SharedQpOpened { .. } | Event::SharedQpLost { .. } => {
-                self.plane.on_event(worker, event, out)
+                self.plane.on_event(worker, event, out);
             }
         }
     }
