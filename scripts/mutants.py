@@ -2,7 +2,7 @@
 """Makes changes, one at a time, in a copy of HEAD, and runs tests: one has to fail each time.
 
     scripts/mutants.py [WORD]         changes of tests/mutants.toml; only those whose name contains WORD
-    scripts/mutants.py --file FILE    every change of a file, or of files (p4ce/src/consensus/*.rs), that cargo-mutants knows; but for
+    scripts/mutants.py --file FILE    every change of a file, or of files (consensus/src/*.rs), that cargo-mutants knows; but for
                                       those of tests/equivalent.toml. QUICK=1: with the quickest tests only
 
 Exits with 1 if a mutant survives, cannot be made or does not compile.
@@ -34,7 +34,7 @@ QUICK = [
 ]
 # Tests of the simulator, and other programs, that notice what these do not
 OTHERS = [
-    ("p4ce/src/consensus/", "-p sim --test it -- consensus::"),
+    ("consensus/src/", "-p sim --test it -- consensus::"),
     ("p4ce/", "-p sim --test it -- groups::"),
     ("swordbox/", "-p sim --test it -- swordbox::"),
     ("representative/", "-p sim --test it -- onepipe::"),

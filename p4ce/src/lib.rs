@@ -3,21 +3,22 @@
 //! A leader opens one RDMA connection to the switch and writes once. The switch writes to every replica
 //! ([`P4ce`]: the *scatter*) and acknowledges once a quorum of them holds the write ([`gather`]). [`Control`]
 //! is the switch's control plane: it accepts the leader's connection after it has connected to every replica.
-//! [`consensus`] is Mu's consensus protocol on top of replicated writes.
+//! The crate `consensus` has Mu's consensus protocol on top of replicated writes.
 //!
 //! docs/p4ce.md has the layouts of private data ([`wire`]), and the argument that every acknowledged write is
 //! held by a quorum.
 
 #![forbid(unsafe_code)]
 
-pub mod consensus;
+mod client;
 pub mod control;
 pub mod function;
 pub mod gather;
 pub mod group;
-mod secret;
+pub mod secret;
 pub mod wire;
 
+pub use client::SwitchAddress;
 pub use control::{Control, ControlConfig, ControlCounters, GroupStatus, Limits};
 pub use function::{Command, Config, Counters, Event, P4ce};
 pub use group::{Group, GroupConfig, GroupId, Peer, Replica};

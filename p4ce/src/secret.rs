@@ -10,8 +10,8 @@ use constant_time_eq::constant_time_eq_16;
 use core::fmt;
 use core::net::IpAddr;
 
-/// Length of a tag in bytes
-pub(crate) const TAG: usize = 16;
+/// Length of a tag, in bytes
+pub const TAG: usize = 16;
 
 /// The shared secret. Its `Debug` output does not contain it.
 #[derive(Clone, PartialEq, Eq)]
@@ -30,19 +30,21 @@ impl Secret {
         Self(blake3::derive_key("understudy p4ce 2026-11 shared secret", text.as_bytes()))
     }
 
-    pub(crate) const fn bytes(&self) -> &[u8; 32] {
+    /// Returns the derived key, for further derivations.
+    pub const fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
 }
 
 /// The two ends of a connection, and the secret with which its request is authenticated, if there is one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Envelope<'a> {
-    pub(crate) secret: Option<&'a Secret>,
+pub struct Envelope<'a> {
+    /// Shared secret, if requests are authenticated
+    pub secret: Option<&'a Secret>,
     /// The requester
-    pub(crate) from: IpAddr,
+    pub from: IpAddr,
     /// The responder
-    pub(crate) to: IpAddr,
+    pub to: IpAddr,
 }
 
 impl Envelope<'_> {
@@ -62,7 +64,7 @@ impl Envelope<'_> {
     }
 
     /// Appends the tag to a message, if there is a secret.
-    pub(crate) fn seal(&self, mut message: Vec<u8>) -> Vec<u8> {
+    pub fn seal(&self, mut message: Vec<u8>) -> Vec<u8> {
         if let Some(secret) = self.secret {
             let tag = self.tag(secret, &message);
             message.extend(tag);
@@ -72,7 +74,7 @@ impl Envelope<'_> {
 
     /// Returns whether the first `len` bytes of private data have a valid tag; always true without a secret.
     /// Takes the same time at whichever byte a wrong tag differs.
-    pub(crate) fn verifies(&self, private_data: &[u8], len: usize) -> bool {
+    pub fn verifies(&self, private_data: &[u8], len: usize) -> bool {
         let Some(secret) = self.secret else { return true };
         let Some((message, rest)) = private_data.split_at_checked(len) else { return false };
         rest.first_chunk().is_some_and(|tag| constant_time_eq_16(tag, &self.tag(secret, message)))

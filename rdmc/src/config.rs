@@ -4,7 +4,7 @@ use crate::group::Depth;
 use crate::mesh;
 use crate::schedule::{Algorithm, ScheduleError};
 use core::net::IpAddr;
-use p4ce::consensus::SwitchAddress;
+use p4ce::SwitchAddress;
 use rnic::{MemoryError, Mr, QpError};
 use switch::Nanos;
 

@@ -8,7 +8,7 @@
 use crate::config::Failure;
 use crate::group::{Depth, Group, QpUse, Resources, SwitchConnection};
 use core::net::IpAddr;
-use p4ce::consensus::SwitchAddress as Switch;
+use p4ce::SwitchAddress as Switch;
 use p4ce::wire::{GroupRequest, MemberRequest, Region, Replicas};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, private_data, service_id_of};
 use rnic::{Access, ConnParam, Rnic};

@@ -29,7 +29,7 @@ pub use config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
 pub use group::{IncomingMessage, MessageComplete};
 pub use in_network::copied_at_once;
 pub use node::{Counters, Event, Node};
-pub use p4ce::consensus::SwitchAddress;
+pub use p4ce::SwitchAddress;
 pub use schedule::{Algorithm, Racks, Receive, Schedule, ScheduleError, Send, To};
 
 /// Bugs that can be planted, to check that tests find them.

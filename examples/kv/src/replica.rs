@@ -5,8 +5,8 @@
 
 use crate::command::{Command, Entry};
 use crate::store::{Outcome, Store};
+use consensus::{BootstrapError, Config, Decided, Membership, ProposeError, Server, Term, WaitReason};
 use crossbeam_channel::Sender;
-use p4ce::consensus::{BootstrapError, Config, Decided, Membership, ProposeError, Server, Term, WaitReason};
 use rnic::{App, Rnic};
 use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;

@@ -5,7 +5,7 @@ use super::Refusal;
 use crate::node::Node;
 use crate::schedule::{Algorithm, Racks};
 use core::net::{IpAddr, Ipv6Addr};
-use p4ce::consensus::SwitchAddress;
+use p4ce::SwitchAddress;
 
 type Bytes = [u8; Node::NOTE];
 

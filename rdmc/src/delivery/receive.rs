@@ -6,7 +6,7 @@ use crate::config::{CallError, Config, GroupConfig, Memory, StartError};
 use crate::node::{Event, Node};
 use crate::schedule::Algorithm;
 use core::net::IpAddr;
-use p4ce::consensus::SwitchAddress;
+use p4ce::SwitchAddress;
 use rnic::{Access, Rnic};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -10,7 +10,7 @@ use crate::config::{CallError, Config, Failure, GroupConfig, Memory};
 use crate::node::{Event, Node};
 use crate::schedule::{Algorithm, Racks, Schedule};
 use core::net::IpAddr;
-use p4ce::consensus::SwitchAddress;
+use p4ce::SwitchAddress;
 use rnic::{Access, Rnic};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -8,7 +8,7 @@ use crate::group::transfer::{ReceiveTarget, TransferContext};
 use crate::schedule::Algorithm;
 use crate::wire::{Create, Message};
 use core::net::Ipv4Addr;
-use p4ce::consensus::SwitchAddress;
+use p4ce::SwitchAddress;
 use rnic::{
     Completion, CompletionOpcode, Data, Interface, Modify, Operation, Path, PathMtu, ReadyToReceive,
     ReadyToSend, RecvRequest, SendRequest, Status,

@@ -1,4 +1,4 @@
-//! A cluster of servers that agree on values ([`p4ce::consensus`]), directly or through a switch. The checks:
+//! A cluster of servers that agree on values ([`consensus`]), directly or through a switch. The checks:
 //!
 //! * all servers decide the same value at each index, in order;
 //! * no decided value is lost or changed, whichever servers restart;
@@ -19,9 +19,9 @@ pub use proposer::Proposer;
 
 use crate::host::draws_forgetful;
 use crate::{Clock, Controlled, Host, Link, NicCounters, NodeId, Queues, World};
+use consensus::{Config, Layout, Membership, SwitchAddress};
 use core::net::IpAddr;
 use history::History;
-use p4ce::consensus::{Config, Layout, Membership, SwitchAddress};
 use p4ce::{Control, ControlConfig, P4ce, Secret};
 use proposer::{Load, lock};
 use rnic::{Interface, Rnic};
@@ -85,7 +85,7 @@ pub struct ClusterConfig {
     pub first_psn: Option<Psn>,
     /// Bug to plant in every server
     #[cfg(debug_assertions)]
-    pub bug: Option<p4ce::consensus::Bug>,
+    pub bug: Option<consensus::Bug>,
 }
 
 impl Default for ClusterConfig {

@@ -2,7 +2,7 @@
 
 use super::history::{History, chain, fill};
 use crate::App;
-use p4ce::consensus::{BootstrapError, Config, Decided, Server};
+use consensus::{BootstrapError, Config, Decided, Server};
 use rnic::Rnic;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -6,7 +6,7 @@ mod majorities;
 mod seeds;
 
 use crate::environment;
-use p4ce::consensus::{Membership, WaitReason};
+use consensus::{Membership, WaitReason};
 use sim::consensus::{Cluster, ClusterConfig, Outsider};
 use sim::{Fault, Host, Link, LinkId};
 use switch::{Nanos, Probability};

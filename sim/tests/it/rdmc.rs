@@ -5,7 +5,7 @@ mod deliveries;
 mod delivery;
 mod seeds;
 
-use p4ce::consensus::SwitchAddress;
+use p4ce::SwitchAddress;
 use rdmc::{Algorithm, CallError, Failure, GroupConfig, Racks};
 use sim::rdmc::{Cluster, GroupState, SWITCH_MAC, Setup, ip, mac};
 use sim::{Fault, Link};

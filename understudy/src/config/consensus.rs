@@ -7,8 +7,8 @@ use super::report::Problem;
 use super::tree::{Problems, Table, Value, absent, section};
 use crate::consensus::{AppState, ConsensusConfig, Load};
 use crate::host::HostConfig;
+use consensus::{Layout, SwitchAddress};
 use core::net::IpAddr;
-use p4ce::consensus::{Layout, SwitchAddress};
 use switch::Nanos;
 
 const KEY: &str = "consensus";

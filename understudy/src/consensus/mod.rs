@@ -1,4 +1,4 @@
-//! A server of a replicated service: `p4ce::consensus` on a host's NIC, an application whose state is a count
+//! A server of a replicated service: `consensus` on a host's NIC, an application whose state is a count
 //! and a running hash, and a load generator that proposes values while the server leads.
 
 mod path_stats;
@@ -10,9 +10,9 @@ pub(crate) use path_stats::{PathStats, ReplicationPath};
 pub(crate) use replica::{AppState, Replica, ReplicaStatus};
 
 use crate::host::HostConfig;
+use consensus::{Config, Layout, SwitchAddress};
 use core::net::IpAddr;
 use p4ce::Secret;
-use p4ce::consensus::{Config, Layout, SwitchAddress};
 use switch::Nanos;
 
 /// Retransmissions before the NIC reports an error

@@ -2,7 +2,7 @@
 //! other threads.
 
 use super::{ConsensusConfig, Load, PathStats, ReplicationPath};
-use p4ce::consensus::{BootstrapError, Decided, Membership, Server, WaitReason};
+use consensus::{BootstrapError, Decided, Membership, Server, WaitReason};
 use rnic::{App, Counters, Rnic};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};

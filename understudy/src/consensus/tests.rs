@@ -1,7 +1,7 @@
 //! Servers and their application in the simulator.
 
 use super::*;
-use p4ce::consensus::Membership;
+use consensus::Membership;
 use rnic::{HostFunction, PathMtu, Rnic};
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, Fault, Link, NodeId, Switch, World};

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::command::{Once, Operation};
+use consensus::Layout;
 use core::net::IpAddr;
 use crossbeam_channel::{Receiver, unbounded};
-use p4ce::consensus::Layout;
 use rnic::{Config as NicConfig, Interface};
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, Fault, Host, Link, NodeId, Switch, World};

@@ -4,7 +4,7 @@ use crate::config::{CallError, GroupConfig, StartError};
 use crate::delivery::Lost;
 use crate::schedule::{Algorithm, ScheduleError};
 use core::net::IpAddr;
-use p4ce::consensus::SwitchAddress;
+use p4ce::SwitchAddress;
 use switch::Nanos;
 
 /// Object to be delivered, and parameters of the delivery.

@@ -212,7 +212,7 @@ fn a_leader_is_gone_after_every_packet_and_nothing_decided_is_lost() {
 #[cfg(debug_assertions)]
 #[test]
 fn a_planted_torn_entry_is_found_by_exhaustive_play() {
-    let plant: Tune = |config| config.bug = Some(p4ce::consensus::Bug::TornEntry);
+    let plant: Tune = |config| config.bug = Some(consensus::Bug::TornEntry);
     let wrong = all_changes(plant, &mut Vec::new(), 2).expect_err("a torn entry was not found");
     println!("{wrong}");
 }

@@ -5,7 +5,7 @@
 //! 5.4.2).
 
 use super::links_of;
-use p4ce::consensus::{Membership, WaitReason};
+use consensus::{Membership, WaitReason};
 use sim::Fault;
 use sim::consensus::{Cluster, ClusterConfig};
 use switch::Nanos;
@@ -162,7 +162,7 @@ fn a_group_begins_only_when_no_server_holds_entries_of_another() {
 #[cfg(debug_assertions)]
 #[test]
 fn a_planted_beginning_over_entries_is_found() {
-    let plant = |config: &mut ClusterConfig| config.bug = Some(p4ce::consensus::Bug::BootstrapsOverEntries);
+    let plant = |config: &mut ClusterConfig| config.bug = Some(consensus::Bug::BootstrapsOverEntries);
     let wrong = play_lost_group(plant, false);
     let wrong = wrong.expect_err("a beginning over entries was not found");
     println!("{wrong}");
@@ -177,7 +177,7 @@ fn a_blank_server_is_not_part_of_a_majority() {
 #[cfg(debug_assertions)]
 #[test]
 fn a_planted_count_of_a_blank_server_is_found() {
-    let wrong = play_blank(|config| config.bug = Some(p4ce::consensus::Bug::CountsBlank));
+    let wrong = play_blank(|config| config.bug = Some(consensus::Bug::CountsBlank));
     let wrong = wrong.expect_err("a count of a blank server was not found");
     println!("{wrong}");
     assert!(wrong.contains("is decided at"), "{wrong}");
@@ -206,7 +206,7 @@ fn an_entry_of_an_earlier_term_is_not_decided_by_counting_replicas() {
 #[cfg(debug_assertions)]
 #[test]
 fn a_planted_old_term_by_count_is_found() {
-    let wrong = play_all(|config| config.bug = Some(p4ce::consensus::Bug::OldTermByCount));
+    let wrong = play_all(|config| config.bug = Some(consensus::Bug::OldTermByCount));
     let wrong = wrong.expect_err("a count of an old term was not found");
     println!("{wrong}");
     assert!(wrong.contains("is decided at"), "{wrong}");

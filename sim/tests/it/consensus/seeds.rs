@@ -1,7 +1,7 @@
 //! Random schedules: every fault that can occur, drawn from seeds.
 
 use super::{candidate, environment, links_of, run_for_frames};
-use p4ce::consensus::WaitReason;
+use consensus::WaitReason;
 use sim::consensus::{Cluster, ClusterConfig, Proposer};
 use sim::{Fault, Link, Queues};
 use std::collections::BTreeSet;
@@ -334,7 +334,7 @@ fn logs_agree(part: u64) {
 #[cfg(debug_assertions)]
 #[test]
 fn planted_bugs_are_found() {
-    use p4ce::consensus::Bug;
+    use consensus::Bug;
     // Plays of the module `majorities` find these two sooner.
     let is_elsewhere = |bug: &Bug| matches!(bug, Bug::CountsBlank | Bug::OldTermByCount);
     for bug in Bug::ALL.into_iter().filter(|bug| !is_elsewhere(bug)) {

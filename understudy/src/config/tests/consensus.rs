@@ -3,9 +3,9 @@
 use super::{PORTS, fails, read};
 use crate::config::FunctionConfig;
 use crate::consensus::{ConsensusConfig, Load};
+use consensus::{Layout, SwitchAddress};
 use core::net::IpAddr;
 use p4ce::Secret;
-use p4ce::consensus::{Layout, SwitchAddress};
 use switch::Nanos;
 
 const PORT: &str = "[[port]]\nname = \"a\"\nring = {}\n";

@@ -1,12 +1,12 @@
 //! Authorization of connections, and bootstrap.
 
 use super::{HEARTBEAT, Net, ip, one_is_behind};
-use crate::consensus::hello::{Hello, Purpose};
-use crate::consensus::log::HEAD;
-use crate::consensus::server::{QpRole, log_scratch, log_scratch_va, queue_pair};
-use crate::consensus::watch::{CONTROL_VA, SCRATCH_VA, control_len};
-use crate::consensus::{BootstrapError, Config, Membership, Server, Term, WaitReason};
-use crate::secret::Secret;
+use crate::hello::{Hello, Purpose};
+use crate::log::HEAD;
+use crate::server::{QpRole, log_scratch, log_scratch_va, queue_pair};
+use crate::watch::{CONTROL_VA, SCRATCH_VA, control_len};
+use crate::{BootstrapError, Config, Membership, Server, Term, WaitReason};
+use p4ce::Secret;
 use rnic::{Data, Interface, Operation, Remote, Rnic, SendRequest, Sge};
 use rocev2::ethernet::MacAddr;
 

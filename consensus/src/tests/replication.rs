@@ -1,8 +1,8 @@
 //! Replication by a leader, with loss of the leader or of a follower.
 
 use super::{HEARTBEAT, Net, one_is_behind};
-use crate::consensus::follower::{Follower, Stage};
-use crate::consensus::{Config, Decided, Layout, Membership, ProposeError, SnapshotError};
+use crate::follower::{Follower, Stage};
+use crate::{Config, Decided, Layout, Membership, ProposeError, SnapshotError};
 use switch::Nanos;
 
 #[test]

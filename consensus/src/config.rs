@@ -1,9 +1,9 @@
 //! Configuration of a server, its results and its errors.
 
 use super::log::Layout;
-use super::through::SwitchAddress;
-use crate::secret::{Envelope, Secret};
 use core::net::IpAddr;
+use p4ce::SwitchAddress;
+use p4ce::secret::{Envelope, Secret};
 use rnic::{MemoryError, QpError};
 use switch::Nanos;
 

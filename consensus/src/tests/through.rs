@@ -2,10 +2,10 @@
 //! as a test wants: it acknowledges writes, and forwards nothing by itself.
 
 use super::{Net, heartbeats, ip};
-use crate::consensus::log::{DECIDED, HEAD};
-use crate::consensus::{Membership, SwitchAddress};
-use crate::wire::{GroupRequest, MemberRequest, Refusal, Region, Replicas};
+use crate::log::{DECIDED, HEAD};
+use crate::{Membership, SwitchAddress};
 use core::net::IpAddr;
+use p4ce::wire::{GroupRequest, MemberRequest, Refusal, Region, Replicas};
 use rnic::cm::{PortSpace, service_id_of};
 use rnic::{Access, Buffer, ConnParam, Cq, Pd, QpInit, Transport};
 use rocev2::Qpn;

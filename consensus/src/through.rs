@@ -12,8 +12,8 @@ use super::follower::{Follower, Request};
 use super::log::{DECIDED, Term};
 use super::server::{LOG_VA, QpRole, Server};
 use super::watch::Membership;
-use crate::wire::{GroupRequest, MemberRequest, Region, Replicas};
-use core::net::IpAddr;
+use p4ce::SwitchAddress;
+use p4ce::wire::{GroupRequest, MemberRequest, Region, Replicas};
 use rnic::cm::Conn;
 use rnic::{Access, Data, Operation, Remote, Rnic, SendRequest};
 use rocev2::Qpn;
@@ -27,15 +27,6 @@ const RETRY_HEARTBEATS: u64 = 300;
 const LAG_HEARTBEATS: u64 = 20;
 /// Heartbeats that a server has for catching up before a group is requested without it, or again with it
 const GRACE_HEARTBEATS: u64 = 50;
-
-/// Address of the switch that replicates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SwitchAddress {
-    /// IP address
-    pub address: IpAddr,
-    /// Port for requests for groups, in `rdma_cm`'s TCP port space
-    pub port: u16,
-}
 
 /// A leader's group.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Private data of the connections between servers.
 
 use super::log::Term;
-use crate::wire::Region;
+use p4ce::wire::Region;
 use zerocopy::byteorder::network_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

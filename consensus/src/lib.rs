@@ -29,6 +29,6 @@ pub use config::Bug;
 pub use config::{BootstrapError, Config, Decided, ProposeError, StartError, WaitReason};
 pub use detector::Detector;
 pub use log::{Entry, Layout, Term};
+pub use p4ce::SwitchAddress;
 pub use server::Server;
-pub use through::SwitchAddress;
 pub use watch::Membership;
