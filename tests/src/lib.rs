@@ -9,3 +9,8 @@ pub mod instructions;
 pub mod nics;
 pub mod packets;
 pub mod processes;
+
+/// Compiles and runs the code of a page of the docs.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/write-a-function.md")]
+pub struct WriteAFunction;
