@@ -41,10 +41,12 @@ else
 	$(CARGO) test --locked --workspace --no-fail-fast -- --quiet
 endif
 
-lint: ## formatting and clippy, warnings denied; licences and sources of dependencies (deny.toml)
+lint: ## formatting, clippy, rustdoc and links of the docs, warnings denied; licences and sources of dependencies (deny.toml)
 	@scripts/deps.sh build lint
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+	scripts/check_links.py
 	$(CARGO) deny --locked check licenses bans sources
 	$(CARGO) deny --locked --manifest-path fuzz/libfuzzer/Cargo.toml --config $(CURDIR)/deny.toml check licenses bans sources
 
