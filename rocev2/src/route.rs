@@ -4,6 +4,7 @@ use crate::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use crate::ipv4::Ipv4;
 use crate::ipv6::Ipv6;
 use crate::packet::ICRC_LEN;
+use crate::template::IpLengths;
 use crate::udp::Udp;
 use crate::{Bth, UDP_PORT, icrc};
 use core::net::IpAddr;
@@ -20,9 +21,7 @@ pub struct Route {
     len: u8,
     l3: u8,
     v6: bool,
-    /// Sum of the IPv4 header's words, without length and identification
-    sum: u32,
-    id: u16,
+    lengths: IpLengths,
 }
 
 /// Header fields of a route.
@@ -62,7 +61,7 @@ impl Route {
         if let Some(tci) = ends.vlan {
             put(VlanTag { tci: U16::new(tci), ethertype: kind }.as_bytes());
         }
-        let mut sum = 0;
+        let mut lengths = IpLengths::V6;
         match (ends.src, ends.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 let ip = Ipv4 {
@@ -72,8 +71,7 @@ impl Route {
                     dst: dst.octets(),
                     ..Ipv4::default()
                 };
-                sum =
-                    ip.as_bytes().chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+                lengths = IpLengths::of(ip);
                 put(ip.as_bytes());
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
@@ -92,7 +90,7 @@ impl Route {
         put(udp.as_bytes());
         let len = at as u8;
         let ip_len = if v6 { Ipv6::LEN } else { Ipv4::LEN };
-        Some(Self { headers, len, l3: len - (Udp::LEN + ip_len) as u8, v6, sum, id: 0 })
+        Some(Self { headers, len, l3: len - (Udp::LEN + ip_len) as u8, v6, lengths })
     }
 
     /// Writes a packet into `frame`, whose contents are replaced: headers, BTH (with the pad count set),
@@ -120,19 +118,7 @@ impl Route {
         padding.fill(0);
         let udp = headers - Udp::LEN;
         let udp_len = (end + ICRC_LEN - udp) as u16;
-        frame[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());
-        if self.v6 {
-            frame[l3 + 4..l3 + 6].copy_from_slice(&udp_len.to_be_bytes());
-        } else {
-            let total = udp_len + Ipv4::LEN as u16;
-            self.id = self.id.wrapping_add(1);
-            let sum = self.sum + u32::from(total) + u32::from(self.id);
-            let sum = (sum & 0xffff) + (sum >> 16);
-            let sum = (sum & 0xffff) + (sum >> 16);
-            frame[l3 + 2..l3 + 4].copy_from_slice(&total.to_be_bytes());
-            frame[l3 + 4..l3 + 6].copy_from_slice(&self.id.to_be_bytes());
-            frame[l3 + 10..l3 + 12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
-        }
+        self.lengths.write(frame, self.v6, (l3, udp), udp_len);
         let icrc = icrc::compute_for(&frame[l3..end], self.v6, udp - l3);
         frame[end..].copy_from_slice(&icrc.to_le_bytes());
     }
