@@ -4,6 +4,7 @@ use crate::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use crate::ipv4::Ipv4;
 use crate::ipv6::Ipv6;
 use crate::packet::ICRC_LEN;
+use crate::repr::Ip;
 use crate::template::IpLengths;
 use crate::udp::Udp;
 use crate::{Bth, UDP_PORT, icrc};
@@ -55,36 +56,24 @@ impl Route {
             at += bytes.len();
         };
         let v6 = ends.dst.is_ipv6();
-        let kind = U16::new(if v6 { ethertype::IPV6 } else { ethertype::IPV4 });
+        if ends.src.is_ipv6() != v6 {
+            return None;
+        }
+        let ip = Ip::between(ends.src, ends.dst, ends.traffic_class);
+        let kind = U16::new(ip.ethertype());
         let first = if ends.vlan.is_some() { U16::new(ethertype::VLAN) } else { kind };
         put(Ethernet { dst: ends.dst_mac, src: ends.src_mac, ethertype: first }.as_bytes());
         if let Some(tci) = ends.vlan {
             put(VlanTag { tci: U16::new(tci), ethertype: kind }.as_bytes());
         }
         let mut lengths = IpLengths::V6;
-        match (ends.src, ends.dst) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                let ip = Ipv4 {
-                    tos: ends.traffic_class,
-                    ttl: ends.hop_limit,
-                    src: src.octets(),
-                    dst: dst.octets(),
-                    ..Ipv4::default()
-                };
+        match ip {
+            Ip::V4(ip, _) => {
+                let ip = Ipv4 { ttl: ends.hop_limit, ..ip };
                 lengths = IpLengths::of(ip);
                 put(ip.as_bytes());
             }
-            (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                let ip = Ipv6 {
-                    version_class_flow: (6 << 28 | u32::from(ends.traffic_class) << 20).into(),
-                    hop_limit: ends.hop_limit,
-                    src: src.octets(),
-                    dst: dst.octets(),
-                    ..Ipv6::default()
-                };
-                put(ip.as_bytes());
-            }
-            _ => return None,
+            Ip::V6(ip, _) => put(Ipv6 { hop_limit: ends.hop_limit, ..ip }.as_bytes()),
         }
         let udp = Udp { src_port: U16::new(ends.src_port), dst_port: U16::new(UDP_PORT), ..Udp::default() };
         put(udp.as_bytes());
