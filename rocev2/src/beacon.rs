@@ -251,8 +251,8 @@ impl ExpectedBeacon {
         let mut differences = [0u64; BLOCK / 8];
         for n in 0..len.div_ceil(BLOCK) {
             let at = (BLOCK * n).min(len - BLOCK);
-            let [frame, expected, mask] = [frame, &self.expected, mask]
-                .map(|bytes: &[u8]| bytes[at..].first_chunk().expect("a block"));
+            let [frame, expected, mask] =
+                [frame, &self.expected, mask].map(|bytes: &[u8]| bytes[at..].first_chunk().expect("a block"));
             for (all, some) in differences.iter_mut().zip(template::differences(frame, expected, mask)) {
                 *all |= some;
             }

@@ -169,7 +169,8 @@ impl IpLengths {
     #[expect(clippy::inline_always, reason = "some callers pass constants for all but the length")]
     #[inline(always)]
     pub(crate) fn write(&mut self, headers: &mut [u8], v6: bool, (l3, udp): (usize, usize), udp_len: u16) {
-        headers[udp + Udp::LENGTH_OFFSET..udp + Udp::LENGTH_OFFSET + 2].copy_from_slice(&udp_len.to_be_bytes());
+        headers[udp + Udp::LENGTH_OFFSET..udp + Udp::LENGTH_OFFSET + 2]
+            .copy_from_slice(&udp_len.to_be_bytes());
         if v6 {
             headers[l3 + 4..l3 + 6].copy_from_slice(&udp_len.to_be_bytes());
             return;
@@ -182,5 +183,70 @@ impl IpLengths {
         headers[l3 + 2..l3 + 4].copy_from_slice(&total.to_be_bytes());
         headers[l3 + 4..l3 + 6].copy_from_slice(&self.id.to_be_bytes());
         headers[l3 + 10..l3 + 12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ethernet::Ethernet;
+    use crate::repr::{Ip, Repr};
+    use crate::{Bth, Class, Opcode, Packet, Psn, Qpn, classify};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_way_to_write_a_field_leads_to_a_valid_icrc(
+            v6: bool,
+            len in 8usize..300,
+            long: u64,
+            word: u32,
+            low in 0u32..1 << 24,
+            constant: [u8; 8],
+        ) {
+            let ends = if v6 { ["fd00::1", "fd00::2"] } else { ["10.0.0.1", "10.0.0.2"] };
+            let [src, dst] = ends.map(|address| address.parse().unwrap());
+            let ip = Ip::between(src, dst, 0x6a);
+            let ethernet = Ethernet { ethertype: ip.ethertype().into(), ..Ethernet::default() };
+            let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(7), Psn::new(9));
+            let mut repr = Repr::new(ethernet, ip, bth);
+            let payload = vec![0; 4 * len];
+            repr.payload = &payload;
+            let mut frame = vec![0; repr.frame_len()];
+            repr.build(&mut frame).unwrap();
+            let Class::Roce(layout) = classify(&frame) else { panic!("a RoCEv2 packet") };
+            let at = layout.payload();
+            let mut template = Template::new(&frame, &layout);
+            frame[at + 24..at + 32].copy_from_slice(&constant);
+            template.add_effect(template.effect_of_u64(at + 24, u64::from_be_bytes(constant)));
+            let mut fields = template.begin(&mut frame);
+            fields.set_u64(at, long);
+            fields.set_u32_weighted(at + 8, word, template.weight(at + 8));
+            fields.set_u24(at + 12, low);
+            fields.set_words(at + 16, &long.to_le_bytes()[..4]);
+            fields.bytes_mut()[at + 20..at + 24].copy_from_slice(&word.to_le_bytes());
+            fields.add_weighted(word, template.weight(at + 20));
+            fields.finish();
+            let packet = Packet::parse(&frame).expect("a packet");
+            prop_assert!(packet.verify_icrc());
+            let written = [
+                &long.to_be_bytes()[..], &word.to_be_bytes(), &low.to_be_bytes(), &long.to_le_bytes()[..4],
+                &word.to_le_bytes(), &constant,
+            ];
+            prop_assert_eq!(&packet.payload()[..32], &written.concat()[..]);
+        }
+
+        #[test]
+        fn differences_are_the_masked_bits_that_differ(
+            frame: [u8; BLOCK],
+            expected: [u8; BLOCK],
+            mask: [u8; BLOCK],
+        ) {
+            let found: Vec<u8> =
+                differences(&frame, &expected, &mask).into_iter().flat_map(u64::to_ne_bytes).collect();
+            for n in 0..BLOCK {
+                prop_assert_eq!(found[n], (frame[n] ^ expected[n]) & mask[n]);
+            }
+        }
     }
 }
