@@ -25,7 +25,7 @@ const HEAD: usize = VA_WORD + 4;
 const PAYLOAD: usize = BTH + Bth::LEN;
 const PAYLOAD_OF_WRITE: usize = PAYLOAD + 16;
 
-/// A block of the template, and a mask of the bits that are the same in all packets.
+/// A block of the template without the bits that differ, and a mask of those that are the same in all packets.
 #[derive(Clone, Copy)]
 struct Block {
     bytes: [u8; BLOCK],
@@ -119,7 +119,10 @@ impl FrameMatcher {
         {
             mask[at..at + len].fill(0);
         }
-        let block = |bytes: &[u8; BLOCK], mask: &[u8; BLOCK]| Block { bytes: *bytes, mask: *mask };
+        let block = |bytes: &[u8; BLOCK], mask: &[u8; BLOCK]| Block {
+            bytes: core::array::from_fn(|n| bytes[n] & mask[n]),
+            mask: *mask,
+        };
         let blocks =
             bytes.as_chunks().0.iter().zip(mask.as_chunks().0).map(|(bytes, mask)| block(bytes, mask));
         Some(Self {

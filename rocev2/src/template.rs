@@ -138,12 +138,13 @@ impl Fields<'_> {
 /// Count of bytes that [`differences`] compares at once
 pub const BLOCK: usize = 32;
 
-/// Returns the bits in which `frame` differs from `expected` and that `mask` contains, as four words.
+/// Returns the bits in which `frame` differs from `expected` and that `mask` contains, as four words. All
+/// other bits of `expected` have to be 0.
 #[inline]
 pub fn differences(frame: &[u8; BLOCK], expected: &[u8; BLOCK], mask: &[u8; BLOCK]) -> [u64; BLOCK / 8] {
     let words = |block: &[u8; BLOCK]| -> [u64; BLOCK / 8] { zerocopy::transmute!(*block) };
     let (frame, expected, mask) = (words(frame), words(expected), words(mask));
-    core::array::from_fn(|n| (frame[n] ^ expected[n]) & mask[n])
+    [0, 1, 2, 3].map(|n| (frame[n] & mask[n]) ^ expected[n])
 }
 
 /// Lengths, identification and header checksum of IP packets whose other header fields do not vary.
@@ -239,13 +240,14 @@ mod tests {
         #[test]
         fn differences_are_the_masked_bits_that_differ(
             frame: [u8; BLOCK],
-            expected: [u8; BLOCK],
+            bytes: [u8; BLOCK],
             mask: [u8; BLOCK],
         ) {
+            let expected: [u8; BLOCK] = core::array::from_fn(|n| bytes[n] & mask[n]);
             let found: Vec<u8> =
                 differences(&frame, &expected, &mask).into_iter().flat_map(u64::to_ne_bytes).collect();
             for n in 0..BLOCK {
-                prop_assert_eq!(found[n], (frame[n] ^ expected[n]) & mask[n]);
+                prop_assert_eq!(found[n], (frame[n] ^ bytes[n]) & mask[n]);
             }
         }
     }
