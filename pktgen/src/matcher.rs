@@ -9,6 +9,7 @@ use crate::template::{Address, layout};
 use rocev2::ethernet::Ethernet;
 use rocev2::icrc::{Changes, Weight};
 use rocev2::ipv4::Ipv4;
+use rocev2::template::{BLOCK, Template, differences};
 use rocev2::udp::Udp;
 use rocev2::{Bth, Layout};
 
@@ -23,10 +24,8 @@ const HEAD: usize = VA_WORD + 4;
 /// Offsets of the payload, where time stamps are
 const PAYLOAD: usize = BTH + Bth::LEN;
 const PAYLOAD_OF_WRITE: usize = PAYLOAD + 16;
-/// Bytes that are compared at once
-const BLOCK: usize = 32;
 
-/// A block of the template, and a mask of the bits that are the same in all packets.
+/// A block of the template without the bits that differ, and a mask of those that are the same in all packets.
 #[derive(Clone, Copy)]
 struct Block {
     bytes: [u8; BLOCK],
@@ -36,12 +35,7 @@ struct Block {
 impl Block {
     #[inline]
     fn matches(&self, frame: &[u8; BLOCK]) -> bool {
-        let words = |block: &[u8; BLOCK]| {
-            let (words, _) = block.as_chunks();
-            [0, 1, 2, 3].map(|n| u64::from_ne_bytes(words[n]))
-        };
-        let (frame, bytes, mask) = (words(frame), words(&self.bytes), words(&self.mask));
-        let differ = [0, 1, 2, 3].map(|n| (frame[n] ^ bytes[n]) & mask[n]);
+        let differ = differences(frame, &self.bytes, &self.mask);
         // One comparison at the end: most of the time no word differs.
         differ[0] | differ[1] | differ[2] | differ[3] == 0
     }
@@ -60,8 +54,8 @@ pub(crate) struct FrameMatcher {
     blocks: Box<[Block]>,
     /// Last bytes, some of which may also be in the block before
     tail: Block,
-    /// ICRC of the template, in which all fields that differ are 0
-    icrc: u32,
+    /// The frame with all fields that differ set to 0
+    zeroed: Template,
     psn_weight: Weight,
     /// [`Weight::NONE`] if all packets have the same virtual address, or none
     va_weight: Weight,
@@ -125,15 +119,18 @@ impl FrameMatcher {
         {
             mask[at..at + len].fill(0);
         }
-        let block = |bytes: &[u8; BLOCK], mask: &[u8; BLOCK]| Block { bytes: *bytes, mask: *mask };
+        let block = |bytes: &[u8; BLOCK], mask: &[u8; BLOCK]| Block {
+            bytes: core::array::from_fn(|n| bytes[n] & mask[n]),
+            mask: *mask,
+        };
         let blocks =
             bytes.as_chunks().0.iter().zip(mask.as_chunks().0).map(|(bytes, mask)| block(bytes, mask));
         Some(Self {
             len: bytes.len(),
             blocks: blocks.collect(),
             tail: block(bytes.last_chunk()?, mask.last_chunk()?),
-            icrc: template.icrc(),
-            psn_weight: template.weight(PSN_WORD),
+            zeroed: template.zeroed,
+            psn_weight: template.zeroed.weight(PSN_WORD),
             va_weight,
             stamp,
             last_stamp: (0, 0),
@@ -153,7 +150,7 @@ impl FrameMatcher {
         let mut changes = Changes::new();
         changes.add_weighted(psn.swap_bytes(), self.psn_weight);
         changes.add_weighted(word(VA_WORD).swap_bytes(), self.va_weight);
-        let mut icrc_rest = self.icrc ^ u32::from_le_bytes(*frame.last_chunk()?);
+        let mut icrc_rest = self.zeroed.icrc() ^ u32::from_le_bytes(*frame.last_chunk()?);
         let stamp = match self.stamp {
             None => None,
             Some(Stamp::Payload) => Some((PAYLOAD, frame.get(PAYLOAD..PAYLOAD + 8)?)),
@@ -166,7 +163,7 @@ impl FrameMatcher {
             Some((at, bytes)) => {
                 let value = u64::from_be_bytes(*bytes.first_chunk()?);
                 if value != self.last_stamp.0 {
-                    self.restamp(at, value);
+                    self.last_stamp = (value, self.zeroed.effect_of_u64(at, value));
                 }
                 icrc_rest ^= self.last_stamp.1;
                 Some(value)
@@ -181,16 +178,6 @@ impl FrameMatcher {
         let mut blocks = frame.as_chunks().0.iter().zip(&self.blocks);
         blocks.all(|(frame, block)| block.matches(frame))
             && frame.last_chunk().is_some_and(|tail| self.tail.matches(tail))
-    }
-
-    /// Computes the contribution of a new time stamp.
-    #[inline]
-    fn restamp(&mut self, at: usize, value: u64) {
-        let mut changes = Changes::new();
-        let follow = self.len - 4 - at;
-        changes.add_word(((value >> 32) as u32).swap_bytes(), follow - 4);
-        changes.add_word((value as u32).swap_bytes(), follow - 8);
-        self.last_stamp = (value, changes.effect());
     }
 }
 
@@ -228,9 +215,9 @@ mod tests {
             packet_template.stamp(Nanos(now));
             let mut frame = packet_template.template.bytes.to_vec();
             let to = Address::new(qpn);
-            let mut patch = packet_template.template.begin(&mut frame, to, psn, ack);
-            packet_template.write_va(&mut patch, stream.memory.va + u64::from(slots - 1) * stream.slot_len());
-            patch.finish();
+            let mut fields = packet_template.template.begin(&mut frame, to, psn, ack);
+            packet_template.write_va(&mut fields, stream.memory.va + u64::from(slots - 1) * stream.slot_len());
+            fields.finish();
             let recognize = |matcher: &mut FrameMatcher, frame: &[u8]| {
                 matcher.varying_fields(frame).filter(|fields| {
                     let to = Address::new(fields.qpn);

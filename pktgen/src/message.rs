@@ -1,7 +1,7 @@
 //! Templates of a stream's messages, packet by packet, ready to be copied.
 
 use crate::profile::{STAMP_LEN, Stream, Verb};
-use crate::template::{Patch, Template, acknowledging};
+use crate::template::{Template, acknowledging};
 use rocev2::atomic::AtomicEth;
 use rocev2::deth::Deth;
 use rocev2::icrc::Weight;
@@ -9,6 +9,7 @@ use rocev2::onepipe::OnePipe;
 use rocev2::opcode::Headers;
 use rocev2::repr::Extended;
 use rocev2::reth::Reth;
+use rocev2::template::Fields;
 use rocev2::{Opcode, Qpn};
 use switch::Nanos;
 
@@ -48,17 +49,17 @@ impl PacketTemplate {
         if let Some(at) = self.stamp
             && self.last_stamp != now.0
         {
-            self.template.change_long(at, self.last_stamp, now.0);
+            self.template.change_u64(at, self.last_stamp, now.0);
             self.last_stamp = now.0;
         }
     }
 
     #[inline]
-    pub(crate) fn write_va(&self, patch: &mut Patch<'_>, va: u64) {
+    pub(crate) fn write_va(&self, fields: &mut Fields<'_>, va: u64) {
         match self.va {
             Va::Fixed => {}
-            Va::Low(at, weight) => patch.weighted_word(at, va as u32, weight),
-            Va::Whole(at) => patch.long(at, va),
+            Va::Low(at, weight) => fields.set_u32_weighted(at, va as u32, weight),
+            Va::Whole(at) => fields.set_u64(at, va),
         }
     }
 }
@@ -80,7 +81,7 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
         let va = if !names_memory(opcode) || stream.memory.slots == 1 {
             Va::Fixed
         } else if upper.is_some() {
-            Va::Low(at + 4, template.weight(at + 4))
+            Va::Low(at + 4, template.zeroed.weight(at + 4))
         } else {
             Va::Whole(at)
         };

@@ -133,15 +133,15 @@ impl Responder {
             counters.unable.add(1);
             return;
         };
-        let mut patch =
+        let mut fields =
             template.begin(frame.bytes_mut(), Address::new(self.first_qpn + qp), psn.get(), false);
         if template.has_aeth() {
-            patch.low_24(template.extended(), self.msns[qp as usize]);
+            fields.set_u24(template.extended(), self.msns[qp as usize]);
         }
         if let Some(original) = original {
-            patch.long(template.extended() + 4, original);
+            fields.set_u64(template.extended() + 4, original);
         }
-        patch.finish();
+        fields.finish();
         // The runner counts a frame that the port does not take; to the generator it is lost like one that
         // the network loses.
         _ = out.send(frame, port);

@@ -454,11 +454,11 @@ impl Sender {
         let (position, psn) = (qp.position, qp.psn());
         let requests_response =
             is_last && self.ack_every > 0 && requests_ack(&mut self.since_ack_req, n, self.ack_every);
-        let mut patch = template.begin(frame.bytes_mut(), qp.address, psn.get(), requests_response);
+        let mut fields = template.begin(frame.bytes_mut(), qp.address, psn.get(), requests_response);
         qp.position = position.wrapping_add(self.step);
         let va = |slot: u32| self.va.wrapping_add(u64::from(slot) * self.slot_len);
         match self.verb {
-            Verb::Write | Verb::Read | Verb::FetchAdd => packet.write_va(&mut patch, va(slot)),
+            Verb::Write | Verb::Read | Verb::FetchAdd => packet.write_va(&mut fields, va(slot)),
             Verb::Send => {}
             Verb::CompareSwap => {
                 let (lock, owner) = (&mut self.locks[n as usize], u64::from(self.first_qpn + n));
@@ -467,16 +467,16 @@ impl Sender {
                     lock.slot = slot;
                 }
                 let at = template.extended();
-                packet.write_va(&mut patch, va(lock.slot));
-                patch.long(at + 12, swap);
-                patch.long(at + 20, compare);
+                packet.write_va(&mut fields, va(lock.slot));
+                fields.set_u64(at + 12, swap);
+                fields.set_u64(at + 20, compare);
                 // Without responses it is unknown whether the lock is held, so the queue pair releases it
                 // with every other request.
                 lock.held ^= self.requester.is_none();
             }
             Verb::Ack { .. } => {
                 let first = first_psn(self.seed, self.index, n, self.first_psn);
-                patch.low_24(template.extended(), psn.sub(first.get()).add(1).get());
+                fields.set_u24(template.extended(), psn.sub(first.get()).add(1).get());
             }
             Verb::OnePipeMessage | Verb::OnePipeBeacon => {
                 let beacon = self.verb == Verb::OnePipeBeacon;
@@ -484,12 +484,12 @@ impl Sender {
                 let mut header = OnePipe::new(opcode, self.epoch.add(now.0), psn);
                 header.set_first(!beacon);
                 header.set_end_of_message(!beacon);
-                patch.words(template.payload, header.as_bytes());
+                fields.set_words(template.payload, header.as_bytes());
                 // Behind the Q_Key, the DETH has the sender's queue pair number.
-                patch.low_24(template.extended() + 4, self.first_qpn + n);
+                fields.set_u24(template.extended() + 4, self.first_qpn + n);
             }
         }
-        patch.finish();
+        fields.finish();
         let len = template.bytes.len();
         // The runner counts a frame that the port does not take; to the generator it is lost like one that
         // the network loses.

@@ -1,17 +1,13 @@
-//! Frames made by copying a template. All fields that differ from packet to packet are 0 in the template, so
-//! the value that is written into a copy changes its ICRC by a contribution of its own. A CRC is linear, so
-//! that costs one multiplication for each word, whatever the packet's length; the contribution of what a
-//! queue pair or a burst has in common is computed once.
+//! Frames made by copying a template: between two hosts, with the offsets of the fields that differ from
+//! packet to packet. [`rocev2::template`] has their ICRC.
 
 use crate::profile::Host;
-use core::net::IpAddr;
 use rocev2::aeth::{Aeth, Credit, Syndrome};
-use rocev2::ethernet::{Ethernet, ethertype};
+use rocev2::ethernet::Ethernet;
 use rocev2::icrc::{Changes, Weight};
-use rocev2::ipv4::Ipv4;
-use rocev2::ipv6::Ipv6;
 use rocev2::opcode::Headers;
 use rocev2::repr::{Extended, Ip, Repr};
+use rocev2::template::{self, Fields};
 use rocev2::udp::Udp;
 use rocev2::{Bth, Class, Layout, Msn, Opcode, Psn, Qpn, classify};
 use zerocopy::IntoBytes as _;
@@ -68,9 +64,8 @@ pub(crate) struct Template {
     udp: usize,
     /// Offset of the payload
     pub(crate) payload: usize,
-    /// Offset of the ICRC
-    icrc_at: usize,
-    icrc: u32,
+    /// The frame with all fields to be overwritten set to 0
+    pub(crate) zeroed: template::Template,
     has_aeth: bool,
     /// Weights of the words with the queue pair number and with the PSN
     qpn_weight: Weight,
@@ -89,55 +84,37 @@ impl Template {
         zeros: usize,
     ) -> Self {
         let payload: Vec<u8> = (0..payload).map(|at| if at < zeros { 0 } else { at as u8 }).collect();
-        Self::with_payload(from, to, opcode, extended, &payload)
-    }
-
-    fn with_payload(from: Host, to: Host, opcode: Opcode, extended: Extended, payload: &[u8]) -> Self {
-        let (kind, ip) = match (from.ip, to.ip) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                let ip = Ipv4 { src: src.octets(), dst: dst.octets(), ..Ipv4::default() };
-                (ethertype::IPV4, Ip::V4(ip, &[]))
-            }
-            (src, dst) => {
-                let octets = |ip| match ip {
-                    IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-                    IpAddr::V6(ip) => ip.octets(),
-                };
-                let ip = Ipv6 { src: octets(src), dst: octets(dst), ..Ipv6::default() };
-                (ethertype::IPV6, Ip::V6(ip, &[]))
-            }
-        };
-        let ethernet = Ethernet { dst: to.mac, src: from.mac, ethertype: kind.into() };
+        let ip = Ip::between(from.ip, to.ip, 0);
+        let ethernet = Ethernet { dst: to.mac, src: from.mac, ethertype: ip.ethertype().into() };
         let mut repr = Repr::new(ethernet, ip, Bth::new(opcode, Qpn::default(), Psn::ZERO));
         repr.extended = extended;
-        repr.payload = payload;
+        repr.payload = &payload;
         // With the padding of the payload
         let mut bytes = vec![0; repr.frame_len() + payload.len().wrapping_neg() % 4];
         repr.build(&mut bytes)
             .expect("the buffer has the length of the frame, which fits the IP length field");
         let layout = layout(&bytes);
-        let behind = |word: usize| layout.icrc() - layout.bth() - word - 4;
+        let zeroed = template::Template::new(&bytes, &layout);
         Self {
             bytes: bytes.into(),
             udp: layout.udp(),
             payload: layout.payload(),
-            icrc_at: layout.icrc(),
-            icrc: repr.icrc,
+            zeroed,
             has_aeth: opcode.headers().contains(Headers::AETH),
-            qpn_weight: Weight::of(behind(Bth::DEST_QP_WORD)),
-            psn_weight: Weight::of(behind(PSN_WORD)),
+            qpn_weight: zeroed.weight(layout.bth() + Bth::DEST_QP_WORD),
+            psn_weight: zeroed.weight(layout.bth() + PSN_WORD),
         }
     }
 
     /// Begins to overwrite a copy: sets the queue pair, the PSN, and the AckReq bit.
     #[inline]
-    pub(crate) fn begin<'a>(&self, bytes: &'a mut [u8], to: Address, psn: u32, ack_req: bool) -> Patch<'a> {
-        let mut patch = Patch { bytes, icrc_at: self.icrc_at, icrc: self.icrc, changes: Changes::new() };
+    pub(crate) fn begin<'a>(&self, bytes: &'a mut [u8], to: Address, psn: u32, ack_req: bool) -> Fields<'a> {
+        let mut fields = self.zeroed.begin(bytes);
         let psn = psn | u32::from(ack_req) << 31;
-        self.write_head(patch.bytes, to.qpn, psn);
-        patch.changes.add_weighted(to.effect, self.qpn_weight);
-        patch.changes.add_weighted(psn.swap_bytes(), self.psn_weight);
-        patch
+        self.write_head(fields.bytes_mut(), to.qpn, psn);
+        fields.add_weighted(to.effect, self.qpn_weight);
+        fields.add_weighted(psn.swap_bytes(), self.psn_weight);
+        fields
     }
 
     /// Returns what a destination contributes to the ICRC of copies.
@@ -157,19 +134,6 @@ impl Template {
         head[Udp::LEN + PSN_WORD..][..4].copy_from_slice(&psn.to_be_bytes());
     }
 
-    /// Returns what eight bytes at an offset contribute to the ICRC.
-    fn effect_of_long(&self, at: usize, value: u64) -> u32 {
-        let mut changes = Changes::new();
-        changes.add_word(((value >> 32) as u32).swap_bytes(), self.icrc_at - at - 4);
-        changes.add_word((value as u32).swap_bytes(), self.icrc_at - at - 8);
-        changes.effect()
-    }
-
-    /// Returns the weight of the four bytes at an offset.
-    pub(crate) fn weight(&self, at: usize) -> Weight {
-        Weight::of(self.icrc_at - at - 4)
-    }
-
     /// Returns the weight of the word with the PSN.
     pub(crate) const fn psn_weight(&self) -> Weight {
         self.psn_weight
@@ -177,14 +141,9 @@ impl Template {
 
     /// Replaces eight bytes of the template: all further copies have the new ones.
     #[inline]
-    pub(crate) fn change_long(&mut self, at: usize, old: u64, new: u64) {
-        self.icrc ^= self.effect_of_long(at, old ^ new);
+    pub(crate) fn change_u64(&mut self, at: usize, old: u64, new: u64) {
+        self.zeroed.add_effect(self.zeroed.effect_of_u64(at, old ^ new));
         self.bytes[at..at + 8].copy_from_slice(&new.to_be_bytes());
-    }
-
-    /// Returns the ICRC of the template, in which all fields to be overwritten are 0.
-    pub(crate) const fn icrc(&self) -> u32 {
-        self.icrc
     }
 
     /// Returns whether the frame has an AETH, whose MSN is to be overwritten.
@@ -214,55 +173,6 @@ pub(crate) fn acknowledging() -> Extended {
     extended
 }
 
-/// A copy of a template whose fields are being overwritten.
-#[must_use = "the ICRC is wrong until `finish` is called"]
-pub(crate) struct Patch<'a> {
-    bytes: &'a mut [u8],
-    icrc_at: usize,
-    icrc: u32,
-    changes: Changes,
-}
-
-impl Patch<'_> {
-    /// Writes eight bytes that are 0 in the template.
-    #[inline]
-    pub(crate) fn long(&mut self, at: usize, value: u64) {
-        self.bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
-        self.changes.add_word(((value >> 32) as u32).swap_bytes(), self.icrc_at - at - 4);
-        self.changes.add_word((value as u32).swap_bytes(), self.icrc_at - at - 8);
-    }
-
-    /// Writes four bytes that are 0 in the template and have a known weight.
-    #[inline]
-    pub(crate) fn weighted_word(&mut self, at: usize, value: u32, weight: Weight) {
-        self.bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
-        self.changes.add_weighted(value.swap_bytes(), weight);
-    }
-
-    /// Writes bytes that are 0 in the template; their number has to be a multiple of four.
-    #[inline]
-    pub(crate) fn words(&mut self, at: usize, value: &[u8]) {
-        self.bytes[at..at + value.len()].copy_from_slice(value);
-        for (n, word) in value.as_chunks::<4>().0.iter().enumerate() {
-            self.changes.add_word(u32::from_le_bytes(*word), self.icrc_at - at - 4 * n - 4);
-        }
-    }
-
-    /// Writes three bytes that are 0 in the template, behind one that is not.
-    #[inline]
-    pub(crate) fn low_24(&mut self, at: usize, value: u32) {
-        self.bytes[at + 1..at + 4].copy_from_slice(&value.to_be_bytes()[1..]);
-        self.changes.add_word(value.swap_bytes(), self.icrc_at - at - 4);
-    }
-
-    /// Updates the ICRC.
-    #[inline]
-    pub(crate) fn finish(self) {
-        let icrc = self.icrc ^ self.changes.effect();
-        self.bytes[self.icrc_at..self.icrc_at + 4].copy_from_slice(&icrc.to_le_bytes());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -289,22 +199,22 @@ mod tests {
             prop_assert!(Packet::parse(&template.bytes).unwrap().verify_icrc(), "the unchanged template");
             if payload > 0 {
                 // Twice, as in two consecutive turns
-                template.change_long(template.payload + 8, 0, long);
-                template.change_long(template.payload + 8, long, time);
+                template.change_u64(template.payload + 8, 0, long);
+                template.change_u64(template.payload + 8, long, time);
             }
             let mut frame = template.bytes.to_vec();
             let to = Address::new(qpn);
-            let mut patch = template.begin(&mut frame, to, psn, ack);
+            let mut fields = template.begin(&mut frame, to, psn, ack);
             if payload > 0 {
-                patch.long(template.payload, long);
+                fields.set_u64(template.payload, long);
                 let at = template.payload + 16;
-                patch.words(at, &long.to_le_bytes()[..4]);
-                patch.weighted_word(at + 4, low, template.weight(at + 4));
+                fields.set_words(at, &long.to_le_bytes()[..4]);
+                fields.set_u32_weighted(at + 4, low, template.zeroed.weight(at + 4));
             }
             if opcode == Opcode::RC_ACKNOWLEDGE {
-                patch.low_24(template.extended(), low);
+                fields.set_u24(template.extended(), low);
             }
-            patch.finish();
+            fields.finish();
             let packet = Packet::parse(&frame).unwrap();
             prop_assert!(packet.verify_icrc());
             let bth = packet.bth();

@@ -1,4 +1,6 @@
-//! Fast path for a stream whose packets differ only in queue pair, PSN, slot and time.
+//! Fast path for a stream whose packets differ only in queue pair, PSN, slot and time. It writes the fields
+//! without [`Fields`](rocev2::template::Fields): constant offsets need one bounds check a packet, and the
+//! contribution of the destination is that of its queue pair in the only template, computed once.
 
 use crate::message::{PacketTemplate, Va};
 use crate::template::{Address, Template};
@@ -85,7 +87,7 @@ impl UniformBurst<'_> {
     ) -> u64 {
         let AddressField { first, slot_len, weight } = self.address_field;
         let (bytes, icrc, psn_weight) =
-            (&*self.template.bytes, self.template.icrc(), self.template.psn_weight());
+            (&*self.template.bytes, self.template.zeroed.icrc(), self.template.psn_weight());
         let in_template = bytes[..HEAD].last_chunk().expect("HEAD is at least 4");
         let first = if slot_len == 0 { u32::from_be_bytes(*in_template) } else { first };
         let ack_bit = if self.ack_every > 0 { ACK_REQ } else { 0 };

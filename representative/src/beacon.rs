@@ -5,11 +5,8 @@
 //! it is sent on.
 
 use crate::config::{BeaconForm, Config, Link};
-use core::net::IpAddr;
 use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, ethertype};
-use rocev2::ipv4::Ipv4;
-use rocev2::ipv6::Ipv6;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::repr::{Ip, Repr};
 use rocev2::reth::Reth;
@@ -43,23 +40,8 @@ impl Template {
     /// checked.
     pub(crate) fn new(config: &Config, link: &Link, qpn: Qpn) -> Self {
         let own = config.own_address(link.address).expect("the configuration was checked");
-        let (kind, ip) = match (own, link.address) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                let tos = config.traffic_class;
-                let (src, dst) = (src.octets(), dst.octets());
-                (ethertype::IPV4, Ip::V4(Ipv4 { tos, src, dst, ..Ipv4::default() }, &[]))
-            }
-            (own, other) => {
-                let [src, dst] = [own, other].map(|ip| match ip {
-                    IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-                    IpAddr::V6(ip) => ip.octets(),
-                });
-                let class = u32::from(config.traffic_class) << 20;
-                let version_class_flow = (6 << 28 | class).into();
-                (ethertype::IPV6, Ip::V6(Ipv6 { version_class_flow, src, dst, ..Ipv6::default() }, &[]))
-            }
-        };
-        let ethernet = Ethernet { dst: link.mac, src: config.mac, ethertype: kind.into() };
+        let ip = Ip::between(own, link.address, config.traffic_class);
+        let ethernet = Ethernet { dst: link.mac, src: config.mac, ethertype: ip.ethertype().into() };
         let opcode = match link.beacon {
             BeaconForm::Datagram => Opcode::UD_SEND_ONLY,
             BeaconForm::Write { .. } => Opcode::UC_WRITE_ONLY,

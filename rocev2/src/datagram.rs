@@ -13,6 +13,7 @@ use crate::ipv6::Ipv6;
 use crate::onepipe::OnePipe;
 use crate::packet::{ICRC_LEN, Packet};
 use crate::route::Route;
+use crate::template::IpLengths;
 use crate::udp::{self, Udp};
 use crate::{Bth, MAX_PAYLOAD, Opcode, Qpn, UDP_PORT, icrc};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -30,22 +31,19 @@ const fn headers_len(v6: bool) -> usize {
 
 const HEADERS_V4: usize = headers_len(false);
 const HEADERS_V6: usize = headers_len(true);
-/// Offset of the length in the UDP header
-const UDP_LEN: usize = 4;
 /// Offset of the pad count's byte in the BTH, and its bits
 const PAD: usize = 1;
 const PAD_BITS: u8 = 0x30;
 /// Offset of the PSN's three bytes in the BTH
 const PSN: usize = 9;
 
-/// Headers of the datagrams to one receiver.
+/// Headers of the datagrams to one receiver. It is a [`Route`] for one opcode, with a copy of constant length
+/// instead of one of each header: a process sends little else.
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
     headers: [u8; HEADERS_V6],
     v6: bool,
-    /// Sum of the IPv4 header's words, without length and identification
-    sum: u32,
-    id: u16,
+    lengths: IpLengths,
 }
 
 impl Template {
@@ -57,10 +55,8 @@ impl Template {
         let packet = Packet::parse(&frame).expect("a route emits valid packets");
         let v6 = packet.layout().is_ipv6();
         assert_eq!(packet.layout().payload(), headers_len(v6), "the route has a VLAN tag");
-        let mut ip = packet.ipv4().copied().unwrap_or_default();
-        (ip.total_len, ip.id, ip.checksum) = Default::default();
-        let sum = ip.as_bytes().chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
-        let mut template = Self { headers: [0; HEADERS_V6], v6, sum: sum.sum(), id: 0 };
+        let lengths = packet.ipv4().copied().map_or(IpLengths::V6, IpLengths::of);
+        let mut template = Self { headers: [0; HEADERS_V6], v6, lengths };
         template.headers[..headers_len(v6)].copy_from_slice(&frame[..headers_len(v6)]);
         template
     }
@@ -99,19 +95,7 @@ impl Template {
         head[bth + PAD] |= (pad as u8) << PAD_BITS.trailing_zeros();
         head[bth + PSN..bth + PSN + 3].copy_from_slice(&header.psn().to_wire());
         let udp_len = (end + ICRC_LEN - udp) as u16;
-        head[udp + UDP_LEN..udp + UDP_LEN + 2].copy_from_slice(&udp_len.to_be_bytes());
-        if IS_V6 {
-            head[Ethernet::LEN + 4..Ethernet::LEN + 6].copy_from_slice(&udp_len.to_be_bytes());
-        } else {
-            let total = udp_len + Ipv4::LEN as u16;
-            self.id = self.id.wrapping_add(1);
-            let sum = self.sum + u32::from(total) + u32::from(self.id);
-            let sum = (sum & 0xffff) + (sum >> 16);
-            let sum = (sum & 0xffff) + (sum >> 16);
-            head[Ethernet::LEN + 2..Ethernet::LEN + 4].copy_from_slice(&total.to_be_bytes());
-            head[Ethernet::LEN + 4..Ethernet::LEN + 6].copy_from_slice(&self.id.to_be_bytes());
-            head[Ethernet::LEN + 10..Ethernet::LEN + 12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
-        }
+        self.lengths.write(head, IS_V6, (Ethernet::LEN, udp), udp_len);
         let icrc = icrc_of::<IS_V6>(&frame[Ethernet::LEN..end]);
         frame[end..].copy_from_slice(&icrc.to_le_bytes());
     }
@@ -218,7 +202,7 @@ impl Expected {
         }
         let at = |n: usize| u16::from_be_bytes([head[n], head[n + 1]]);
         let (udp, bth) = (const { udp_offset(IS_V6) }, const { udp_offset(IS_V6) + Udp::LEN });
-        let udp_len = at(udp + UDP_LEN);
+        let udp_len = at(udp + Udp::LENGTH_OFFSET);
         let lengths_fit = if IS_V6 {
             udp_len == at(Ethernet::LEN + 4)
         } else {

@@ -46,6 +46,7 @@ pub mod reth;
 pub mod rewrite;
 pub mod route;
 pub mod serial;
+pub mod template;
 pub mod udp;
 
 pub use bth::Bth;

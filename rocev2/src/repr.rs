@@ -4,7 +4,7 @@ use crate::aeth::Aeth;
 use crate::atomic::{AtomicAckEth, AtomicEth};
 use crate::checksum::Sum;
 use crate::deth::Deth;
-use crate::ethernet::{Ethernet, VlanTag};
+use crate::ethernet::{Ethernet, VlanTag, ethertype};
 use crate::immediate::{Ieth, ImmDt};
 use crate::ipv4::Ipv4;
 use crate::ipv6::Ipv6;
@@ -14,6 +14,7 @@ use crate::reth::Reth;
 use crate::udp::Udp;
 use crate::{Bth, Class, Packet, classify, icrc};
 use core::fmt;
+use core::net::IpAddr;
 use zerocopy::{Immutable, IntoBytes};
 
 /// High-level representation of a RoCEv2 frame. [`emit`](Self::emit) writes the fields unchanged, right or
@@ -51,6 +52,31 @@ pub enum Ip<'a> {
     V4(Ipv4, &'a [u8]),
     /// IPv6 header and its extension headers
     V6(Ipv6, &'a [u8]),
+}
+
+impl Ip<'_> {
+    /// Returns a header with these addresses and this traffic class (DSCP and ECN), without options or
+    /// extension headers. If only one of the addresses is IPv4, it is mapped to IPv6 (RFC 4291, 2.5.5.2).
+    pub fn between(src: IpAddr, dst: IpAddr, traffic_class: u8) -> Self {
+        if let (IpAddr::V4(src), IpAddr::V4(dst)) = (src, dst) {
+            let (src, dst) = (src.octets(), dst.octets());
+            return Self::V4(Ipv4 { tos: traffic_class, src, dst, ..Ipv4::default() }, &[]);
+        }
+        let [src, dst] = [src, dst].map(|ip| match ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        });
+        let version_class_flow = (6 << 28 | u32::from(traffic_class) << 20).into();
+        Self::V6(Ipv6 { version_class_flow, src, dst, ..Ipv6::default() }, &[])
+    }
+
+    /// Returns the Ethernet type of the packet.
+    pub const fn ethertype(&self) -> u16 {
+        match self {
+            Self::V4(..) => ethertype::IPV4,
+            Self::V6(..) => ethertype::IPV6,
+        }
+    }
 }
 
 /// Headers between BTH and payload. The opcode determines which of them a packet has.

@@ -4,6 +4,8 @@ use crate::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use crate::ipv4::Ipv4;
 use crate::ipv6::Ipv6;
 use crate::packet::ICRC_LEN;
+use crate::repr::Ip;
+use crate::template::IpLengths;
 use crate::udp::Udp;
 use crate::{Bth, UDP_PORT, icrc};
 use core::net::IpAddr;
@@ -20,9 +22,7 @@ pub struct Route {
     len: u8,
     l3: u8,
     v6: bool,
-    /// Sum of the IPv4 header's words, without length and identification
-    sum: u32,
-    id: u16,
+    lengths: IpLengths,
 }
 
 /// Header fields of a route.
@@ -56,43 +56,30 @@ impl Route {
             at += bytes.len();
         };
         let v6 = ends.dst.is_ipv6();
-        let kind = U16::new(if v6 { ethertype::IPV6 } else { ethertype::IPV4 });
+        if ends.src.is_ipv6() != v6 {
+            return None;
+        }
+        let ip = Ip::between(ends.src, ends.dst, ends.traffic_class);
+        let kind = U16::new(ip.ethertype());
         let first = if ends.vlan.is_some() { U16::new(ethertype::VLAN) } else { kind };
         put(Ethernet { dst: ends.dst_mac, src: ends.src_mac, ethertype: first }.as_bytes());
         if let Some(tci) = ends.vlan {
             put(VlanTag { tci: U16::new(tci), ethertype: kind }.as_bytes());
         }
-        let mut sum = 0;
-        match (ends.src, ends.dst) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                let ip = Ipv4 {
-                    tos: ends.traffic_class,
-                    ttl: ends.hop_limit,
-                    src: src.octets(),
-                    dst: dst.octets(),
-                    ..Ipv4::default()
-                };
-                sum =
-                    ip.as_bytes().chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+        let mut lengths = IpLengths::V6;
+        match ip {
+            Ip::V4(ip, _) => {
+                let ip = Ipv4 { ttl: ends.hop_limit, ..ip };
+                lengths = IpLengths::of(ip);
                 put(ip.as_bytes());
             }
-            (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                let ip = Ipv6 {
-                    version_class_flow: (6 << 28 | u32::from(ends.traffic_class) << 20).into(),
-                    hop_limit: ends.hop_limit,
-                    src: src.octets(),
-                    dst: dst.octets(),
-                    ..Ipv6::default()
-                };
-                put(ip.as_bytes());
-            }
-            _ => return None,
+            Ip::V6(ip, _) => put(Ipv6 { hop_limit: ends.hop_limit, ..ip }.as_bytes()),
         }
         let udp = Udp { src_port: U16::new(ends.src_port), dst_port: U16::new(UDP_PORT), ..Udp::default() };
         put(udp.as_bytes());
         let len = at as u8;
         let ip_len = if v6 { Ipv6::LEN } else { Ipv4::LEN };
-        Some(Self { headers, len, l3: len - (Udp::LEN + ip_len) as u8, v6, sum, id: 0 })
+        Some(Self { headers, len, l3: len - (Udp::LEN + ip_len) as u8, v6, lengths })
     }
 
     /// Writes a packet into `frame`, whose contents are replaced: headers, BTH (with the pad count set),
@@ -120,19 +107,7 @@ impl Route {
         padding.fill(0);
         let udp = headers - Udp::LEN;
         let udp_len = (end + ICRC_LEN - udp) as u16;
-        frame[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());
-        if self.v6 {
-            frame[l3 + 4..l3 + 6].copy_from_slice(&udp_len.to_be_bytes());
-        } else {
-            let total = udp_len + Ipv4::LEN as u16;
-            self.id = self.id.wrapping_add(1);
-            let sum = self.sum + u32::from(total) + u32::from(self.id);
-            let sum = (sum & 0xffff) + (sum >> 16);
-            let sum = (sum & 0xffff) + (sum >> 16);
-            frame[l3 + 2..l3 + 4].copy_from_slice(&total.to_be_bytes());
-            frame[l3 + 4..l3 + 6].copy_from_slice(&self.id.to_be_bytes());
-            frame[l3 + 10..l3 + 12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
-        }
+        self.lengths.write(frame, self.v6, (l3, udp), udp_len);
         let icrc = icrc::compute_for(&frame[l3..end], self.v6, udp - l3);
         frame[end..].copy_from_slice(&icrc.to_le_bytes());
     }

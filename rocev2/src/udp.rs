@@ -25,6 +25,8 @@ pub struct Udp {
 impl Udp {
     /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
+    /// Offset of the length
+    pub(crate) const LENGTH_OFFSET: usize = 4;
 }
 
 impl Default for Udp {

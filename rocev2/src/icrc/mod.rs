@@ -122,6 +122,12 @@ impl Weight {
     pub fn of(follow: usize) -> Self {
         Self(power(follow + 4))
     }
+
+    /// Returns the weight of the same four bytes at two offsets.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 ^ other.0)
+    }
 }
 
 /// Changed words of a packet, accumulated to correct its ICRC in one step. Fields that the ICRC does not
@@ -150,6 +156,13 @@ impl Changes {
     #[inline]
     pub fn add_weighted(&mut self, xor: u32, weight: Weight) {
         self.add(xor, weight.0);
+    }
+
+    /// Adds a change of eight bytes, given as a number in network byte order; `follow` is the count of bytes
+    /// between their end and the ICRC.
+    #[inline]
+    pub(crate) fn add_u64(&mut self, xor: u64, follow: usize) {
+        self.words([((xor >> 32) as u32).swap_bytes(), (xor as u32).swap_bytes()], follow);
     }
 
     /// Adds a change of four bytes with its power of x, as [`powers`] returns it.
