@@ -95,14 +95,18 @@ impl Plane<'_> {
         for Lagging { link, state, lag } in lagging {
             self.lagging += 1;
             let name = self.name(link);
-            self.event(|| match state {
-                LinkState::Waiting => {
-                    warn!("{name} has not sent a barrier for {} us, and the barrier waits for its first.", lag.0 / 1_000);
+            self.event(|| {
+                if state == LinkState::Waiting {
+                    warn!(
+                        "{name} has not sent a barrier for {} us, and the barrier waits for its first.",
+                        lag.0 / 1_000
+                    );
+                } else {
+                    warn!(
+                        "{name} holds the barrier, {} us behind the others: check the clock and the path of its neighbour.",
+                        lag.0 / 1_000
+                    );
                 }
-                _ => warn!(
-                    "{name} holds the barrier, {} us behind the others: check the clock and the path of its neighbour.",
-                    lag.0 / 1_000
-                ),
             });
         }
         // If the queue is full, the commands are sent again at the next interval.

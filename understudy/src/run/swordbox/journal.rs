@@ -199,11 +199,12 @@ impl Journal {
         let kind = result.as_ref().err().map(io::Error::kind);
         if kind != self.last_error {
             let path = self.path.display();
-            match result {
-                Err(error) => error!(
+            if let Err(error) = result {
+                error!(
                     "Cannot write the journal {path}: {error}. New connections pass unchanged, and are not shared."
-                ),
-                Ok(()) => info!("The journal {path} is writable again."),
+                );
+            } else {
+                info!("The journal {path} is writable again.");
             }
         }
         self.last_error = kind;
