@@ -36,11 +36,11 @@ pub fn address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
     }
     let (ip, _) = parsed?;
     if ip.is_multicast() {
-        let problem = value.problem(format!("{ip} is a multicast address, which belongs to no single host"));
+        let problem = value.problem(format!("{ip} is not an address of a host"));
         value.add(
             problem
                 .label("a multicast address")
-                .help("give the address of one host, such as `\"10.0.0.1/24\"`"),
+                .help("write the host's address and its subnet's prefix length, such as `10.0.0.1/24`"),
         );
         return None;
     }

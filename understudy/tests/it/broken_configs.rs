@@ -281,8 +281,8 @@ const BROKEN: [Broken; 50] = [
         change: ("10.0.0.254/24", "224.0.0.254/24"),
         findings: 1,
         at: "addresses =",
-        message: "224.0.0.254 is a multicast address",
-        help: r#"give the address of one host, such as `"10.0.0.1/24"`"#,
+        message: "224.0.0.254 is not an address of a host",
+        help: "write the host's address and its subnet's prefix length",
     },
     Broken {
         config: "p4ce.toml",

@@ -194,7 +194,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Prints a changed error, and that writing works again.
+    /// Emits a changed error, and that writing works again.
     fn report_error(&mut self, result: &io::Result<()>) {
         let kind = result.as_ref().err().map(io::Error::kind);
         if kind != self.last_error {
