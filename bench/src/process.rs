@@ -108,6 +108,8 @@ pub(crate) fn measure(
         io::Error::other(format!("{name}: {what}\n{}", tail.into_iter().rev().collect::<Vec<_>>().join("\n")))
     };
     let file = fs::File::create(log)?;
+    // Benchmarks read the program's events at level info.
+    program.command.env_remove("UNDERSTUDY_LOG");
     // Standard input stays open: testpmd ends when it is closed.
     let child = program.command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file).spawn();
     let mut running = Running(child.map_err(|error| failed(format!("cannot be started: {error}")))?);

@@ -34,6 +34,16 @@ pub fn address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
         let problem = value.problem(format!("`{text}` is not an IP address with a prefix length"));
         value.add(problem.label("not an address").help("write `\"10.0.0.1/24\"` or `\"fd00::1/64\"`"));
     }
+    let (ip, _) = parsed?;
+    if ip.is_multicast() {
+        let problem = value.problem(format!("{ip} is not an address of a host"));
+        value.add(
+            problem
+                .label("a multicast address")
+                .help("write the host's address and its subnet's prefix length, such as `10.0.0.1/24`"),
+        );
+        return None;
+    }
     parsed
 }
 

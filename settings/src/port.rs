@@ -122,7 +122,10 @@ impl Ports {
             let meant = closest(text, self.names());
             let meant = meant.map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
             let problem = value.problem(format!("there is no port `{text}`")).label("not the name of a port");
-            value.add(problem.help(format!("{meant}the ports are {}", all_of(self.names()))));
+            let mut names: Vec<_> = self.names().collect();
+            names.dedup();
+            let are = if names.len() == 1 { "the only port is" } else { "the ports are" };
+            value.add(problem.help(format!("{meant}{are} {}", all_of(names))));
         }
         None
     }

@@ -16,6 +16,12 @@ pub fn problems(text: &str, errors: &[toml::de::Error]) -> Vec<Problem> {
         lines.push(line);
         first
     });
+    // A list that is not closed takes the following lines for its elements.
+    let unclosed = errors.iter().position(|(span, message)| {
+        let before = &text[line_of(text, span.start).start..span.start];
+        message.starts_with("missing comma") && before.trim().is_empty()
+    });
+    errors.truncate(unclosed.map_or(errors.len(), |last| last + 1));
     errors.into_iter().map(|(span, message)| problem(text, span, message)).collect()
 }
 

@@ -22,6 +22,8 @@ const KILLED_WITH_PARENT: [&str; 7] =
 /// [`Command::output`]. Use [`Process::start`] for a process that runs while the test continues.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(KILLED_WITH_PARENT[0]);
+    // Tests wait for events at level info.
+    command.env_remove("UNDERSTUDY_LOG");
     command.args(&KILLED_WITH_PARENT[1..]).arg(std::process::id().to_string()).arg(program);
     command
 }

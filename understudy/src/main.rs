@@ -1,5 +1,7 @@
 //! The `understudy` program: RDMA in-network computing on a commodity server.
 #![forbid(unsafe_code)]
+// Errors that end a command go through `output::print_error`, everything else is an event (`log`).
+#![warn(clippy::print_stderr)]
 
 mod check;
 mod config;
@@ -7,6 +9,7 @@ mod consensus;
 mod decode;
 mod doctor;
 mod host;
+mod log;
 mod observe;
 mod output;
 mod plan;
@@ -23,12 +26,17 @@ use settings::machine;
 
 use clap::{Parser, Subcommand};
 use miette::IntoDiagnostic as _;
+use output::print_error;
 use std::process::ExitCode;
 
 /// RDMA in-network computing on a commodity server.
 #[derive(Parser)]
 #[command(version, max_term_width = 100)]
 struct Cli {
+    /// Events to print to standard error: off, error, warn, info or debug, or by module, such as
+    /// warn,understudy::run=info
+    #[arg(long, global = true, env = log::ENV, value_name = "FILTER", default_value = "info", value_parser = log::parse_filter)]
+    log: String,
     #[command(subcommand)]
     command: Command,
 }
@@ -85,7 +93,9 @@ enum Bench {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
+    let cli = Cli::parse();
+    log::init(&cli.log);
+    match cli.command {
         Command::Run(args) => run::run(args),
         Command::Host(args) => run::host(args),
         Command::Process(args) => process::run(&args),
@@ -128,7 +138,7 @@ fn exit_code(done: Result<(), miette::Report>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(report) => {
-            eprintln!("{report:?}");
+            print_error(format_args!("{report:?}"));
             ExitCode::FAILURE
         }
     }

@@ -1,5 +1,6 @@
 //! Output to the terminal.
 
+use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
@@ -10,6 +11,11 @@ pub(crate) fn print(text: &str, code: ExitCode) -> ExitCode {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => ExitCode::FAILURE,
         _ => code,
     }
+}
+
+/// Prints the error that ends a command to standard error, whatever `--log` says. A closed pipe is not an error.
+pub(crate) fn print_error(text: impl Display) {
+    _ = writeln!(std::io::stderr(), "{}", text.to_string().trim_end());
 }
 
 /// Returns whether `c` is a control character that acts on a terminal. Line ends and tabs are harmless.

@@ -26,6 +26,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use tracing::{error, info};
 
 /// Reproduce the papers' figures and tables, as far as software can, and write a report (simulated; some
 /// minutes)
@@ -111,7 +112,7 @@ pub fn run(args: &PaperArgs, own: &Path, dpdk: &str) -> Result<(), Report> {
     // Reasons are only printed for figures that were selected by name.
     if !args.only.is_empty() {
         for why in reasons_not_shown(&figures)? {
-            eprintln!("{why}");
+            info!("{why}");
         }
     }
     let settings = Settings { quick: args.quick, seed: args.seed };
@@ -187,7 +188,7 @@ fn measure(
     let all =
         figures.iter().filter(|figure| matches!(figure.reproduction, Reproduction::Measured { .. })).count();
     if pending.len() < all {
-        eprintln!("{} of {all} experiments already have results", all - pending.len());
+        info!("{} of {all} experiments already have results", all - pending.len());
     }
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
@@ -197,11 +198,11 @@ fn measure(
                     let position =
                         pending.iter().position(|other| core::ptr::eq(*other, *figure)).map_or(0, |n| n + 1);
                     let position = format!("[{position}/{}]", pending.len());
-                    eprintln!("{position} {figure}: {} ...", figure.title);
+                    info!("{position} {figure}: {} ...", figure.title);
                     match run_one(figure, settings, store, machine) {
-                        Ok(verdict) => eprintln!("{position} {figure}: {verdict}"),
+                        Ok(verdict) => info!("{position} {figure}: {verdict}"),
                         Err(error) => {
-                            eprintln!("{position} {figure}: failed: {error}");
+                            error!("{position} {figure}: failed: {error}");
                             let mut failed = failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                             failed.push((*figure, error.to_string()));
                         }

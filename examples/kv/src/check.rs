@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
+use tracing::{info, warn};
 
 /// Read and write from several connections; verify that nothing acknowledged is lost or executed twice, and
 /// that shared keys are linearizable
@@ -64,7 +65,7 @@ impl AckMonitor {
         let pause = now.saturating_sub(before);
         self.longest_us.fetch_max(pause, Ordering::SeqCst);
         if pause >= self.report_us {
-            eprintln!(
+            warn!(
                 "Nothing was acknowledged for {:.0} ms, until {:.1} s.",
                 pause as f64 / 1e3,
                 now as f64 / 1e6
@@ -361,7 +362,7 @@ fn check(args: &CheckArgs, over: &AtomicBool) -> miette::Result<Report> {
         longest_us: AtomicU64::new(0),
         report_us: args.pause_ms * 1000,
     };
-    eprintln!("Writing to {name}:*.");
+    info!("Writing to {name}:*.");
     let results = thread::scope(|scope| {
         let (ack_monitor, writers) = (&ack_monitor, &mut writers);
         let all = scope.spawn(move || {

@@ -11,6 +11,7 @@ use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, QueueFull};
 use rnic::{HostCall, HostFunction};
 use std::collections::BTreeMap;
 use switch::PortId;
+use tracing::{info, warn};
 
 /// Requests that are in progress at once. More wait in the channel.
 const MAX_IN_PROGRESS: usize = 4096;
@@ -103,10 +104,14 @@ impl Control<HostFunction<Replica>> for ReplicaControl {
     }
 
     fn on_link(&mut self, port: &PortInfo, up: bool) {
-        eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" });
+        if up {
+            info!("Port {} has its peer.", port.name);
+        } else {
+            warn!("Port {} has lost its peer.", port.name);
+        }
     }
 
     fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
-        eprintln!("Port {} refuses a peer: {why}.", port.name);
+        warn!("Port {} refuses a peer: {why}.", port.name);
     }
 }

@@ -19,8 +19,10 @@ use client::Client;
 use core::net::SocketAddr;
 use core::time::Duration;
 use resp::Value;
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 /// A replicated key-value store on consensus over RDMA.
 #[derive(Parser)]
@@ -82,7 +84,9 @@ struct KeyArgs {
 }
 
 fn main() -> miette::Result<ExitCode> {
-    match Cli::parse().command {
+    let cli = Cli::parse();
+    print_events();
+    match cli.command {
         Command::Server(args) => server::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Get(key) => Ok(call(key, "GET", None)),
         Command::Set { key, value } => Ok(call(key, "SET", Some(&value))),
@@ -94,6 +98,19 @@ fn main() -> miette::Result<ExitCode> {
         Command::Info { servers } => Ok(info(&servers.tcp)),
         Command::Check(args) => check::run(&args),
     }
+}
+
+/// Prints events to standard error, filtered by the environment variable `KV_LOG`, such as `warn`; `info` if
+/// it is not set.
+fn print_events() {
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).with_env_var("KV_LOG");
+    tracing_subscriber::fmt()
+        .with_env_filter(filter.from_env_lossy())
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .without_time()
+        .init();
 }
 
 /// Executes one command, and prints the response.

@@ -18,6 +18,7 @@ use std::hash::{BuildHasher as _, Hasher as _};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use switch::Nanos;
+use tracing::info;
 
 /// Number of log entries by which one server may be ahead of another, and which a new leader reads
 const SLOTS: u64 = 256;
@@ -222,8 +223,8 @@ pub(crate) fn run(args: &ServerArgs) -> miette::Result<()> {
     let (mut control, request_sender, responses) = ReplicaControl::new();
     let replica = Replica::new(args.consensus(secret), responses);
     tcp::serve(listener, request_sender, args.tcp.clone());
-    eprintln!("Server {} of {} is ready at {at}. Ctrl-C ends it.", args.id, args.rdma.len());
-    eprintln!(
+    info!("Server {} of {} is ready at {at}. Ctrl-C ends it.", args.id, args.rdma.len());
+    info!(
         "The store is empty, and waits for a leader. Run `kv bootstrap` to begin a new group, and `kv info` to see what it waits for."
     );
     runtime.run(vec![HostFunction::new(args.nic(mac), replica)], &mut control, &stop);

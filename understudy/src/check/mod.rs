@@ -5,7 +5,7 @@ mod summary;
 
 use crate::config::{self, Finding, Purpose, Report};
 use crate::machine::Machine;
-use crate::output::print;
+use crate::output::{print, print_error};
 use crate::{plan, rfc2544};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         (Ok(summary), false) => print(&summary, ExitCode::SUCCESS),
         (Err(report), true) => print(&format!("{}\n", json(&report)), wrong),
         (Err(report), false) => {
-            eprint!("{}", report.render());
+            print_error(report.render());
             wrong
         }
     }

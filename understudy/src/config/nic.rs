@@ -3,10 +3,12 @@
 use super::FunctionConfig;
 use super::forward::station;
 use super::port::Ports;
+use super::report::Problem;
 use super::scenario::{address, read_ack};
 use super::tree::{Table, Value};
 use super::words::one_of;
 use crate::host::{Client, HostConfig, Kind, MAX_ADDRESSES, PerftestConfig, ServiceConfig, Test};
+use core::ops::Range;
 use rnic::{AckPolicy, PathMtu, Transport};
 pub(super) use settings::address::ip;
 use sim::scenario::AckSpec;
@@ -24,7 +26,7 @@ const MAX_SIZE: u64 = 1 << 30;
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     if let Some(second) = ports.list.get(1).and_then(|port| port.name.as_ref()) {
-        let problem = super::report::Problem::at(second.span(), "a host has exactly one port");
+        let problem = Problem::at(second.span(), "a host has exactly one port");
         table
             .problems()
             .add(problem.label("a second port").help("remove it, or run another instance for another host"));
@@ -61,22 +63,34 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         Some(AckSpec::Every { packets, time }) => AckPolicy::Every { packets, time: Nanos(time) },
         Some(AckSpec::OnRequest | AckSpec::Any) | None => AckPolicy::OnRequest,
     };
-    let services_read: Option<Vec<Service>> = table
-        .get("service", "[]")
-        .map_or(Some(Vec::new()), |value| value.list()?.iter().map(|value| service(value)).collect());
+    let services_read: Option<Vec<(Service, Range<usize>)>> =
+        table.get("service", "[]").map_or(Some(Vec::new()), |value| {
+            value.list()?.iter().map(|value| Some((service(value)?, value.span()))).collect()
+        });
     let vlan = table.spanned_number("vlan", 1..=4094, 10).map(|id| id.into_inner() as u16);
     let window = table.number("window", 1..=65536, 128) as u32;
     let credits = table.boolean("credits", false);
     let max_qps = table.number("max_connections", 1..=1 << 20, 1024) as usize;
     let seed = table.spanned_number("seed", 0..=i64::MAX as u64, 1).map(toml::Spanned::into_inner);
     let (mut services, mut perftests) = (Vec::new(), Vec::new());
-    for service in services_read? {
+    // The ports of TCP and those of rdma_cm are different ones.
+    let (mut rdma_cm, mut tcp) = (Vec::new(), Vec::new());
+    for (service, span) in services_read? {
         match service {
-            Service::Connected(service) => services.push(service),
-            Service::Perftest(perftest) => perftests.push(perftest),
+            Service::Connected(service) => {
+                if service.client.is_none() {
+                    rdma_cm.push((service.port, service.kind.name(false), span));
+                }
+                services.push(service);
+            }
+            Service::Perftest(perftest) => {
+                tcp.push((perftest.port, PerftestConfig::NAME, span));
+                perftests.push(perftest);
+            }
         }
     }
-    check_ports(table, &services, &perftests);
+    check_ports(table, &rdma_cm);
+    check_ports(table, &tcp);
     let addresses = addresses?;
     if !perftests.is_empty()
         && addresses.len() > MAX_ADDRESSES
@@ -132,7 +146,7 @@ fn service(value: &Value<'_>) -> Option<Service> {
             let server = table.require("server", "\"10.0.0.1\"").and_then(|value| ip(&value));
             let connections = table.number("connections", 1..=1 << 20, 1) as u32;
             let at_once = table.number("at_once", 1..=1024, 64) as u32;
-            Some(Client { server: server?, connections, at_once })
+            Some((server, connections, at_once))
         } else {
             None
         };
@@ -147,6 +161,11 @@ fn service(value: &Value<'_>) -> Option<Service> {
                 Kind::Ucmatose { messages, size: size(&table, 100) as u32 }
             }
             _ => Kind::Memory { size: size(&table, 1 << 20) },
+        };
+        // All keys are read before an invalid server ends this, so that no key is reported as unknown.
+        let client = match client {
+            Some((server, connections, at_once)) => Some(Client { server: server?, connections, at_once }),
+            None => None,
         };
         Some(ServiceConfig { kind, port, client })
     };
@@ -183,19 +202,14 @@ fn perftest(table: &Table<'_>) -> Option<PerftestConfig> {
     Some(PerftestConfig { test, port, size, transport })
 }
 
-/// Reports servers that listen at the same port.
-fn check_ports(table: &Table<'_>, services: &[ServiceConfig], perftests: &[PerftestConfig]) {
-    let servers = services.iter().filter(|service| service.client.is_none());
-    let servers: Vec<_> = servers.map(|service| (service.port, service.kind.name(false))).collect();
-    // The ports of TCP and those of rdma_cm are different ones.
-    let perftests: Vec<_> = perftests.iter().map(|perftest| (perftest.port, PerftestConfig::NAME)).collect();
-    for servers in [servers, perftests] {
-        for (index, (port, name)) in servers.iter().enumerate() {
-            if let Some((_, first)) = servers[..index].iter().find(|(first, _)| first == port) {
-                let names = if first == name { "one of them".into() } else { one_of([first, name]) };
-                let problem = table.problem(format!("two services listen at port {port}"));
-                table.problems().add(problem.label("here").help(format!("give {names} another `port`")));
-            }
+/// Reports servers (port, name, position) that listen at the same port.
+fn check_ports(table: &Table<'_>, servers: &[(u16, &str, Range<usize>)]) {
+    for (index, (port, name, span)) in servers.iter().enumerate() {
+        if let Some((_, first, at)) = servers[..index].iter().find(|(first, ..)| first == port) {
+            let names = if first == name { "one of them".into() } else { one_of([first, name]) };
+            let problem = Problem::at(span.clone(), format!("two services listen at port {port}"));
+            let problem = problem.label("the second").also(at.clone(), "the first");
+            table.problems().add(problem.help(format!("give {names} another `port`")));
         }
     }
 }

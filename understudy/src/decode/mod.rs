@@ -3,6 +3,7 @@
 mod capture;
 mod dissect;
 
+use crate::output::print_error;
 use capture::{CaptureError, Flow, Frame};
 use clap::Args;
 use dissect::{Dissection, Roce, dissect};
@@ -47,7 +48,7 @@ pub(crate) fn run(args: &DecodeArgs) -> ExitCode {
         // The reader closed the pipe, such as `| head`.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("understudy: standard output: {error}");
+            print_error(format_args!("understudy: standard output: {error}"));
             return ExitCode::FAILURE;
         }
         Ok(()) => {}
@@ -55,7 +56,7 @@ pub(crate) fn run(args: &DecodeArgs) -> ExitCode {
     match read {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{:?}", explain(&args.file, &error));
+            print_error(format_args!("{:?}", explain(&args.file, &error)));
             ExitCode::FAILURE
         }
     }

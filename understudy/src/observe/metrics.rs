@@ -11,6 +11,7 @@ use miette::{MietteDiagnostic, Report};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread;
+use tracing::{info, warn};
 
 /// Content type of the text format, version 0.0.4
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -26,10 +27,10 @@ pub(super) fn serve(address: SocketAddr, requests: RequestSender) -> Result<(), 
     };
     let listener = TcpListener::bind(address).map_err(bind_error)?;
     let at = listener.local_addr().map_err(bind_error)?;
-    eprintln!("Metrics for Prometheus are at http://{at}/metrics.");
+    info!("Metrics for Prometheus are at http://{at}/metrics.");
     if !at.ip().is_loopback() {
-        eprintln!(
-            "WARNING: every host that reaches {at} can read them without a password. Use a loopback address in [observe] to keep them \
+        warn!(
+            "every host that reaches {at} can read them without a password. Use a loopback address in [observe] to keep them \
              on this machine."
         );
     }

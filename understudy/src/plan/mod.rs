@@ -6,7 +6,7 @@ mod rules;
 mod tables;
 
 use crate::config::{self, Network};
-use crate::output::print;
+use crate::output::{print, print_error};
 use core::fmt::Write as _;
 use miette::MietteDiagnostic;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let network = match config::load_topology(&args.topology) {
         Ok(network) => network,
         Err(report) => {
-            eprint!("{}", report.render());
+            print_error(report.render());
             return ExitCode::from(config::EXIT_CODE);
         }
     };
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             print(&text, ExitCode::SUCCESS)
         }
         Err(report) => {
-            eprintln!("{report:?}");
+            print_error(format_args!("{report:?}"));
             ExitCode::FAILURE
         }
     }

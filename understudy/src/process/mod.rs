@@ -3,6 +3,7 @@
 mod report;
 
 use crate::config::{self, FunctionConfig};
+use crate::output::print_error;
 use crate::run::{catch_signals, now, parse_seconds};
 use ::onepipe::{Config, Endpoint, Event, Failure, InitError, ProcessId, Scattering, SendError, Timestamp};
 use miette::MietteDiagnostic;
@@ -13,6 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use tracing::info;
 
 /// Timeout of a receive when there is nothing to do
 const RECV_TIMEOUT: Duration = Duration::from_millis(1);
@@ -67,7 +69,7 @@ fn parse_rate(text: &str) -> Result<f64, String> {
 /// Returns exit code 2 for an invalid configuration, and 1 for run-time errors or messages out of order.
 pub(crate) fn run(args: &Args) -> ExitCode {
     let invalid = |text: String| {
-        eprint!("{text}");
+        print_error(text);
         ExitCode::from(config::EXIT_CODE)
     };
     let mut loaded = match config::load(&args.config) {
@@ -96,7 +98,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     match run_workload(args, config, &to) {
         Ok(code) => code,
         Err(report) => {
-            eprintln!("{report:?}");
+            print_error(format_args!("{report:?}"));
             ExitCode::FAILURE
         }
     }
@@ -167,7 +169,7 @@ fn run_workload(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<Exi
     config.process.tell_settled = true;
     let own = config.process.process.own.id;
     let mut endpoint = Endpoint::init(config).map_err(explain)?;
-    eprintln!("Process {own} is ready, with {} peers. Ctrl-C ends it.", endpoint.handle().peers().len());
+    info!("Process {own} is ready, with {} peers. Ctrl-C ends it.", endpoint.handle().peers().len());
     let began = now();
     let mut workload =
         Workload { args, to, payload: vec![0x5a; args.size as usize], began: None, sent: 0, settled: 0 };

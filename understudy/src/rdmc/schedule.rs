@@ -1,7 +1,7 @@
 //! `understudy rdmc schedule`: prints the schedule of a transfer as a drawing or as JSON.
 
 use crate::config::EXIT_CODE;
-use crate::output::print;
+use crate::output::{print, print_error};
 use ::rdmc::model::{Network, Object, run as model};
 use ::rdmc::{Algorithm, Racks, Schedule, To, copied_at_once};
 use clap::ValueEnum;
@@ -151,7 +151,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     match text {
         Ok(text) => print(&text, ExitCode::SUCCESS),
         Err(what) => {
-            eprintln!("{:?}", miette::Report::new(MietteDiagnostic::new(what)));
+            print_error(format_args!("{:?}", miette::Report::new(MietteDiagnostic::new(what))));
             ExitCode::from(EXIT_CODE)
         }
     }

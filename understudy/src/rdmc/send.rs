@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use switch::Nanos;
+use tracing::info;
 
 /// Send a file to many hosts that run `understudy rdmc receive`
 ///
@@ -312,7 +313,7 @@ impl Args {
         let config = self.config(len, own)?;
         let times = self.to.len().div_ceil(copied_at_once(self.to.iter().all(IpAddr::is_ipv4)));
         if config.algorithm == Algorithm::InNetwork && times > 1 {
-            eprintln!("{}", copies_note(times, self.to.iter().all(IpAddr::is_ipv4)));
+            info!("{}", copies_note(times, self.to.iter().all(IpAddr::is_ipv4)));
         }
         let through = self.switch.map(|at| SwitchAddress { address: at.ip(), port: at.port() });
         let config = GiveConfig { through, ..config };

@@ -2,6 +2,8 @@
 
 use crate::config::{self, EXIT_CODE, FunctionConfig};
 use crate::host::HostConfig;
+use crate::log;
+use crate::output::print_error;
 use crate::run::{catch_signals, explain};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -48,15 +50,15 @@ impl ExitReason {
         let invalid = ExitCode::from(EXIT_CODE);
         match self {
             Self::InvalidArgument(what) => {
-                eprintln!("{:?}", Report::new(MietteDiagnostic::new(what)));
+                print_error(format_args!("{:?}", Report::new(MietteDiagnostic::new(what))));
                 invalid
             }
             Self::Config(report) => {
-                eprint!("{}", report.render());
+                print_error(report.render());
                 invalid
             }
             Self::Failed(report) => {
-                eprintln!("{report:?}");
+                print_error(format_args!("{report:?}"));
                 ExitCode::FAILURE
             }
         }
@@ -156,12 +158,11 @@ impl<A: App, T: Send> Control<HostFunction<A>> for ProgressControl<T> {
     }
 
     fn on_link(&mut self, port: &PortInfo, up: bool) {
-        self.bar
-            .suspend(|| eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" }));
+        self.bar.suspend(|| log::peer(port, up));
     }
 
     fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
-        self.bar.suspend(|| eprintln!("Port {} refuses a peer: {why}.", port.name));
+        self.bar.suspend(|| log::refused_peer(port, why));
     }
 }
 

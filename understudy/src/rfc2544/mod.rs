@@ -5,6 +5,7 @@ mod device;
 mod trial;
 
 use crate::config::{self, Rfc2544Config};
+use crate::output::print_error;
 use crate::run::{catch_signals, explain};
 use bench::rfc2544::{Most, measure};
 use dataplane::Runtime;
@@ -34,14 +35,14 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let config = match config::load_rfc2544(&args.config) {
         Ok(config) => config,
         Err(report) => {
-            eprint!("{}", report.render());
+            print_error(report.render());
             return ExitCode::from(config::EXIT_CODE);
         }
     };
     match run_tests(args, &config) {
         Ok(code) => code,
         Err(report) => {
-            eprintln!("{report:?}");
+            print_error(format_args!("{report:?}"));
             ExitCode::FAILURE
         }
     }

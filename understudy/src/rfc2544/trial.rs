@@ -2,6 +2,7 @@
 
 use super::device::Device;
 use crate::config::{Rfc2544Config, Traffic};
+use crate::log;
 use crate::run::now;
 use crate::run::pktgen::invalid::{self, Links};
 use bench::rfc2544::{Load, Outcome, Test, Tester, Times, Trial};
@@ -369,7 +370,7 @@ impl Control<Pktgen> for TrialControl<'_> {
     }
 
     fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
-        eprintln!("Port {} refuses a peer: {why}.", port.name);
+        log::refused_peer(port, why);
     }
 }
 

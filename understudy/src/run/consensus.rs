@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use switch::{Nanos, PortId};
+use tracing::info;
 
 type Host = HostFunction<Replica>;
 
@@ -223,13 +224,13 @@ impl Control<Host> for ReplicaControl {
         if waits_for != self.waits_for {
             self.waits_for = waits_for;
             match waits_for {
-                Some(WaitReason::Bootstrap) => eprintln!(
+                Some(WaitReason::Bootstrap) => info!(
                     "Server {} waits: all servers run, and all are empty. If this is a new group, or its contents may be \
                      lost, start one server with --bootstrap.",
                     self.id
                 ),
-                Some(waiting) => eprintln!("Server {} waits: {waiting}.", self.id),
-                None => eprintln!("Server {} is a member.", self.id),
+                Some(waiting) => info!("Server {} waits: {waiting}.", self.id),
+                None => info!("Server {} is a member.", self.id),
             }
         }
         continues

@@ -17,7 +17,9 @@ pub(crate) use forward::queue_pairs;
 pub(crate) use report::{row, section};
 
 use crate::config::{self, Config, FunctionConfig};
+use crate::log;
 use crate::observe::{FunctionMetrics, Observer, QueuePair, TraceError, no_groups};
+use crate::output::print_error;
 use clap::Args;
 use dataplane::{Control, ControlOutput, Live, Mbuf, NoControl, Outcome, PortInfo, Runtime, Stop, Stopwatch};
 use miette::{MietteDiagnostic, Report};
@@ -28,6 +30,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use switch::{Function, PortId};
+use tracing::info;
 
 /// Run a switch function on the ports of a configuration, until Ctrl-C
 #[derive(Args)]
@@ -71,7 +74,7 @@ pub(crate) struct PktgenArgs {
 /// Runs a configuration that has `[pktgen]`, as [`run`] does.
 pub(crate) fn pktgen(mut args: PktgenArgs) -> ExitCode {
     let invalid = |text: String| {
-        eprintln!("{text}");
+        print_error(text);
         ExitCode::from(config::EXIT_CODE)
     };
     let Some(path) = &args.run.config else {
@@ -105,7 +108,7 @@ pub(crate) struct HostArgs {
 /// Runs a configuration that has a host, as [`run`] does.
 pub(crate) fn host(mut args: HostArgs) -> ExitCode {
     let invalid = |text: String| {
-        eprintln!("{text}");
+        print_error(text);
         ExitCode::from(config::EXIT_CODE)
     };
     let Some(path) = &args.run.config else {
@@ -164,7 +167,7 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     match loaded.and_then(|(config, _dir)| start(args, config).map_err(failed)) {
         Ok(code) => code,
         Err((text, code)) => {
-            eprint!("{text}");
+            print_error(text);
             code
         }
     }
@@ -243,7 +246,7 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
 
     let observer = Observer::start(&config)?;
     let names: Vec<&str> = runtime.ports().map(|port| port.name.as_str()).collect();
-    eprintln!(
+    info!(
         "understudy is ready on {}, with {workers} worker{} ({}). Ctrl-C ends it.",
         names.join(", "),
         if workers == 1 { "" } else { "s" },
@@ -426,11 +429,11 @@ where
     }
 
     fn on_link(&mut self, port: &PortInfo, up: bool) {
-        eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" });
+        log::peer(port, up);
         self.control.on_link(port, up);
     }
 
     fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
-        eprintln!("Port {} refuses a peer: {why}.", port.name);
+        log::refused_peer(port, why);
     }
 }

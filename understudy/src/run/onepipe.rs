@@ -20,6 +20,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use switch::{Frame as _, Function, Nanos, PortId};
+use tracing::{info, warn};
 
 /// Interval at which the control thread sends the time to the worker and reads the state of its links.
 /// Between two updates, the worker uses the TSC, which drifts by microseconds at most in this time
@@ -69,17 +70,17 @@ impl Plane<'_> {
         format!("Link {number} ({})", self.config.names[usize::from(number)])
     }
 
-    /// Prints a line, unless the limit per second is reached.
-    fn print(&mut self, what: impl FnOnce() -> String) {
+    /// Emits an event about a link, unless the limit per second is reached.
+    fn event(&mut self, emit: impl FnOnce()) {
         let now = now();
         if now.duration_since(self.printed.0) >= Duration::from_secs(1) {
             self.printed = (now, 0);
         }
         self.printed.1 += 1;
         match self.printed.1 {
-            ..=MAX_LINES_PER_S => eprintln!("{}", what()),
+            ..=MAX_LINES_PER_S => emit(),
             line if line == MAX_LINES_PER_S + 1 => {
-                eprintln!("There are more messages about links; the report counts them.");
+                info!("There are more messages about links; the report counts them.");
             }
             _ => {}
         }
@@ -96,14 +97,18 @@ impl Plane<'_> {
         for LagReport { link, state, lag } in lagging {
             self.lagging += 1;
             let name = self.name(link);
-            self.print(|| match state {
-                LinkState::Waiting => {
-                    format!("{name} has not sent a barrier for {} us, and the barrier waits for its first.", lag.0 / 1_000)
+            self.event(|| {
+                if state == LinkState::Waiting {
+                    warn!(
+                        "{name} has not sent a barrier for {} us, and the barrier waits for its first.",
+                        lag.0 / 1_000
+                    );
+                } else {
+                    warn!(
+                        "{name} holds the barrier, {} us behind the others: check the clock and the path of its neighbour.",
+                        lag.0 / 1_000
+                    );
                 }
-                _ => format!(
-                    "{name} holds the barrier, {} us behind the others: check the clock and the path of its neighbour.",
-                    lag.0 / 1_000
-                ),
             });
         }
         // If the queue is full, the commands are sent again at the next interval.
@@ -129,22 +134,22 @@ impl<F: Function<Command = Command, Event = Event>> Control<F> for Plane<'_> {
                 let name = self.name(link);
                 let silent =
                     self.config.switch.beacon_interval.0 * u64::from(self.config.switch.dead_after_intervals);
-                self.print(|| {
-                    format!(
+                self.event(|| {
+                    warn!(
                         "{name} is dead: silent for {} us. The barrier continues without it.",
                         silent / 1_000
-                    )
+                    );
                 });
             }
             Event::Left(link, _) => {
                 let name = self.name(link);
-                self.print(|| {
-                    format!("{name} has left: its neighbour reports that it sends nothing on this link.")
+                self.event(|| {
+                    info!("{name} has left: its neighbour reports that it sends nothing on this link.");
                 });
             }
             Event::Joined(link) => {
                 let name = self.name(link);
-                self.print(|| format!("{name} has joined again."));
+                self.event(|| info!("{name} has joined again."));
             }
         }
     }

@@ -4,7 +4,7 @@ mod report;
 mod sweep;
 
 use crate::config;
-use crate::output::print;
+use crate::output::{print, print_error};
 use core::fmt::Write as _;
 use miette::{MietteDiagnostic, Report};
 use sim::scenario::{CaptureTo, Outcome, Planted, Scenario, Shrunk, run as run_one, shrink};
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let scenario = match config::load_scenario(&args.scenario) {
         Ok(scenario) => scenario,
         Err(report) => {
-            eprint!("{}", report.render());
+            print_error(report.render());
             return ExitCode::from(config::EXIT_CODE);
         }
     };
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         None => match captures(args, &scenario) {
             Ok(captures) => one(args, &scenario, captures),
             Err(report) => {
-                eprintln!("{report:?}");
+                print_error(format_args!("{report:?}"));
                 ExitCode::from(config::EXIT_CODE)
             }
         },
@@ -135,11 +135,11 @@ fn one(args: &Args, scenario: &Scenario, captures: Vec<CaptureTo>) -> ExitCode {
     };
     let mismatch = args.digest.filter(|digest| *digest != outcome.digest);
     let code = if let Some(digest) = mismatch {
-        eprintln!(
+        print_error(format_args!(
             "This is not the run to be replayed: its digest is {:016x}, not {digest:016x}. The scenario or the version of \
              understudy differs.",
             outcome.digest
-        );
+        ));
         ExitCode::from(config::EXIT_CODE)
     } else {
         code(failure.is_none())

@@ -9,7 +9,7 @@ mod text;
 
 use crate::config::EXIT_CODE;
 use crate::observe::{Client, ClientError, Snapshot, Target};
-use crate::output::print;
+use crate::output::{print, print_error};
 use crate::run::parse_seconds;
 use app::App;
 use ratatui::DefaultTerminal;
@@ -50,12 +50,12 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let target = match Target::of(&args.target) {
         Ok(target) => target,
         Err(why) => {
-            eprintln!("{}", why.trim_end());
+            print_error(why);
             return ExitCode::from(EXIT_CODE);
         }
     };
     let failed = |why: &str| {
-        eprintln!("understudy: {why}");
+        print_error(format_args!("understudy: {why}"));
         ExitCode::FAILURE
     };
     if args.once || args.json {

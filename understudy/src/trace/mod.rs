@@ -5,6 +5,7 @@ mod pcapng;
 use crate::config::EXIT_CODE;
 use crate::decode::describe;
 use crate::observe::{Client, ClientError, Part, Target, TraceLine, TraceRecord, TraceRequest};
+use crate::output::print_error;
 use crate::run::catch_signals;
 use core::net::IpAddr;
 use pcapng::Capture;
@@ -12,6 +13,7 @@ use std::io::{self, ErrorKind, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
+use tracing::info;
 
 /// Show packets of a running instance, each as it was received and as it was sent
 ///
@@ -71,7 +73,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let target = match Target::of(&args.target) {
         Ok(target) => target,
         Err(why) => {
-            eprintln!("{}", why.trim_end());
+            print_error(why);
             return ExitCode::from(EXIT_CODE);
         }
     };
@@ -87,7 +89,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
                     format!("{}: {error}", args.pcapng.as_deref().unwrap_or("".as_ref()).display())
                 }
             };
-            eprintln!("understudy: {why}");
+            print_error(format_args!("understudy: {why}"));
             ExitCode::FAILURE
         }
     }
@@ -118,7 +120,7 @@ fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
                 timeouts = 0;
                 let capture = args.pcapng.as_deref().map(|path| Capture::create(path, &ports)).transpose();
                 printer.capture = capture.map_err(Failure::File)?;
-                eprintln!("Watching. Ctrl-C ends it.");
+                info!("Watching. Ctrl-C ends it.");
                 printer.ports = ports;
             }
             Some(TraceLine::Packet(record)) => printer.print(&record)?,
@@ -129,7 +131,7 @@ fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
                 } else {
                     String::new()
                 };
-                eprintln!("{packets} packet{}{more}", if packets == 1 { "" } else { "s" });
+                info!("{packets} packet{}{more}", if packets == 1 { "" } else { "s" });
                 return Ok(());
             }
         }

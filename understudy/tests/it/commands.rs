@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use understudy_tests::processes;
 
-fn understudy(arguments: &[&str]) -> Output {
+pub(crate) fn understudy(arguments: &[&str]) -> Output {
     let mut command = processes::command(env!("CARGO_BIN_EXE_understudy"));
     command.args(arguments).env("NO_COLOR", "1").output().unwrap()
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-fn configs() -> PathBuf {
+pub(crate) fn configs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs")
 }
 

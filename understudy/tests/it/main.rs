@@ -1,5 +1,6 @@
 //! Tests of the program, as its users run it.
 
+mod broken_configs;
 mod commands;
 mod common;
 mod demo;

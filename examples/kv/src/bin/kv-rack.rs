@@ -12,6 +12,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use switch::Nanos;
 use switch::forward::Config as ForwardConfig;
+use tracing::info;
 
 const PORTS: u32 = 3;
 
@@ -20,6 +21,12 @@ fn main() {
         eprintln!("usage: kv-rack SOCKET");
         std::process::exit(2);
     };
+    tracing_subscriber::fmt()
+        .without_time()
+        .with_target(false)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
     let socket = PathBuf::from(socket);
     let port = |id| Port {
         name: format!("server-{id}"),
@@ -69,6 +76,6 @@ fn main() {
         seed: std::process::id().into(),
         first_psn: None,
     });
-    eprintln!("The rack is ready.");
+    info!("The rack is ready.");
     runtime.run(vec![switch], &mut SingleWorkerControl::new(control), &stop);
 }

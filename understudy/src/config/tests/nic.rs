@@ -131,12 +131,8 @@ fn perftest_servers_need_a_test_and_their_own_port() {
         "there is no key `messages` in [[nic.service]]",
         "[[nic.service]] takes `kind`, `test`, `port`, `size` and `transport`",
     );
-    let two = "test = \"read_bw\"\n[[nic.service]]\nkind = \"perftest_server\"\ntest = \"send_bw\"";
-    fails(
-        &perftest(two).replace("[nic]", "[nic] #!"),
-        "two services listen at port 18515",
-        "give one of them another `port`",
-    );
+    let two = "test = \"read_bw\"\n[[nic.service]] #!\nkind = \"perftest_server\"\ntest = \"send_bw\"";
+    fails(&perftest(two), "two services listen at port 18515", "give one of them another `port`");
     let nine = "addresses = [\"10.0.0.2/24\", ".to_owned() + &"\"10.0.0.3/24\", ".repeat(8) + "] #!";
     fails(
         &perftest("test = \"read_bw\"").replace("addresses = [\"10.0.0.2/24\"]", &nine),
@@ -215,10 +211,6 @@ fn services_need_valid_kinds_and_their_own_ports() {
         "there is no key `server` in [[nic.service]]",
         "[[nic.service]] takes `kind`, `port` and `size`",
     );
-    let twice = service("kind = \"memory\"\nport = 7471\n[[nic.service]]\nkind = \"ucmatose_server\"");
-    fails(
-        &twice.replace("[nic]", "[nic] #!"),
-        "two services listen at port 7471",
-        "give `memory` or `ucmatose_server` another `port`",
-    );
+    let twice = service("kind = \"memory\"\nport = 7471\n[[nic.service]] #!\nkind = \"ucmatose_server\"");
+    fails(&twice, "two services listen at port 7471", "give `memory` or `ucmatose_server` another `port`");
 }

@@ -6,6 +6,7 @@ use pktgen::{Counters, Pktgen, Profile, Unit};
 use std::time::{Duration, Instant};
 use switch::counters::FrameCounter;
 use switch::{DropReason, Function as _, PortId};
+use tracing::warn;
 
 /// Largest relative deviation of the actual rate from the requested one
 const RATE_TOLERANCE: f64 = 0.005;
@@ -62,7 +63,7 @@ impl Links {
         for (index, name, up) in &mut self.ports {
             let was = core::mem::replace(up, links[*index]);
             if was && !*up && began {
-                eprintln!("Port {name} has lost its link.");
+                warn!("Port {name} has lost its link.");
                 lost.push(port_down(name, "link", time));
             }
         }

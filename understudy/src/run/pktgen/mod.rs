@@ -6,6 +6,7 @@ pub(crate) mod invalid;
 mod report;
 
 use super::{now, run_until_done};
+use crate::log;
 use crate::observe::{Observer, no_groups};
 use dataplane::config::Device;
 use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use switch::PortId;
+use tracing::{info, warn};
 
 use invalid::{InvalidReason, Links};
 pub(super) use report::PktgenReport;
@@ -102,7 +104,7 @@ impl Control<Pktgen> for Plane<'_> {
     }
 
     fn on_link(&mut self, port: &PortInfo, up: bool) {
-        eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" });
+        log::peer(port, up);
         if up {
             self.unconnected.retain(|name| *name != port.name);
         } else if let Some(began) = self.began.filter(|_| !self.done) {
@@ -111,7 +113,7 @@ impl Control<Pktgen> for Plane<'_> {
     }
 
     fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
-        eprintln!("Port {} refuses a peer: {why}.", port.name);
+        log::refused_peer(port, why);
     }
 }
 
@@ -146,7 +148,7 @@ impl Lines {
             // A closed pipe does not end the run.
             _ = writeln!(std::io::stdout(), "{line}");
         } else {
-            eprintln!(
+            info!(
                 "{seconds:6.1} s: {:.3} Mpps out, {:.3} in; {lost} lost, {duplicates} duplicates",
                 tx / 1e6,
                 rx / 1e6
@@ -230,7 +232,7 @@ pub(super) fn run(
     }
     let written = options.hgrm.map_or(Ok(()), |folder| {
         if hgrm::write(folder, plane.profile, &counters)? == 0 {
-            eprintln!(
+            warn!(
                 "No latency was measured, so there is no histogram in {}: set `receive` and payloads of 8 bytes or more for \
                  one-way latency, or `outstanding` on requests for round trips.",
                 folder.display()

@@ -16,6 +16,7 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use swordbox::Connection;
+use tracing::{error, info};
 
 const HEADING: &str =
     "# Connections of understudy's Swordbox whose two sides differ. Leave it to the program.\n";
@@ -193,16 +194,17 @@ impl Journal {
         Ok(())
     }
 
-    /// Prints a changed error, and that writing works again.
+    /// Emits a changed error, and that writing works again.
     fn report_error(&mut self, result: &io::Result<()>) {
         let kind = result.as_ref().err().map(io::Error::kind);
         if kind != self.last_error {
             let path = self.path.display();
-            match result {
-                Err(error) => eprintln!(
+            if let Err(error) = result {
+                error!(
                     "Cannot write the journal {path}: {error}. New connections pass unchanged, and are not shared."
-                ),
-                Ok(()) => eprintln!("The journal {path} is writable again."),
+                );
+            } else {
+                info!("The journal {path} is writable again.");
             }
         }
         self.last_error = kind;

@@ -19,6 +19,7 @@ use std::io;
 use std::sync::Arc;
 use switch::PortId;
 use swordbox::{ConnectCounters, Connection, Control, Counters, Event, Layers, Memory, Swordbox};
+use tracing::{info, warn};
 use writer::Writer;
 
 /// State that is prepared before the runtime starts.
@@ -139,11 +140,11 @@ impl SwordboxControl {
         let wanted = config::load(&self.initial.path).map_err(|report| report.render());
         match wanted.and_then(|reloaded| layers_of(&self.initial, reloaded)) {
             Ok(layers) => {
-                eprintln!("Reloaded {path}: layers {}.", layers_text(layers));
+                info!("Reloaded {path}: layers {}.", layers_text(layers));
                 self.layers = layers;
                 self.plane.control.set_layers(layers);
             }
-            Err(why) => eprintln!("Reloaded {path}, but nothing changed: {}", why.trim_end()),
+            Err(why) => warn!("Reloaded {path}, but nothing changed: {}", why.trim_end()),
         }
     }
 }
@@ -209,7 +210,7 @@ pub(super) fn run(
             " Connections of an earlier run, refused until they are established again: {count}."
         );
     }
-    eprintln!("{text}");
+    info!("{text}");
     let counted_qps = switch.forward.counted_qps;
     let layers = switch.layers;
     let control_config = switch.clone();

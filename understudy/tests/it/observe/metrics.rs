@@ -61,7 +61,7 @@ fn metrics_parse_and_only_grow() {
     let config = test_folder.config(true, &format!("prometheus = \"127.0.0.1:0\"\n{PAIR}"));
     let instance = Machine::ready("run", &config);
     let address = address(&instance);
-    assert!(!instance.printed().contains("WARNING"), "{}", instance.printed());
+    assert!(!instance.printed().contains("warning"), "{}", instance.printed());
     let scrape = || {
         let (head, body) = http(&address, "GET /metrics");
         assert!(head.starts_with("HTTP/1.1 200") && head.contains("text/plain; version=0.0.4"), "{head}");
@@ -160,7 +160,7 @@ fn a_public_address_is_printed_with_a_warning() {
     let config = test_folder.config(false, &format!("prometheus = \"0.0.0.0:0\"\n{PAIR}"));
     let instance = Machine::ready("run", &config);
     assert!(
-        instance.printed().contains("WARNING: every host that reaches 0.0.0.0:"),
+        instance.printed().contains("warning: every host that reaches 0.0.0.0:"),
         "{}",
         instance.printed()
     );

@@ -1,0 +1,143 @@
+//! Events for the operator: which are printed to standard error, and how.
+//!
+//! What a command was asked for goes to standard output, and the error that ends a command always goes to standard
+//! error ([`crate::output::print_error`]). Everything else is an event of `tracing`. Workers emit none.
+
+use dataplane::PortInfo;
+use std::fmt;
+use std::io::IsTerminal as _;
+use tracing::{Event, Level, Subscriber, info, warn};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Environment variable with the filter, for `--log`.
+pub(crate) const ENV: &str = "UNDERSTUDY_LOG";
+
+/// Checks a filter in the syntax of `tracing_subscriber::EnvFilter`.
+pub(crate) fn parse_filter(filter: &str) -> Result<String, String> {
+    match EnvFilter::try_new(filter) {
+        Ok(_) => Ok(filter.into()),
+        Err(error) => Err(format!(
+            "{error}; write off, error, warn, info, debug or trace, or such as warn,understudy::run=info"
+        )),
+    }
+}
+
+/// Prints the events that pass `filter` to standard error from now on.
+///
+/// Panics if it is called twice, or if [`parse_filter`] refuses the filter.
+pub(crate) fn init(filter: &str) {
+    let stderr = std::io::stderr;
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(filter))
+        .with_writer(stderr)
+        .with_ansi(
+            stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+        )
+        // A closed standard error does not end a run.
+        .log_internal_errors(false)
+        .event_format(Lines)
+        .init();
+}
+
+/// Emits that a port has, or has lost, its peer.
+pub(crate) fn peer(port: &PortInfo, up: bool) {
+    if up {
+        info!("Port {} has its peer.", port.name);
+    } else {
+        warn!("Port {} has lost its peer.", port.name);
+    }
+}
+
+/// Emits that a port refuses a peer.
+pub(crate) fn refused_peer(port: &PortInfo, why: &str) {
+    warn!("Port {} refuses a peer: {why}.", port.name);
+}
+
+/// Format of an event: its text, after its level unless that is info.
+struct Lines;
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'static> FormatEvent<S, N>
+    for Lines
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let (level, colour) = match *event.metadata().level() {
+            Level::ERROR => ("error", "31"),
+            Level::WARN => ("warning", "33"),
+            Level::INFO => ("", ""),
+            Level::DEBUG => ("debug", "2"),
+            Level::TRACE => ("trace", "2"),
+        };
+        match (level, writer.has_ansi_escapes()) {
+            ("", _) => {}
+            (level, true) => write!(writer, "\x1b[{colour}m{level}:\x1b[0m ")?,
+            (level, false) => write!(writer, "{level}: ")?,
+        }
+        context.format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+    use tracing::{debug, error};
+
+    #[derive(Clone, Default)]
+    struct Printed(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Printed {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Returns what is printed of four events.
+    fn printed(filter: &str, ansi: bool) -> String {
+        let printed = Printed::default();
+        let writer = printed.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(EnvFilter::new(parse_filter(filter).unwrap()))
+            .with_writer(move || writer.clone())
+            .with_ansi(ansi)
+            .event_format(Lines)
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            info!("Port a has its peer.");
+            warn!("Port a has lost its peer.");
+            error!("Cannot write {}.", "b");
+            debug!(n = 1, "once");
+        });
+        let bytes = printed.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn levels_other_than_info_precede_the_text() {
+        let all = "Port a has its peer.\nwarning: Port a has lost its peer.\nerror: Cannot write b.\n";
+        assert_eq!(printed("info", false), all);
+        assert_eq!(printed("debug", false), format!("{all}debug: once n=1\n"));
+        assert_eq!(printed("error", false), "error: Cannot write b.\n");
+        assert_eq!(printed("error", true), "\x1b[31merror:\x1b[0m Cannot write b.\n");
+        assert_eq!(printed("warn,understudy::log=off", false), "");
+    }
+
+    #[test]
+    fn a_level_that_does_not_exist_is_refused() {
+        let error = parse_filter("understudy=loud").unwrap_err();
+        assert!(error.contains("write off, error, warn"), "{error}");
+    }
+}
