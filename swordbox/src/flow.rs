@@ -1,8 +1,7 @@
 //! State of the requests of one connection: what was forwarded, acknowledged and proven.
 
 use crate::message::LongWrites;
-use crate::op::Kind;
-use crate::proof::Proof;
+use crate::proof::{Proof, Proofs};
 use crate::reread::Rereads;
 use crate::steering::Lifetime;
 use crate::{Id, NONE};
@@ -36,22 +35,6 @@ pub(crate) struct Memory {
     pub rkey: u32,
 }
 
-/// Bits of the rights that clients prove.
-pub(crate) mod right {
-    pub(crate) const WRITE: u8 = 1;
-    pub(crate) const ATOMIC: u8 = 4;
-}
-
-/// Returns the rights that a request needs for its memory; 0 if it needs none that are tracked.
-pub(crate) const fn rights_of(kind: Kind) -> u8 {
-    match kind {
-        Kind::Write => right::WRITE,
-        Kind::Atomic => right::ATOMIC,
-        _ => 0,
-    }
-}
-
-const PROOFS: usize = 4;
 /// Number of PSNs behind the newest request that responses may refer to; less than half of the PSN space
 const RESPONSE_SPAN: i32 = 1 << 22;
 
@@ -135,7 +118,7 @@ pub(crate) struct Flow {
     pub newest_at: u16,
     /// Records without a response
     pub open: u16,
-    pub proofs: [Proof; PROOFS],
+    pub proofs: Proofs,
     /// Time at which the latest request left that the server acknowledged on this connection; zero if none.
     /// The server's queue pair existed at that time
     pub alive_at: Nanos,
@@ -281,7 +264,7 @@ impl Flow {
             found_no_slot: false,
             waits_until: Psn::ZERO,
             reread_until: None,
-            proofs: [Proof::NONE; PROOFS],
+            proofs: Proofs::NONE,
             alive_at: Nanos::ZERO,
             existed_at: Nanos::ZERO,
             pending_alive: None,
@@ -377,6 +360,12 @@ impl Flow {
         self.rereading || (self.via == NONE && (!self.is_idle() || self.in_message))
     }
 
+    /// Clears the shared QP that this flow waits for. Returns the next flow in the list.
+    pub(crate) fn stop_waiting(&mut self) -> Id {
+        self.waits_for = NONE;
+        core::mem::replace(&mut self.next_waiting, NONE)
+    }
+
     pub(crate) fn has_held(&self) -> bool {
         self.held[0] != NONE
     }
@@ -430,6 +419,25 @@ impl Flow {
         let first = self.structures_since;
         (self.structures & Self::bit_of(structure) != 0)
             .then_some(Lifetime { first, last: self.alive_at.max(first) })
+    }
+
+    /// Notes that the last request sent proves `proof` when it completes.
+    pub(crate) fn begin_proof(&mut self, proof: Proof) {
+        if self.pending_proof.is_none() && self.is_psn_unique() && !self.proofs.includes(proof) {
+            self.pending_proof = Some((self.sent, proof));
+        }
+    }
+
+    /// Stores the pending proof if everything before `acked` includes its request. Returns whether it does.
+    pub(crate) fn apply_pending_proof(&mut self) -> bool {
+        let acked = self.acked;
+        let proof = self.pending_proof.take_if(|(psn, _)| !acked.precedes(*psn));
+        proof.map(|(_, proof)| self.proofs.add(proof)).is_some()
+    }
+
+    /// Clears what a request without a response would have proven.
+    pub(crate) fn discard_pending(&mut self) {
+        (self.pending_proof, self.pending_memory) = (None, None);
     }
 
     /// Extends `taken` by a READ of `len` bytes that is retransmitted, late, or of unknown PSN count. The

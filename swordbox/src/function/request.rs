@@ -5,21 +5,23 @@
 //! responder towards the client, which accepts requests in order and executes retransmitted ones once, and a
 //! requester towards the server.
 
-use crate::config::Connection;
-use crate::flow::{Stage, rights_of};
-use crate::function::{Event, NO_SERVER, Swordbox, source_of};
-use crate::generated::Response;
+use super::Swordbox;
+use super::generated::Response;
+use super::route::Route;
+use crate::address::{NO_SERVER, source_of};
+use crate::event::Event;
+use crate::flow::Stage;
 use crate::lines::in_one_line;
 use crate::message::Message;
 use crate::op::{Kind, Op, memory_of};
 use crate::proof::Proof;
+use crate::proof::rights_of;
 use crate::records::{NO_RECORD, Record, What};
-use crate::route::Route;
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::rewrite::Rewriter;
-use rocev2::{Class, Fault, Layout, Packet, Psn, Qpn, classify};
+use rocev2::{Class, Fault, Layout, Packet, Psn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 /// Result of processing a request.
@@ -55,23 +57,23 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let Some(id) = self.endpoint_of_request(&packet) else {
-            if self.has_ended(&packet) {
+            if self.ended.includes(&packet) {
                 return self.drop_ended(frame, layout, port, now, out);
             }
             return self.on_untracked(frame, layout, port, now, out);
         };
-        if self.flows[id as usize].server == NO_SERVER {
+        if self.connections.flow(id).server == NO_SERVER {
             // Only the number of queue pairs is of interest.
-            self.endpoints[id as usize].seen = now;
+            self.connections.endpoint_mut(id).seen = now;
             return self.forward.route(frame, port, now, out);
         }
-        if self.flows[id as usize].is_switch_owned {
+        if self.connections.flow(id).is_switch_owned {
             // The switch is the only requester on switch-owned QPs.
             self.counters.spoofed.add(1);
             return Verdict::Drop(DropReason::WrongSource);
         }
-        let is_translating = self.flows[id as usize].stage == Stage::Translating;
-        let end = &mut self.endpoints[id as usize];
+        let is_translating = self.connections.flow(id).stage == Stage::Translating;
+        let end = self.connections.endpoint_mut(id);
         // A connection becomes translated only after some of its requests, so their headers and port are
         // known.
         let is_known = is_translating && end.has_headers_of(&packet, port);
@@ -84,8 +86,8 @@ impl Swordbox {
                 Route::SharedQp(route),
                 "the general path has to choose the same route"
             );
-            self.endpoints[id as usize].seen = now;
-            let flow = &mut self.flows[id as usize];
+            self.connections.endpoint_mut(id).seen = now;
+            let flow = self.connections.flow_mut(id);
             flow.nak_due = false;
             flow.found_no_slot = false;
             return match self.share_inline(id, route, frame, layout, now) {
@@ -114,8 +116,8 @@ impl Swordbox {
         let psn = packet.bth().psn();
         #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::NewPort)
-            && self.endpoints[id as usize].headers.has_other_port(&packet)
-            && let from = self.endpoints[id as usize].from
+            && self.connections.endpoint(id).headers.has_other_port(&packet)
+            && let from = self.connections.endpoint(id).from
             && (from == 0 || from == source_of(&packet))
         {
             self.forget(id);
@@ -130,14 +132,14 @@ impl Swordbox {
         }
         if !is_known && !self.is_from_known_host(id, source_of(&packet), &packet) {
             self.counters.spoofed.add(1);
-            if self.flows[id as usize].stage >= Stage::Translating || self.has_ended(&packet) {
+            if self.connections.flow(id).stage >= Stage::Translating || self.ended.includes(&packet) {
                 return Verdict::Drop(DropReason::WrongSource);
             }
             self.note_untracked(source_of(&packet), now);
             return self.on_untracked(frame, layout, port, now, out);
         }
-        let flow = &self.flows[id as usize];
-        if flow.may_be_ended && self.has_ended(&packet) {
+        let flow = self.connections.flow(id);
+        if flow.may_be_ended && self.ended.includes(&packet) {
             return self.drop_ended(frame, layout, port, now, out);
         }
         if flow.is_started && !flow.window().fits(psn) {
@@ -162,16 +164,16 @@ impl Swordbox {
             id = new;
             _ = self.is_from_known_host(id, source_of(&packet), &packet);
         }
-        if is_known || !self.flows[id as usize].may_update_headers(psn) {
-            self.endpoints[id as usize].seen = now;
+        if is_known || !self.connections.flow(id).may_update_headers(psn) {
+            self.connections.endpoint_mut(id).seen = now;
         } else {
             self.store_headers(id, &packet, port, now);
         }
-        if self.flows[id as usize].disconnected && self.flows[id as usize].stage < Stage::Translating {
+        if self.connections.flow(id).disconnected && self.connections.flow(id).stage < Stage::Translating {
             // The DREQ was forged, or the connection goes on for another reason.
-            self.flows[id as usize].disconnected = false;
+            self.connections.flow_mut(id).disconnected = false;
         }
-        match self.flows[id as usize].stage {
+        match self.connections.flow(id).stage {
             Stage::Ended => {
                 self.counters.ended.add(1);
                 Verdict::Drop(DropReason::NoQueuePair)
@@ -223,15 +225,13 @@ impl Swordbox {
     /// to another connection.
     #[cold]
     fn note_untracked(&mut self, from: u128, now: Nanos) {
-        if !self.sources.note_untracked(from, now) {
-            self.overflowed = Some(self.last_tick);
-        }
+        self.sources.note_untracked(from, now, self.last_tick);
     }
 
     /// Returns whether requests to this endpoint were seen within `settle`: responses to them may still
     /// arrive.
     pub(crate) fn is_in_use(&self, id: Id, now: Nanos) -> bool {
-        now.since(self.endpoints[id as usize].seen) <= self.config.settle
+        now.since(self.connections.endpoint(id).seen) <= self.config.settle
     }
 
     /// Returns whether a packet to `id` comes from a new host, and the previous host has been silent for
@@ -239,53 +239,44 @@ impl Swordbox {
     /// since the packet may be forged.
     #[cold]
     fn is_taken_over(&self, id: Id, packet: &Packet<'_>, now: Nanos) -> bool {
-        let end = &self.endpoints[id as usize];
+        let end = self.connections.endpoint(id);
         end.from != 0
             && end.from != source_of(packet)
-            && self.flows[id as usize].stage < Stage::Translating
+            && self.connections.flow(id).stage < Stage::Translating
             && now.since(end.seen) > self.config.dead_after
             && packet.verify_icrc()
     }
 
-    /// Returns whether a request belongs to an ended connection.
-    fn has_ended(&self, packet: &Packet<'_>) -> bool {
-        let (server, client) = ((packet.dst(), packet.bth().dest_qp()), (packet.src(), Qpn::new(0)));
-        self.ended.get(&Connection { server, client }).is_some_and(|ended_connection| {
-            !ended_connection.is_new(packet.bth().psn()) || !packet.verify_icrc()
-        })
-    }
-
     /// Returns whether a request to `id` comes from the same host as before. The first request sets the host.
     fn is_from_known_host(&mut self, id: Id, from: u128, packet: &Packet<'_>) -> bool {
-        let end = &mut self.endpoints[id as usize];
+        let end = self.connections.endpoint_mut(id);
         if end.from == 0 {
             if !packet.verify_icrc() {
                 return false;
             }
             end.from = from;
             self.sources.add(from);
-            let (server, client) = ((packet.dst(), packet.bth().dest_qp()), (packet.src(), Qpn::new(0)));
-            self.flows[id as usize].may_be_ended = self.ended.contains_key(&Connection { server, client });
-            if self.endpoints[id as usize].peer == NONE {
-                self.add_unpaired(id);
+            self.connections.flow_mut(id).may_be_ended = self.ended.may_include(packet);
+            if self.connections.endpoint(id).peer() == NONE {
+                self.connections.add_unpaired(id);
             }
         }
-        self.endpoints[id as usize].from == from
+        self.connections.endpoint(id).from == from
     }
 
     /// Stores the headers of a packet to `id`, and the port on which its sender is reached.
     #[cold]
     fn store_headers(&mut self, id: Id, packet: &Packet<'_>, port: PortId, now: Nanos) {
-        let end = &mut self.endpoints[id as usize];
+        let end = self.connections.endpoint_mut(id);
         end.seen = now;
         // A packet that may be damaged is not stored.
         if !end.headers.has_path_of(packet) && packet.verify_icrc() {
             end.refresh(packet);
         }
-        let peer = end.peer;
+        let peer = end.peer();
         if peer != NONE && end.peer_port != port {
             end.peer_port = port;
-            self.endpoints[peer as usize].port = port;
+            self.connections.endpoint_mut(peer).port = port;
         }
     }
 
@@ -303,7 +294,7 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let psn = packet.bth().psn();
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         // Tracked requests need a valid ICRC. While the PSN count of a READ is unknown, a READ with the next
         // PSN may be a retransmission of its rest.
         let rest = flow.uncounted_read.is_some() && op.kind == Kind::Read && psn == flow.next;
@@ -321,8 +312,8 @@ impl Swordbox {
             return Verdict::Drop(DropReason::Delayed);
         }
         if !new {
-            self.flows[id as usize].note_late(psn);
-            self.flows[id as usize].forget_structures();
+            self.connections.flow_mut(id).note_late(psn);
+            self.connections.flow_mut(id).forget_structures();
         }
         let now_or_later = if new {
             self.detour_of(id, server, &packet, now)
@@ -337,10 +328,10 @@ impl Swordbox {
         if new {
             if lost {
                 // The missing requests may still overtake this one on the way to the server.
-                self.restart_tracking(id, psn);
+                self.connections.restart_tracking(id, psn);
             }
             self.track(id, &packet, op, now);
-            if self.flows[id as usize].stage == Stage::Synced
+            if self.connections.flow(id).stage == Stage::Synced
                 && (self.wants_sharing(id, &packet, op) || self.wants_steering(id, &packet))
             {
                 self.request_translation(id);
@@ -359,24 +350,24 @@ impl Swordbox {
             Kind::Atomic => record.count > 0 && record.psn == psn && record.what != What::Unseen,
             _ => (0..record.count as i32).contains(&psn.distance(record.psn)),
         };
-        if self.records(id).iter().any(known) {
+        if self.connections.records(id).iter().any(known) {
             return;
         }
         let mut record = Record { psn, count: 1, server_psn: psn, what: What::Unseen, ..NO_RECORD };
         match (op.kind, memory_of(packet)) {
-            (Kind::Atomic, _) => self.find_result(id, &mut record),
+            (Kind::Atomic, _) => self.connections.find_result(id, &mut record),
             (Kind::Read, Some((_, _, len))) => {
-                record.count = self.flows[id as usize].psn_count_of(len).unwrap_or(len.div_ceil(256));
+                record.count = self.connections.flow(id).psn_count_of(len).unwrap_or(len.div_ceil(256));
             }
             _ => {}
         }
-        self.record(id, record);
+        self.connections.record(id, record);
     }
 
     /// Requests permission to translate a connection from the control plane.
     fn request_translation(&mut self, id: Id) {
-        if let Some(connection) = self.connection_of(id) {
-            let flow = &mut self.flows[id as usize];
+        if let Some(connection) = self.connections.connection_of(id) {
+            let flow = self.connections.flow_mut(id);
             (flow.stage, flow.journaled) = (Stage::Requesting, true);
             self.events.push_back(Event::TranslationRequested(connection));
         }
@@ -385,16 +376,16 @@ impl Swordbox {
     /// Tracks a request that arrived in order and is forwarded on its own connection.
     fn track(&mut self, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) {
         let psn = packet.bth().psn();
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         if !flow.is_started {
             flow.begin(psn);
         }
-        self.resolve_read_count(id, psn);
+        self.connections.resolve_read_count(id, psn);
         if op.kind == Kind::Write {
             self.learn_from_write(id, packet);
         }
         let memory = memory_of(packet);
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         let mut count = 1;
         if op.kind == Kind::Read
             && let Some((_, _, len)) = memory
@@ -443,7 +434,7 @@ impl Swordbox {
                 let line = self.lines.find(flow.server, va).map(|line| self.lines.get(line));
                 let is_there =
                     line.is_none_or(|line| !in_one_line(va, len as usize) || line.exists(va, len as u8));
-                if !is_there || !flow.has_proven(rkey, rights, self.period) {
+                if !is_there || !flow.proofs.has(rkey, rights, self.period) {
                     flow.unproven_request = Some(psn);
                 }
                 flow.begin_proof(Proof::new(rkey, rights, self.period));
@@ -457,62 +448,7 @@ impl Swordbox {
             Kind::Read | Kind::Other => What::Read,
             _ => return,
         };
-        self.record(id, Record { psn, count, server_psn, what, done: false, ..NO_RECORD });
-    }
-
-    /// Resolves the PSN count of the last READ from the PSN of the request behind it.
-    #[inline]
-    fn resolve_read_count(&mut self, id: Id, psn: Psn) {
-        let flow = &mut self.flows[id as usize];
-        if flow.took_one(psn) {
-            if let Some(len) = flow.uncounted_read {
-                // The PSN count is only the client's claim.
-                flow.extend_read_psns(flow.next, len.get());
-            }
-            self.set_read_count(id, 1);
-        }
-    }
-
-    /// Restarts the tracking of an untranslated connection at this PSN. The acknowledgement of a later
-    /// request shows that all before are complete.
-    pub(crate) fn restart_tracking(&mut self, id: Id, psn: Psn) {
-        let uncounted_read =
-            self.flows[id as usize].uncounted_read.map(|_| self.flows[id as usize].next.sub(1));
-        for record in self.records_mut(id) {
-            if uncounted_read == Some(record.psn) && record.count == 1 {
-                // The READ may have taken all PSNs up to the new one.
-                record.count = psn.distance(record.psn).max(1) as u32;
-            }
-            if !record.done {
-                record.what = if record.what == What::Atomic { What::Unknown } else { What::Unseen };
-                record.done = true;
-            }
-        }
-        let flow = &mut self.flows[id as usize];
-        flow.open = 0;
-        if let Some(len) = flow.uncounted_read.take() {
-            flow.extend_read_psns(flow.next, len.get());
-        }
-        flow.cm_params = None;
-        flow.forget_structures();
-        (flow.pending_proof, flow.pending_memory) = (None, None);
-        flow.stage = flow.stage.min(Stage::Paired);
-        flow.begin(psn);
-    }
-
-    /// Sets the PSN count of the last request, a READ.
-    pub(crate) fn set_read_count(&mut self, id: Id, count: u32) {
-        let flow = &mut self.flows[id as usize];
-        flow.uncounted_read = None;
-        let first = flow.next.sub(1);
-        flow.next = first.add(count);
-        flow.sent = flow.next;
-        flow.server_next = flow.next.add(flow.psn_delta);
-        for record in
-            self.records_mut(id).iter_mut().filter(|record| record.psn == first && record.count == 1)
-        {
-            record.count = count;
-        }
+        self.connections.record(id, Record { psn, count, server_psn, what, done: false, ..NO_RECORD });
     }
 
     /// Handles a request of a translated connection.
@@ -533,9 +469,9 @@ impl Swordbox {
         }
         let psn = packet.bth().psn();
         if op.kind != Kind::Read {
-            self.resolve_read_count(id, psn);
+            self.connections.resolve_read_count(id, psn);
         }
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         if psn.precedes(flow.next) {
             self.counters.repeated.add(1);
             return self.on_repeated(id, frame, layout, op, port, now, out);
@@ -551,7 +487,7 @@ impl Swordbox {
             return Verdict::Drop(DropReason::OutOfOrder);
         }
         // The client continues from `next`, whether or not it got a NAK.
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         if flow.message_naked && flow.nak_sent {
             // After the NAK for this request the client has retransmitted nothing before it, so it has all
             // responses.
@@ -560,13 +496,13 @@ impl Swordbox {
         flow.nak_due = false;
         flow.found_no_slot = false;
         if core::mem::take(&mut flow.nak_sent)
-            && let Some(shared_qp) = self.shared_qps.get_mut(flow.shared_qp as usize)
+            && let Some(shared_qp) = self.shared_qps.get_mut(flow.shared_qp)
             && now < shared_qp.reserved_until
         {
             // The owner has used its reserved turn.
             shared_qp.reserved_until = Nanos::ZERO;
         }
-        if !self.flows[id as usize].has_held() {
+        if !self.connections.flow(id).has_held() {
             match self.try_forward(id, frame, layout, op, now) {
                 Outcome::Forward => return self.forward.route(frame, port, now, out),
                 Outcome::Sent(port) | Outcome::Answered(port) => return Verdict::Forward(port),
@@ -593,7 +529,7 @@ impl Swordbox {
     /// Holds a request, or drops it and schedules a NAK.
     fn hold<F: Frame>(&mut self, id: Id, frame: &F, layout: Layout, op: Op, port: PortId) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         let count = match (op.kind, memory_of(&packet)) {
             (Kind::Read, Some((_, _, len))) => flow.psn_count_of(len),
             _ => Some(1),
@@ -612,7 +548,7 @@ impl Swordbox {
 
     /// Returns whether the last held request is a READ with unknown PSN count.
     fn holds_uncounted_read(&self, id: Id) -> bool {
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let Some((bytes, _)) = self.held.first([flow.held[1], NONE]) else { return false };
         let Class::Roce(layout) = classify(bytes) else { return false };
         let memory = memory_of(&Packet::new(bytes, layout));
@@ -647,15 +583,15 @@ impl Swordbox {
         now: Nanos,
     ) -> Outcome {
         let packet = Packet::new(frame.bytes(), layout);
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         if flow.shared_in_flight > 0 || flow.rereading {
             return Outcome::Wait(NONE);
         }
         if flow.shared_qp != NONE {
-            let shared_qp = &self.shared_qps[flow.shared_qp as usize];
+            let shared_qp = &self.shared_qps[flow.shared_qp];
             // Operations of other clients on this shared QP have to complete first. Clients that wait for the
             // QP get their turn between two of the owner's requests.
-            if shared_qp.in_flight > 0 {
+            if shared_qp.in_flight() > 0 {
                 return Outcome::Wait(flow.shared_qp);
             }
             if shared_qp.waiting[0] != NONE
@@ -677,12 +613,12 @@ impl Swordbox {
         let server = flow.server;
         if let Err(shared_qp) = self.detour_until_done(id, server, &packet, op, now) {
             let shared_qp =
-                if shared_qp == NONE { self.slowest_shared_qp(server).unwrap_or(NONE) } else { shared_qp };
+                if shared_qp == NONE { self.shared_qps.slowest(server).unwrap_or(NONE) } else { shared_qp };
             return Outcome::Wait(shared_qp);
         }
         let psn = packet.bth().psn();
-        let flow = &mut self.flows[id as usize];
-        if let Some(shared_qp) = self.shared_qps.get_mut(flow.shared_qp as usize) {
+        let flow = self.connections.flow_mut(id);
+        if let Some(shared_qp) = self.shared_qps.get_mut(flow.shared_qp) {
             // The owner has used its reserved turn.
             shared_qp.reserved_until = Nanos::ZERO;
         }
@@ -699,11 +635,11 @@ impl Swordbox {
     /// Tracks and rewrites a request that leaves on its own connection.
     fn track_own<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) {
         let packet = Packet::new(frame.bytes(), layout);
-        let next = self.flows[id as usize].next;
-        let quiet = self.flows[id as usize].is_idle();
+        let next = self.connections.flow(id).next;
+        let quiet = self.connections.flow(id).is_idle();
         self.track(id, &packet, op, now);
         let by = self.steer(id, &packet, op, quiet, now);
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         // `next` already counts the requests held behind this one.
         if !next.precedes(flow.next) {
             flow.next = next;
@@ -717,7 +653,7 @@ impl Swordbox {
     /// Schedules a NAK for the expected PSN after a request out of order. The NAK is sent once it does not
     /// acknowledge requests in flight.
     fn schedule_nak<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         if flow.nak_due || flow.nak_sent {
             return;
         }
@@ -727,15 +663,15 @@ impl Swordbox {
 
     /// Sends the scheduled NAK for `next` if all requests before it are complete.
     pub(crate) fn send_due_nak<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         let busy = flow.has_held() || !flow.is_idle() || flow.uncounted_read.is_some() || flow.rereading;
         if !flow.nak_due || busy || flow.stage != Stage::Translating {
             return;
         }
         let shared_qp = flow.shared_qp;
         if core::mem::take(&mut flow.found_no_slot) && shared_qp != NONE {
-            let qp = &mut self.shared_qps[shared_qp as usize];
-            if qp.in_flight > 0 {
+            let qp = &mut self.shared_qps[shared_qp];
+            if qp.in_flight() > 0 {
                 flow.found_no_slot = true;
                 self.wait(id, shared_qp);
                 return;
@@ -749,11 +685,11 @@ impl Swordbox {
                 // use another shared QP.
                 flow.closing &= !qp.is_returning;
                 self.unshare(id);
-                self.flows[id as usize].unshareable_until = now + self.config.dead_after;
+                self.connections.flow_mut(id).unshareable_until = now + self.config.dead_after;
                 self.counters.lanes_left.add(1);
             }
         }
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         flow.nak_due = false;
         flow.nak_sent = true;
         let next = flow.next;
@@ -768,16 +704,16 @@ impl Swordbox {
             return;
         }
         loop {
-            let queue = self.flows[id as usize].held;
+            let queue = self.connections.flow(id).held;
             let Some((bytes, port)) = self.held.first(queue) else { break };
             let Ok(mut frame) = out.make(bytes.len()) else {
                 // No later event is certain to retry this flow.
-                self.ready.push_back(id);
+                self.held.continue_later(id);
                 return;
             };
             frame.bytes_mut().copy_from_slice(bytes);
             let Class::Roce(layout) = classify(frame.bytes()) else {
-                self.held.pop(&mut self.flows[id as usize].held);
+                self.held.pop(&mut self.connections.flow_mut(id).held);
                 continue;
             };
             let op = Op::of(layout.opcode());
@@ -793,14 +729,14 @@ impl Swordbox {
                     return;
                 }
                 Outcome::Nak => {
-                    let flow = &mut self.flows[id as usize];
+                    let flow = self.connections.flow_mut(id);
                     flow.next = Packet::new(frame.bytes(), layout).bth().psn();
                     self.held.clear(&mut flow.held);
                     self.nak_message(id, now, out);
                     return;
                 }
             };
-            self.held.pop(&mut self.flows[id as usize].held);
+            self.held.pop(&mut self.connections.flow_mut(id).held);
             if let Some(port) = to {
                 _ = out.send(frame, port);
             }

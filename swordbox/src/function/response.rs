@@ -1,13 +1,13 @@
 //! Handling of server responses. Each response is attributed to the requests that it answers, and forwarded
 //! or regenerated for each client as on the client's own connection.
 
+use super::Swordbox;
+use super::generated::Response;
+use crate::address::{NO_SERVER, source_of};
 use crate::flow::Stage;
-use crate::function::{NO_SERVER, Swordbox, source_of};
-use crate::generated::Response;
 use crate::headers::{BthFields, TrafficClass};
-use crate::message::LONGEST;
 use crate::records::{Record, What};
-use crate::shared_qp::{Operation, SharedQp};
+use crate::shared_qps::{Operation, SharedQp};
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::aeth::{Aeth, NakCode, Syndrome};
@@ -31,11 +31,13 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let from = source_of(&packet);
-        let server = self.server_of(from);
+        let server = self.connections.server_of(from);
         if server == NO_SERVER {
             return self.forward.route(frame, port, now, out);
         }
-        if !self.orphaned_clients.is_empty() && self.is_for_orphaned_client(&packet, now) {
+        if self.ended.has_orphaned_clients()
+            && self.ended.is_for_orphaned_client(&packet, now, self.config.dead_after)
+        {
             if self.try_succeed(&packet, port, now) {
                 return self.forward.route(frame, port, now, out);
             }
@@ -70,7 +72,7 @@ impl Swordbox {
         if let Some(shared_qp) = self.fast_ack_of(to, &packet, server, port)
             && packet.verify_icrc_inline()
         {
-            self.endpoints[to as usize].seen = now;
+            self.connections.endpoint_mut(to).seen = now;
             return self.complete_fast(shared_qp, frame, now, out);
         }
         self.on_response_to(to, server, frame, layout, port, now, out)
@@ -91,8 +93,8 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let from = source_of(&packet);
-        let id = self.endpoints[to as usize].peer;
-        if let Some(flow) = self.flows.get(id as usize)
+        let id = self.connections.endpoint(to).peer();
+        if let Some(flow) = self.connections.get_flow(id)
             && flow.server != server
         {
             if flow.stage >= Stage::Translating {
@@ -103,18 +105,18 @@ impl Swordbox {
             // would end a client's connection.
             return self.on_stray_response(to, frame, layout, port, now, out);
         }
-        if self.flows.get(id as usize).is_none_or(|flow| !flow.accepts_response(packet.bth().psn()))
+        if self.connections.get_flow(id).is_none_or(|flow| !flow.accepts_response(packet.bth().psn()))
             && self.try_succeed(&packet, port, now)
         {
             return self.forward.route(frame, port, now, out);
         }
-        if let Some(flow) = self.flows.get(id as usize)
+        if let Some(flow) = self.connections.get_flow(id)
             && !flow.accepts_response(packet.bth().psn())
         {
             return self.on_stray_response(to, frame, layout, port, now, out);
         }
         let answers_request = id == NONE || self.awaits(id, packet.bth().psn());
-        let end = &mut self.endpoints[to as usize];
+        let end = self.connections.endpoint_mut(to);
         end.seen = now;
         // Headers of packets that may be damaged, forged or from another host are not stored.
         let ours = answers_request && (end.from == 0 || end.from == from);
@@ -128,13 +130,13 @@ impl Swordbox {
             self.match_response(to, &packet, from, port);
             return self.forward.route(frame, port, now, out);
         }
-        let end = &mut self.endpoints[to as usize];
+        let end = self.connections.endpoint_mut(to);
         // A forged response must not change the port on which requests leave.
         if answers_request && end.peer_port != port {
             end.peer_port = port;
-            self.endpoints[id as usize].port = port;
+            self.connections.endpoint_mut(id).port = port;
         }
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         // Operations of other clients on this shared QP are completed even if the owner's own flow has ended.
         if flow.stage == Stage::Ended && flow.shared_qp == NONE {
             self.counters.ended.add(1);
@@ -146,25 +148,25 @@ impl Swordbox {
         }
         let psn = packet.bth().psn();
         if flow.via == NONE {
-            self.learn_psn_count(id, &packet, psn.sub(self.flows[id as usize].psn_delta));
+            self.learn_psn_count(id, &packet, psn.sub(self.connections.flow(id).psn_delta));
         }
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         if flow.stage < Stage::Translating {
             self.update_flow(id, &packet, psn);
             return self.forward.route(frame, port, now, out);
         }
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let (shared_qp, is_switch_owned) = (flow.shared_qp, flow.is_switch_owned);
         if is_switch_owned && self.on_probe(shared_qp, &packet, now, out) {
             return Verdict::Consume;
         }
         if shared_qp != NONE
-            && self.shared_qps[shared_qp as usize].in_flight > 0
-            && !psn.precedes(self.shared_qps[shared_qp as usize].acked)
+            && self.shared_qps[shared_qp].in_flight() > 0
+            && !psn.precedes(self.shared_qps[shared_qp].acked)
         {
             return self.on_shared_qp(shared_qp, frame, layout, now, out);
         }
-        if self.flows[id as usize].stage == Stage::Ended {
+        if self.connections.flow(id).stage == Stage::Ended {
             self.counters.ended.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
         }
@@ -195,10 +197,11 @@ impl Swordbox {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         self.counters.strays.add(1);
-        let (id, from) = (self.endpoints[to as usize].peer, source_of(&packet));
+        let (id, from) = (self.connections.endpoint(to).peer(), source_of(&packet));
         // Used for pairing if it arrives on the port of the known connection's server, or comes from another
         // server.
-        if self.endpoints[id as usize].port == port || self.flows[id as usize].server != self.server_of(from)
+        if self.connections.endpoint(id).port == port
+            || self.connections.flow(id).server != self.connections.server_of(from)
         {
             self.match_response(to, &packet, from, port);
         }
@@ -208,23 +211,23 @@ impl Swordbox {
     /// Returns whether a server's PSN answers a request without a response: one of the client itself, a
     /// retransmitted READ, or, on a shared QP, an operation of another client or the switch's probe.
     fn awaits(&self, id: Id, server_psn: Psn) -> bool {
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let psn = server_psn.sub(flow.psn_delta);
         let is_own_request =
             !flow.is_started || !psn.precedes(flow.acked) && psn.distance(flow.sent) < flow.uncounted_psns();
         let is_shared = |shared_qp: &SharedQp| {
-            (0..shared_qp.in_flight as i32).contains(&server_psn.distance(shared_qp.acked))
-                || shared_qp.probe.is_some_and(|probe| probe.psn == Some(server_psn))
+            (0..shared_qp.in_flight() as i32).contains(&server_psn.distance(shared_qp.acked))
+                || shared_qp.probe().is_some_and(|probe| probe.psn == Some(server_psn))
         };
         is_own_request
             || flow.rereads.awaits(server_psn)
-            || self.shared_qps.get(flow.shared_qp as usize).is_some_and(is_shared)
+            || self.shared_qps.get(flow.shared_qp).is_some_and(is_shared)
     }
 
     /// Returns whether something waits for a flow's own requests, all of which are complete.
     fn has_waiting(&self, id: Id) -> bool {
-        let flow = &self.flows[id as usize];
-        let waiting = flow.shared_qp != NONE && self.shared_qps[flow.shared_qp as usize].waiting[0] != NONE;
+        let flow = self.connections.flow(id);
+        let waiting = flow.shared_qp != NONE && self.shared_qps[flow.shared_qp].waiting[0] != NONE;
         let rereads = flow.rereading && !flow.rereads.is_sent();
         flow.is_idle() && (waiting || flow.has_held() || flow.nak_due || rereads)
     }
@@ -234,26 +237,12 @@ impl Swordbox {
         if !self.has_waiting(id) {
             return;
         }
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let shared_qp = flow.shared_qp;
-        if shared_qp != NONE && self.shared_qps[shared_qp as usize].waiting[0] != NONE && !flow.in_message {
+        if shared_qp != NONE && self.shared_qps[shared_qp].waiting[0] != NONE && !flow.in_message {
             self.retry_waiting(shared_qp, now, out);
         }
         self.forward_held(id, now, out);
-    }
-
-    /// Returns whether a response is for a client whose connection ended with the switch's restart. It may
-    /// belong to an operation of another client on that connection. Such responses arrive within `dead_after`
-    /// of the first frame.
-    #[cold]
-    fn is_for_orphaned_client(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
-        let first_frame_at = *self.first_frame_at.get_or_insert(now);
-        if now.since(first_frame_at) > self.config.dead_after {
-            return false;
-        }
-        let client = (packet.dst(), packet.bth().dest_qp());
-        let Some(key) = self.orphaned_clients.get(&client) else { return false };
-        self.ended.get(key).is_some_and(|ended_connection| ended_connection.connection.client == client)
     }
 
     /// Handles a response on a client's own connection, which may have to be withheld.
@@ -267,7 +256,7 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let psn = packet.bth().psn().sub(flow.psn_delta);
         if flow.via == NONE
             && !psn.precedes(flow.acked)
@@ -289,14 +278,14 @@ impl Swordbox {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        if self.flows[id as usize].rereading
+        if self.connections.flow(id).rereading
             && let Some(verdict) = self.on_reread(id, frame, layout, port, now, out)
         {
             return verdict;
         }
         let packet = Packet::new(frame.bytes(), layout);
         let server_psn = packet.bth().psn();
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let psn = server_psn.sub(flow.psn_delta);
         let is_read = matches!(
             layout.opcode(),
@@ -308,7 +297,7 @@ impl Swordbox {
         if flow.via == NONE && !psn.precedes(flow.acked) && psn.precedes(flow.sent) {
             self.learn_from_response(id, &packet, psn);
             self.update_flow(id, &packet, psn);
-            let flow = &self.flows[id as usize];
+            let flow = self.connections.flow(id);
             let msn = packet.aeth().map(|aeth| Msn::new(aeth.msn().get().wrapping_sub(flow.msn_delta)));
             rewrite_response(frame, layout, psn, msn);
             return self.forward.route(frame, port, now, out);
@@ -316,19 +305,22 @@ impl Swordbox {
         // Responses to a READ whose last response overtook others, or that was retransmitted in the middle of
         // a message.
         if is_read {
-            let reads =
-                self.records(id).iter().filter(|record| matches!(record.what, What::Unseen | What::Read));
+            let reads = self
+                .connections
+                .records(id)
+                .iter()
+                .filter(|record| matches!(record.what, What::Unseen | What::Read));
             let fitting = reads.filter_map(|record| Some((record, record.client_psn_of(server_psn)?)));
             let nearest = fitting.min_by_key(|(record, _)| {
                 (server_psn.distance(record.server_psn), record.what == What::Unseen)
             });
             if let Some((record, psn)) = nearest {
                 let end = record.psn.add(record.count);
-                let flow = &mut self.flows[id as usize];
+                let flow = self.connections.flow_mut(id);
                 if psn.add(1) == end && flow.reread_until.is_some_and(|(until, _)| until == end) {
                     flow.reread_until = None;
                 }
-                let msn = packet.aeth().map(|_| self.flows[id as usize].msn);
+                let msn = packet.aeth().map(|_| self.connections.flow(id).msn);
                 rewrite_response(frame, layout, psn, msn);
                 return self.forward.route(frame, port, now, out);
             }
@@ -341,18 +333,18 @@ impl Swordbox {
     pub(crate) fn update_flow(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         if let Some(found) = packet.atomic_ack()
-            && self.flows[id as usize].stage < Stage::Translating
+            && self.connections.flow(id).stage < Stage::Translating
         {
             // Needed even if everything before is known to be complete, since the client may not have the
             // response.
-            for record in self.records_mut(id) {
+            for record in self.connections.records_mut(id) {
                 if record.psn == psn && record.what == What::Unknown {
                     record.what = What::Atomic;
                     record.value = found.original.get();
                 }
             }
         }
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         if !flow.is_started || psn.precedes(flow.acked) || !psn.precedes(flow.sent) {
             return;
         }
@@ -361,7 +353,7 @@ impl Swordbox {
                 let Some(aeth) = packet.aeth() else { return };
                 match aeth.kind() {
                     Syndrome::Ack(credit) => {
-                        self.flows[id as usize].credit = credit.0;
+                        self.connections.flow_mut(id).credit = credit.0;
                         self.complete_before(id, psn.add(1));
                     }
                     Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => {
@@ -370,8 +362,8 @@ impl Swordbox {
                     Syndrome::Nak(code) => {
                         // The server's queue pair is in error. Requests before this one are complete.
                         self.complete_before(id, psn);
-                        let flow = &mut self.flows[id as usize];
-                        (flow.pending_proof, flow.pending_memory) = (None, None);
+                        let flow = self.connections.flow_mut(id);
+                        flow.discard_pending();
                         self.end_detour(id, true);
                         self.note_refusal(id, psn, code);
                     }
@@ -382,11 +374,15 @@ impl Swordbox {
             Opcode::RC_ATOMIC_ACKNOWLEDGE => {
                 let Some(found) = packet.atomic_ack() else { return };
                 let found = found.original.get();
-                let record = self.records_mut(id).iter_mut().find(|record| record.psn == psn && !record.done);
+                let record = self
+                    .connections
+                    .records_mut(id)
+                    .iter_mut()
+                    .find(|record| record.psn == psn && !record.done);
                 let Some(record) = record.filter(|record| record.what == What::Atomic) else { return };
                 record.done = true;
                 record.value = found;
-                self.flows[id as usize].open -= 1;
+                self.connections.flow_mut(id).open -= 1;
                 self.complete_before(id, psn.add(1));
                 if let Some(aeth) = packet.aeth() {
                     self.update_msn(id, *aeth);
@@ -395,7 +391,7 @@ impl Swordbox {
             _ => {
                 let within =
                     |record: &&mut Record| (0..record.count as i32).contains(&psn.distance(record.psn));
-                let records = self.records_mut(id).iter_mut().filter(within);
+                let records = self.connections.records_mut(id).iter_mut().filter(within);
                 let records = records.filter(|record| !record.done || record.what == What::Unseen);
                 // The PSN count of a READ may be an estimate; the nearest READ is the right one.
                 let Some(record) = records.min_by_key(|record| (psn.distance(record.psn), record.done))
@@ -412,7 +408,7 @@ impl Swordbox {
                 let (first, end) = (record.psn, record.psn.add(record.count));
                 if psn.add(1) == end {
                     record.done = true;
-                    self.flows[id as usize].open -= 1;
+                    self.connections.flow_mut(id).open -= 1;
                     self.complete_before(id, end);
                 } else {
                     self.complete_before(id, first);
@@ -427,15 +423,15 @@ impl Swordbox {
     /// Skips the current proof period if the server refuses a request whose client had the right: the right
     /// was revoked, and those of other clients may have been, too.
     fn note_refusal(&mut self, id: Id, psn: Psn, code: NakCode) {
-        let flow = &self.flows[id as usize];
-        let had = flow.unproven_request != Some(psn) && flow.has_rights(self.period);
+        let flow = self.connections.flow(id);
+        let had = flow.unproven_request != Some(psn) && flow.proofs.has_any(self.period);
         if code == NakCode::REMOTE_ACCESS_ERROR && had {
             self.period.skip();
         }
     }
 
     fn update_msn(&mut self, id: Id, aeth: Aeth) {
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         let server_msn = aeth.msn();
         if flow.server_msn.precedes(server_msn) || flow.stage < Stage::Synced {
             flow.server_msn = server_msn;
@@ -445,17 +441,17 @@ impl Swordbox {
 
     /// Completes all requests before `psn`, up to the first one whose response is missing.
     pub(crate) fn complete_before(&mut self, id: Id, psn: Psn) {
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         flow.executed = flow.executed.later(psn);
         let mut psn = flow.executed;
-        if self.flows[id as usize].open > 0 {
-            for record in self.records(id) {
+        if self.connections.flow(id).open > 0 {
+            for record in self.connections.records(id) {
                 if !record.done && record.psn.precedes(psn) {
                     psn = record.psn;
                 }
             }
         }
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         if flow.acked.precedes(psn) {
             flow.acked = psn;
             // An acknowledgement may match by chance: it has to cover requests from the starting PSN on.
@@ -467,10 +463,10 @@ impl Swordbox {
             }
             flow.apply_pending_alive();
             if flow.apply_pending_proof() {
-                self.sources.set_proven(self.endpoints[id as usize].from);
+                self.sources.set_proven(self.connections.endpoint(id).from);
             }
             self.note_acknowledged(id);
-            let flow = &self.flows[id as usize];
+            let flow = self.connections.flow(id);
             let reaches = flow.pending_memory.is_some();
             let detour_ends = flow.detour.is_some_and(|(psn, _)| psn.precedes(flow.acked));
             if reaches {
@@ -479,7 +475,7 @@ impl Swordbox {
             if detour_ends {
                 self.end_detour(id, true);
             }
-            let flow = &mut self.flows[id as usize];
+            let flow = self.connections.flow_mut(id);
             if flow.stage == Stage::Paired {
                 // Everything before the first tracked request is complete, and all later requests are known.
                 flow.stage = Stage::Synced;
@@ -495,17 +491,17 @@ impl Swordbox {
     fn learn_psn_count(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         let bytes = packet.payload().len() as u32;
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let is_full = matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE)
             && bytes.is_power_of_two()
             && (256..=4096).contains(&bytes);
         let is_news = bytes > flow.longest.into() || (is_full && bytes != flow.mtu.into());
-        if is_news && self.is_read(id, psn) {
-            let flow = &mut self.flows[id as usize];
+        if is_news && self.connections.is_read(id, psn) {
+            let flow = self.connections.flow_mut(id);
             flow.note_payload(bytes as usize);
             flow.mtu = if is_full { bytes as u16 } else { flow.mtu };
         }
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         let Some(len) = flow.uncounted_read.map(NonZero::get) else { return };
         let before = psn.distance(flow.next.sub(1));
         let count = match opcode {
@@ -521,23 +517,8 @@ impl Swordbox {
             _ => flow.psn_count_of(len),
         };
         if let Some(count) = count {
-            self.set_read_count(id, count);
+            self.connections.set_read_count(id, count);
         }
-    }
-
-    /// Returns whether a READ is in flight that a response with this PSN may belong to. Without this check
-    /// any host could forge responses in the server's name with any PSN.
-    #[cold]
-    fn is_read(&self, id: Id, psn: Psn) -> bool {
-        let flow = &self.flows[id as usize];
-        let uncounted_read = flow.uncounted_read.map(|_| flow.next.sub(1));
-        self.records(id).iter().any(|record| {
-            let most = if Some(record.psn) == uncounted_read { LONGEST } else { record.count };
-            record.count > 0
-                && !record.done
-                && record.what == What::Read
-                && (0..most as i32).contains(&psn.distance(record.psn))
-        })
     }
 
     /// Handles a response on a shared QP.
@@ -551,8 +532,8 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let psn = packet.bth().psn();
-        let qp = &self.shared_qps[shared_qp as usize];
-        if !psn.precedes(qp.acked.add(qp.in_flight)) {
+        let qp = &self.shared_qps[shared_qp];
+        if !psn.precedes(qp.acked.add(qp.in_flight())) {
             self.counters.stale.add(1);
             return Verdict::Drop(DropReason::Stale);
         }
@@ -569,7 +550,7 @@ impl Swordbox {
                     Syndrome::Nak(code) => {
                         let verdict = self.complete_until(shared_qp, psn, None, frame, now, out);
                         let verdict = send_first::<O>(verdict, frame, out);
-                        let qp = &self.shared_qps[shared_qp as usize];
+                        let qp = &self.shared_qps[shared_qp];
                         let refused = (qp.acked == psn).then(|| *qp.entry(psn));
                         if let Some(entry) = refused.filter(|entry| entry.flow != NONE) {
                             self.note_refusal(entry.flow, entry.psn, code);
@@ -597,20 +578,20 @@ impl Swordbox {
             _ => return Verdict::Drop(DropReason::Unexpected),
         };
         let mut verdict = self.complete_until(shared_qp, until, found, frame, now, out);
-        if !self.ready.is_empty() || self.shared_qps[shared_qp as usize].waiting[0] != NONE {
+        if self.held.has_ready() || self.shared_qps[shared_qp].waiting[0] != NONE {
             // The next requests may be answered at once; this response has to leave before.
             verdict = send_first::<O>(verdict, frame, out);
         }
-        let qp = &self.shared_qps[shared_qp as usize];
+        let qp = &self.shared_qps[shared_qp];
         // The server sent a NAK, or the response of an earlier atomic is missing.
         let missing = qp.acked.precedes(until);
         let just_did = qp.resent > qp.progress_at && now.since(qp.resent) < qp.round_trip;
-        if (resend || missing) && qp.in_flight > 0 && !just_did {
+        if (resend || missing) && qp.in_flight() > 0 && !just_did {
             let from = qp.acked;
             self.resend(shared_qp, from, now, out);
         }
         self.forward_ready(now, out);
-        if self.shared_qps[shared_qp as usize].waiting[0] != NONE {
+        if self.shared_qps[shared_qp].waiting[0] != NONE {
             self.retry_waiting(shared_qp, now, out);
         }
         verdict
@@ -630,9 +611,9 @@ impl Swordbox {
         let mut last_response: Option<(Id, Psn, Response)> = None;
         let mut count = 0;
         loop {
-            let qp = &self.shared_qps[shared_qp as usize];
+            let qp = &self.shared_qps[shared_qp];
             let psn = qp.acked;
-            if qp.in_flight == 0 || !psn.precedes(until) {
+            if qp.in_flight() == 0 || !psn.precedes(until) {
                 break;
             }
             let has_result = psn.add(1) == until && found.is_some();
@@ -640,7 +621,7 @@ impl Swordbox {
                 // Only the atomic's own response carries its result.
                 break;
             }
-            self.shared_qps[shared_qp as usize].on_ack(psn, now);
+            self.shared_qps[shared_qp].on_ack(psn, now);
             let next = self.complete(shared_qp, found.filter(|_| has_result));
             count += 1;
             #[cfg(debug_assertions)]
@@ -668,24 +649,25 @@ impl Swordbox {
     pub(crate) fn on_cnp<O: Output>(&mut self, frame: &O::Frame, layout: Layout, out: &mut O) {
         let packet = Packet::new(frame.bytes(), layout);
         let key = switch::forward::counters::HostQp::destination_of(&packet);
-        let Some(to) = self.index.get(&key) else { return };
-        let id = self.endpoints[to as usize].peer;
-        if id == NONE || self.flows[id as usize].shared_qp == NONE {
+        let Some(to) = self.connections.find(&key) else { return };
+        let id = self.connections.endpoint(to).peer();
+        if id == NONE || self.connections.flow(id).shared_qp == NONE {
             return;
         }
-        let shared_qp = &self.shared_qps[self.flows[id as usize].shared_qp as usize];
+        let shared_qp = &self.shared_qps[self.connections.flow(id).shared_qp];
         // At most 16 clients are notified.
         let mut notified = [NONE; 16];
         let mut count = 0;
-        for n in 0..shared_qp.in_flight {
+        for n in 0..shared_qp.in_flight() {
             let client = shared_qp.entry(shared_qp.acked.add(n)).flow;
             if client == NONE || client == id || notified.contains(&client) || count == notified.len() {
                 continue;
             }
             notified[count] = client;
             count += 1;
-            let peer = self.endpoints[client as usize].peer;
-            let (Some(end), Some(key)) = (self.endpoints.get(peer as usize), self.index.key(peer)) else {
+            let peer = self.connections.endpoint(client).peer();
+            let (Some(end), Some(key)) = (self.connections.get_endpoint(peer), self.connections.key(peer))
+            else {
                 continue;
             };
             let Ok(mut copy) = out.make(0) else { return };
