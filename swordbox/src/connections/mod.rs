@@ -170,8 +170,8 @@ impl Connections {
         crate::lines::put(&mut self.endpoints, id, end, Endpoint::NEW);
         let mtu = self.mtus.get(usize::from(server)).map_or(0, |mtu| *mtu);
         self.incarnations = self.incarnations.wrapping_add(1);
-        let flow = Flow { mtu, incarnation: self.incarnations, ..Flow::new(server) };
-        crate::lines::put(&mut self.flows, id, flow, Flow::new(server));
+        let flow = Flow::new(server, mtu, self.incarnations);
+        crate::lines::put(&mut self.flows, id, flow, Flow::new(server, 0, 0));
         let records = (id as usize + 1) * self.rd_atomic;
         if self.records.len() < records {
             self.records.resize(records, NO_RECORD);
@@ -198,7 +198,7 @@ impl Connections {
             self.endpoints[peer as usize].peer = NONE;
         }
         self.remove_unpaired(id);
-        self.flows[id as usize] = Flow::new(self.flow(id).server);
+        self.flows[id as usize] = Flow::new(self.flow(id).server, 0, 0);
         let Some(key) = self.key(id).copied() else { return false };
         self.index.remove(&key);
         true

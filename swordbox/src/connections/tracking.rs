@@ -85,7 +85,7 @@ impl Connections {
         if !record.done {
             flow.open += 1;
             if flow.stage >= Stage::Synced {
-                flow.peak_reads = flow.peak_reads.max(flow.open.min(255) as u8);
+                flow.limits.note_outstanding(flow.open);
             }
         }
         if lost && self.flow(id).stage < Stage::Translating {
@@ -129,9 +129,9 @@ impl Connections {
         if let Some(len) = flow.uncounted_read.take() {
             flow.extend_read_psns(flow.next, len.get());
         }
-        flow.cm_params = None;
-        flow.forget_structures();
-        flow.discard_pending();
+        flow.limits.confirm(false);
+        flow.existence.forget_structures();
+        flow.pending.clear();
         flow.stage = flow.stage.min(Stage::Paired);
         flow.begin(psn);
     }
@@ -143,7 +143,7 @@ impl Connections {
         let first = flow.next.sub(1);
         flow.next = first.add(count);
         flow.sent = flow.next;
-        flow.server_next = flow.next.add(flow.psn_delta);
+        flow.translation.set_next(flow.translation.to_server(flow.next));
         for record in
             self.records_mut(id).iter_mut().filter(|record| record.psn == first && record.count == 1)
         {

@@ -213,19 +213,19 @@ impl Swordbox {
             (Kind::Read, Some((_, _, len))) => len.div_ceil(256).max(1),
             _ => 1,
         };
-        let takes = |behind: &Psn| (0..count as i32).contains(&behind.sub(1).distance(psn));
+        let takes = |behind: Psn| (0..count as i32).contains(&behind.sub(1).distance(psn));
         let rights = rights_of(op.kind);
         let flow = self.connections.flow_mut(id);
         if count > 1 {
             flow.extend_read_psns(psn, count.saturating_mul(256));
         }
-        flow.pending_proof.take_if(|(behind, proof)| {
-            takes(behind)
-                && !memory
-                    .is_some_and(|(_, rkey, len)| count == 1 && len > 0 && proof.is_proven_by(rkey, rights))
-        });
-        flow.pending_memory
-            .take_if(|(behind, own)| takes(behind) && memory != Some((own.va, own.rkey, own.len.into())));
+        flow.pending.discard(
+            takes,
+            |proof| {
+                memory.is_some_and(|(_, rkey, len)| count == 1 && len > 0 && proof.is_proven_by(rkey, rights))
+            },
+            |own| memory == Some((own.va, own.rkey, own.len.into())),
+        );
     }
 
     /// Suspends resolution for the words that a dropped packet may write to, until its client retransmits it.

@@ -4,6 +4,7 @@
 
 use super::Swordbox;
 use super::route::SharedRoute;
+use super::shared_response::send_first;
 use crate::flow::Stage;
 use crate::lines::word_of;
 use crate::op::{Op, aeth_of};
@@ -114,7 +115,7 @@ impl Swordbox {
             return verdict;
         }
         // The next requests may be answered at once; this response has to leave before.
-        let verdict = super::response::send_first::<O>(verdict, frame, out);
+        let verdict = send_first::<O>(verdict, frame, out);
         self.forward_ready(now, out);
         verdict
     }

@@ -15,9 +15,11 @@ mod retransmitted;
 mod route;
 mod salt;
 mod share;
+mod shared_response;
 mod steer;
 mod succession;
 mod switch_owned;
+mod translated;
 mod trust;
 
 use crate::address::{NO_SERVER, bits_of, source_of};

@@ -125,12 +125,12 @@ impl Swordbox {
             [(to_server, client.0, successor.psn), (to_client, server.0, successor.server_psn)]
         {
             let flow = self.connections.flow_mut(id);
-            let params = (successor.mtu, if id == to_server { successor.server_max_reads } else { 0 });
+            let max_reads = if id == to_server { successor.server_max_reads } else { 0 };
+            flow.limits.announce(successor.mtu, max_reads);
             if begins {
                 flow.begin(psn);
-                flow.cm_params = Some(params);
             } else {
-                (flow.mtu, flow.server_max_reads) = params;
+                flow.limits.confirm(true);
             }
             let end = self.connections.endpoint_mut(id);
             end.from = bits_of(from);
@@ -332,7 +332,7 @@ impl Swordbox {
     pub(crate) fn keep_as_ended(&mut self, id: Id) {
         if let Some(connection) = self.connections.connection_of(id) {
             let flow = self.connections.flow(id);
-            let psns = (flow.window(), flow.server_next);
+            let psns = (flow.window(), flow.translation.next());
             self.ended.keep(connection, psns);
         }
     }
@@ -438,7 +438,7 @@ impl Swordbox {
                 self.report_over(&Connection { server: (connection.host(), connection.qpn()), client });
             }
             self.pair(found, to, Stage::Paired);
-            self.connections.flow_mut(found).forget_structures();
+            self.connections.flow_mut(found).existence.forget_structures();
             self.connections.endpoint_mut(found).port = port;
             // Completes the requests whose responses arrived before the pairing.
             self.complete_early(found);
@@ -453,7 +453,7 @@ impl Swordbox {
         self.connections.complete_early(id, psn);
         self.complete_before(id, psn.add(1));
         let flow = self.connections.flow_mut(id);
-        flow.server_msn = msn;
+        flow.translation.set_msn(msn);
         flow.msn = msn;
     }
 }

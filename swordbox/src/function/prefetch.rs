@@ -83,7 +83,7 @@ impl Swordbox {
                 if let Some(shared_qp) = self.shared_qps.get(shared_qp)
                     && let Some(owner) = self.connections.get_flow(shared_qp.owner)
                 {
-                    let psn = owner.server_next.add(AHEAD);
+                    let psn = owner.translation.next().add(AHEAD);
                     fetch(core::ptr::from_ref(shared_qp.entry(psn)).cast());
                     fetch(core::ptr::from_ref(shared_qp.payload(psn)).cast());
                 }

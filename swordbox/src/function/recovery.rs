@@ -49,7 +49,7 @@ impl Swordbox {
             self.held.continue_later(id);
             return;
         }
-        let until = self.connections.flow(owner).server_next;
+        let until = self.connections.flow(owner).translation.next();
         self.wait_until(id, shared_qp, until);
     }
 

@@ -7,8 +7,8 @@
 //! answered, since the client does not know its new PSN.
 
 use super::Swordbox;
-use super::request::rewrite_request;
 use super::response::rewrite_response;
+use super::translated::rewrite_request;
 use crate::flow::Stage;
 use crate::op::memory_of;
 use crate::records::{Record, What};
@@ -114,14 +114,14 @@ impl Swordbox {
             };
             let flow = self.connections.flow_mut(id);
             let span = len.div_ceil(LEAST_MTU).max(1) as i32;
-            let sent = Sent { psn, server_psn: flow.server_next, span, since: now, at: now, tries: 0 };
+            let sent = Sent { psn, server_psn: flow.translation.next(), span, since: now, at: now, tries: 0 };
             flow.rereads.begin(sent);
             // The READ takes one of the slots in which the server keeps READs and atomics.
             flow.reads_may_be_lost = true;
             flow.reread_until = Some((record.psn.add(record.count), None));
             // The server has the request under its new PSN from now on.
             let skipped = psn.distance(record.psn) as u32;
-            let server_psn = flow.server_next.sub(skipped);
+            let server_psn = flow.translation.next().sub(skipped);
             for stored in
                 self.connections.records_mut(id).iter_mut().filter(|stored| stored.psn == record.psn)
             {
@@ -208,8 +208,8 @@ impl Swordbox {
         match layout.opcode() {
             Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE => {}
             Opcode::RC_READ_RESPONSE_LAST | Opcode::RC_READ_RESPONSE_ONLY => {
-                flow.server_next = server_psn.add(1);
-                flow.server_msn = flow.server_msn.add(1);
+                flow.translation.set_next(server_psn.add(1));
+                flow.translation.count_message();
                 self.pop_reread(id);
             }
             Opcode::RC_ACKNOWLEDGE => match packet.aeth().map(rocev2::aeth::Aeth::kind) {

@@ -2,12 +2,11 @@
 //! or regenerated for each client as on the client's own connection.
 
 use super::Swordbox;
-use super::generated::Response;
+use super::shared_response::send_first;
 use crate::address::{NO_SERVER, source_of};
 use crate::flow::Stage;
-use crate::headers::{BthFields, TrafficClass};
 use crate::records::{Record, What};
-use crate::shared_qps::{Operation, SharedQp};
+use crate::shared_qps::SharedQp;
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::aeth::{Aeth, NakCode, Syndrome};
@@ -148,7 +147,7 @@ impl Swordbox {
         }
         let psn = packet.bth().psn();
         if flow.via == NONE {
-            self.learn_psn_count(id, &packet, psn.sub(self.connections.flow(id).psn_delta));
+            self.learn_psn_count(id, &packet, self.connections.flow(id).translation.to_client(psn));
         }
         let flow = self.connections.flow(id);
         if flow.stage < Stage::Translating {
@@ -212,7 +211,7 @@ impl Swordbox {
     /// retransmitted READ, or, on a shared QP, an operation of another client or the switch's probe.
     fn awaits(&self, id: Id, server_psn: Psn) -> bool {
         let flow = self.connections.flow(id);
-        let psn = server_psn.sub(flow.psn_delta);
+        let psn = flow.translation.to_client(server_psn);
         let is_own_request =
             !flow.is_started || !psn.precedes(flow.acked) && psn.distance(flow.sent) < flow.uncounted_psns();
         let is_shared = |shared_qp: &SharedQp| {
@@ -257,7 +256,7 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let flow = self.connections.flow(id);
-        let psn = packet.bth().psn().sub(flow.psn_delta);
+        let psn = flow.translation.to_client(packet.bth().psn());
         if flow.via == NONE
             && !psn.precedes(flow.acked)
             && psn.precedes(flow.sent)
@@ -286,7 +285,7 @@ impl Swordbox {
         let packet = Packet::new(frame.bytes(), layout);
         let server_psn = packet.bth().psn();
         let flow = self.connections.flow(id);
-        let psn = server_psn.sub(flow.psn_delta);
+        let psn = flow.translation.to_client(server_psn);
         let is_read = matches!(
             layout.opcode(),
             Opcode::RC_READ_RESPONSE_FIRST
@@ -298,7 +297,7 @@ impl Swordbox {
             self.learn_from_response(id, &packet, psn);
             self.update_flow(id, &packet, psn);
             let flow = self.connections.flow(id);
-            let msn = packet.aeth().map(|aeth| Msn::new(aeth.msn().get().wrapping_sub(flow.msn_delta)));
+            let msn = packet.aeth().map(|aeth| flow.translation.msn_to_client(aeth.msn()));
             rewrite_response(frame, layout, psn, msn);
             return self.forward.route(frame, port, now, out);
         }
@@ -363,7 +362,7 @@ impl Swordbox {
                         // The server's queue pair is in error. Requests before this one are complete.
                         self.complete_before(id, psn);
                         let flow = self.connections.flow_mut(id);
-                        flow.discard_pending();
+                        flow.pending.clear();
                         self.end_detour(id, true);
                         self.note_refusal(id, psn, code);
                     }
@@ -422,9 +421,9 @@ impl Swordbox {
 
     /// Skips the current proof period if the server refuses a request whose client had the right: the right
     /// was revoked, and those of other clients may have been, too.
-    fn note_refusal(&mut self, id: Id, psn: Psn, code: NakCode) {
+    pub(super) fn note_refusal(&mut self, id: Id, psn: Psn, code: NakCode) {
         let flow = self.connections.flow(id);
-        let had = flow.unproven_request != Some(psn) && flow.proofs.has_any(self.period);
+        let had = !flow.pending.is_unproven(psn) && flow.proofs.has_any(self.period);
         if code == NakCode::REMOTE_ACCESS_ERROR && had {
             self.period.skip();
         }
@@ -433,9 +432,9 @@ impl Swordbox {
     fn update_msn(&mut self, id: Id, aeth: Aeth) {
         let flow = self.connections.flow_mut(id);
         let server_msn = aeth.msn();
-        if flow.server_msn.precedes(server_msn) || flow.stage < Stage::Synced {
-            flow.server_msn = server_msn;
-            flow.msn = Msn::new(server_msn.get().wrapping_sub(flow.msn_delta));
+        if flow.translation.msn().precedes(server_msn) || flow.stage < Stage::Synced {
+            flow.translation.set_msn(server_msn);
+            flow.msn = flow.translation.msn_to_client(server_msn);
         }
     }
 
@@ -455,19 +454,14 @@ impl Swordbox {
         if flow.acked.precedes(psn) {
             flow.acked = psn;
             // An acknowledgement may match by chance: it has to cover requests from the starting PSN on.
-            if let Some(params) = flow.cm_params.take()
-                && flow.first.precedes(flow.next)
-                && !flow.next.precedes(psn)
-            {
-                (flow.mtu, flow.server_max_reads) = params;
-            }
-            flow.apply_pending_alive();
+            flow.limits.confirm(flow.first.precedes(flow.next) && !flow.next.precedes(psn));
+            flow.existence.apply_request(psn);
             if flow.apply_pending_proof() {
                 self.sources.set_proven(self.connections.endpoint(id).from);
             }
             self.note_acknowledged(id);
             let flow = self.connections.flow(id);
-            let reaches = flow.pending_memory.is_some();
+            let reaches = flow.pending.has_memory();
             let detour_ends = flow.detour.is_some_and(|(psn, _)| psn.precedes(flow.acked));
             if reaches {
                 self.note_existing_memory(id);
@@ -495,11 +489,13 @@ impl Swordbox {
         let is_full = matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE)
             && bytes.is_power_of_two()
             && (256..=4096).contains(&bytes);
-        let is_news = bytes > flow.longest.into() || (is_full && bytes != flow.mtu.into());
+        let is_news = flow.limits.is_longest(bytes) || (is_full && bytes != flow.limits.mtu().into());
         if is_news && self.connections.is_read(id, psn) {
             let flow = self.connections.flow_mut(id);
-            flow.note_payload(bytes as usize);
-            flow.mtu = if is_full { bytes as u16 } else { flow.mtu };
+            flow.limits.note_payload(bytes as usize);
+            if is_full {
+                flow.limits.set_mtu(bytes as u16);
+            }
         }
         let flow = self.connections.flow_mut(id);
         let Some(len) = flow.uncounted_read.map(NonZero::get) else { return };
@@ -509,187 +505,20 @@ impl Swordbox {
             Opcode::RC_READ_RESPONSE_LAST if before > 0 => {
                 let mtu = len.saturating_sub(bytes) / before as u32;
                 let is_mtu = mtu.is_power_of_two() && (256..=4096).contains(&mtu);
-                let fits =
-                    is_mtu && mtu * before as u32 + bytes == len && [0, mtu as u16].contains(&flow.mtu);
-                flow.mtu = if fits { mtu as u16 } else { flow.mtu };
+                let fits = is_mtu
+                    && mtu * before as u32 + bytes == len
+                    && [0, mtu as u16].contains(&flow.limits.mtu());
+                if fits {
+                    flow.limits.set_mtu(mtu as u16);
+                }
                 fits.then_some(before as u32 + 1)
             }
-            _ => flow.psn_count_of(len),
+            _ => flow.limits.psn_count_of(len),
         };
         if let Some(count) = count {
             self.connections.set_read_count(id, count);
         }
     }
-
-    /// Handles a response on a shared QP.
-    fn on_shared_qp<O: Output>(
-        &mut self,
-        shared_qp: Id,
-        frame: &mut O::Frame,
-        layout: Layout,
-        now: Nanos,
-        out: &mut O,
-    ) -> Verdict {
-        let packet = Packet::new(frame.bytes(), layout);
-        let psn = packet.bth().psn();
-        let qp = &self.shared_qps[shared_qp];
-        if !psn.precedes(qp.acked.add(qp.in_flight())) {
-            self.counters.stale.add(1);
-            return Verdict::Drop(DropReason::Stale);
-        }
-        let entry = qp.entry(psn).request.what;
-        let (until, found, resend) = match layout.opcode() {
-            Opcode::RC_ACKNOWLEDGE => {
-                let Some(aeth) = packet.aeth() else { return Verdict::Drop(DropReason::Unexpected) };
-                match aeth.kind() {
-                    Syndrome::Ack(_) => (psn.add(1), None, false),
-                    Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => (psn, None, true),
-                    // No operation on a shared QP consumes a receive request. The operation is retransmitted
-                    // when its timeout expires.
-                    Syndrome::RnrNak(_) => (psn, None, false),
-                    Syndrome::Nak(code) => {
-                        let verdict = self.complete_until(shared_qp, psn, None, frame, now, out);
-                        let verdict = send_first::<O>(verdict, frame, out);
-                        let qp = &self.shared_qps[shared_qp];
-                        let refused = (qp.acked == psn).then(|| *qp.entry(psn));
-                        if let Some(entry) = refused.filter(|entry| entry.flow != NONE) {
-                            self.note_refusal(entry.flow, entry.psn, code);
-                            self.send_response(
-                                entry.flow,
-                                entry.psn,
-                                Response::Syndrome(Syndrome::Nak(code)),
-                                out,
-                            );
-                        }
-                        if let Some(entry) = refused {
-                            self.refuse_key(shared_qp, entry.request.rkey, now);
-                        }
-                        self.fail_shared_qp(shared_qp);
-                        self.forward_ready(now, out);
-                        return verdict;
-                    }
-                    Syndrome::Reserved(_) => return Verdict::Drop(DropReason::Unexpected),
-                }
-            }
-            Opcode::RC_ATOMIC_ACKNOWLEDGE if matches!(entry, Operation::Atomic(..)) => {
-                let found = packet.atomic_ack().map(|ack| ack.original.get());
-                (psn.add(1), found, false)
-            }
-            _ => return Verdict::Drop(DropReason::Unexpected),
-        };
-        let mut verdict = self.complete_until(shared_qp, until, found, frame, now, out);
-        if self.held.has_ready() || self.shared_qps[shared_qp].waiting[0] != NONE {
-            // The next requests may be answered at once; this response has to leave before.
-            verdict = send_first::<O>(verdict, frame, out);
-        }
-        let qp = &self.shared_qps[shared_qp];
-        // The server sent a NAK, or the response of an earlier atomic is missing.
-        let missing = qp.acked.precedes(until);
-        let just_did = qp.resent > qp.progress_at && now.since(qp.resent) < qp.round_trip;
-        if (resend || missing) && qp.in_flight() > 0 && !just_did {
-            let from = qp.acked;
-            self.resend(shared_qp, from, now, out);
-        }
-        self.forward_ready(now, out);
-        if self.shared_qps[shared_qp].waiting[0] != NONE {
-            self.retry_waiting(shared_qp, now, out);
-        }
-        verdict
-    }
-
-    /// Completes the operations on a shared QP before `until`. `found` is the result of the last one if that
-    /// is an atomic. Each client gets its own response; the last response is written into `frame`.
-    fn complete_until<O: Output>(
-        &mut self,
-        shared_qp: Id,
-        until: Psn,
-        found: Option<u64>,
-        frame: &mut O::Frame,
-        now: Nanos,
-        out: &mut O,
-    ) -> Verdict {
-        let mut last_response: Option<(Id, Psn, Response)> = None;
-        let mut count = 0;
-        loop {
-            let qp = &self.shared_qps[shared_qp];
-            let psn = qp.acked;
-            if qp.in_flight() == 0 || !psn.precedes(until) {
-                break;
-            }
-            let has_result = psn.add(1) == until && found.is_some();
-            if qp.entry(psn).request.what.is_atomic() && !has_result {
-                // Only the atomic's own response carries its result.
-                break;
-            }
-            self.shared_qps[shared_qp].on_ack(psn, now);
-            let next = self.complete(shared_qp, found.filter(|_| has_result));
-            count += 1;
-            #[cfg(debug_assertions)]
-            if self.config.bug == Some(crate::Bug::LostAck) && count == 1 && psn.add(1) != until {
-                continue;
-            }
-            if let Some((id, psn, response)) = next {
-                self.counters.acks.add(1);
-                if let Some((id, psn, response)) = last_response.replace((id, psn, response)) {
-                    self.send_response(id, psn, response, out);
-                }
-            }
-        }
-        if count > 1 {
-            self.counters.coalesced.add(1);
-        }
-        match last_response {
-            Some((id, psn, response)) => self.respond_in(frame, id, psn, response),
-            None => Verdict::Consume,
-        }
-    }
-
-    /// Forwards a congestion notification for the owner of a shared QP to all clients with operations in
-    /// flight there.
-    pub(crate) fn on_cnp<O: Output>(&mut self, frame: &O::Frame, layout: Layout, out: &mut O) {
-        let packet = Packet::new(frame.bytes(), layout);
-        let key = switch::forward::counters::HostQp::destination_of(&packet);
-        let Some(to) = self.connections.find(&key) else { return };
-        let id = self.connections.endpoint(to).peer();
-        if id == NONE || self.connections.flow(id).shared_qp == NONE {
-            return;
-        }
-        let shared_qp = &self.shared_qps[self.connections.flow(id).shared_qp];
-        // At most 16 clients are notified.
-        let mut notified = [NONE; 16];
-        let mut count = 0;
-        for n in 0..shared_qp.in_flight() {
-            let client = shared_qp.entry(shared_qp.acked.add(n)).flow;
-            if client == NONE || client == id || notified.contains(&client) || count == notified.len() {
-                continue;
-            }
-            notified[count] = client;
-            count += 1;
-            let peer = self.connections.endpoint(client).peer();
-            let (Some(end), Some(key)) = (self.connections.get_endpoint(peer), self.connections.key(peer))
-            else {
-                continue;
-            };
-            let Ok(mut copy) = out.make(0) else { return };
-            let base = BthFields { becn: true, ..BthFields::new(Opcode::CNP, key.qpn(), packet.bth().psn()) };
-            if end.headers.build(&mut copy, Some(TrafficClass::of(&packet)), base, &[0; 16]).is_ok() {
-                self.counters.cnps.add(1);
-                _ = out.send(copy, end.port);
-            }
-        }
-    }
-}
-
-/// Sends a copy of `frame` as `verdict` states, ahead of frames generated later. Returns the verdict for the
-/// original frame.
-pub(crate) fn send_first<O: Output>(verdict: Verdict, frame: &O::Frame, out: &mut O) -> Verdict {
-    if let Verdict::Forward(port) = verdict
-        && let Ok(copy) = out.copy(frame)
-    {
-        _ = out.send(copy, port);
-        return Verdict::Consume;
-    }
-    verdict
 }
 
 /// Sets a response's PSN and MSN to those that the client expects.

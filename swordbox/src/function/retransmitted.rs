@@ -3,10 +3,10 @@
 use super::Swordbox;
 use super::generated::Response;
 #[cfg(debug_assertions)]
-use super::request::Outcome;
-use super::request::rewrite_request;
-#[cfg(debug_assertions)]
 use super::route::Route;
+#[cfg(debug_assertions)]
+use super::translated::Outcome;
+use super::translated::rewrite_request;
 use crate::Id;
 use crate::NONE;
 use crate::op::{Kind, Op};
@@ -58,7 +58,7 @@ impl Swordbox {
                 self.counters.delayed.add(1);
                 return Verdict::Drop(DropReason::Delayed);
             }
-            let server_psn = psn.add(self.connections.flow(id).psn_delta);
+            let server_psn = self.connections.flow(id).translation.to_server(psn);
             let by = record.filter(|_| is_read || op.kind == Kind::Atomic).map_or(0, |record| record.steered);
             if self.detour_steered(server, &packet, by, now).is_err() {
                 return Verdict::Drop(DropReason::Delayed);

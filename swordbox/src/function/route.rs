@@ -142,7 +142,7 @@ impl Swordbox {
     /// request completes.
     pub(crate) fn note_access(&mut self, id: Id, va: u64, rkey: u32, len: u32) {
         let flow = self.connections.flow_mut(id);
-        if flow.pending_memory.is_some()
+        if flow.pending.has_memory()
             || !flow.is_psn_unique()
             || len as usize > LONGEST_WRITE
             || !in_one_line(va, len as usize)
@@ -155,14 +155,14 @@ impl Swordbox {
             && !line.exists(va, memory.len)
         {
             let flow = self.connections.flow_mut(id);
-            flow.pending_memory = Some((flow.sent, memory));
+            flow.pending.begin_memory(flow.sent, memory);
         }
     }
 
     /// Marks words as existing after the requests before a flow's `acked` have completed.
     pub(crate) fn note_existing_memory(&mut self, id: Id) {
         let flow = self.connections.flow_mut(id);
-        let Some(Memory { va, len, rkey }) = flow.take_existing_memory() else { return };
+        let Some(Memory { va, len, rkey }) = flow.pending.take_memory(flow.acked) else { return };
         if let Some(line) = self.lines.find(flow.server, va)
             && let line = self.lines.get_mut(line)
             && line.rkey == rkey
@@ -273,7 +273,7 @@ impl Swordbox {
         if self.config.bug == Some(crate::Bug::DeadClient) {
             return true;
         }
-        shared_qp.owner == id || self.connections.flow(id).alive_at > shared_qp.existed_at
+        shared_qp.owner == id || self.connections.flow(id).existence.alive_at() > shared_qp.existed_at
     }
 
     /// Returns whether a resolved value may be written on a shared QP.
@@ -381,8 +381,14 @@ impl Swordbox {
         let declared = u32::from(self.config.servers[usize::from(server)].rd_atomic);
         let flow = self.connections.flow_mut(id);
         flow.shared_qp = free;
-        let max_atomics = declared.max(flow.peak_reads.into()).max(flow.server_max_reads.into()).max(1);
-        self.shared_qps[free].open(id, flow.server_next, max_atomics, flow.existed_at, now);
+        let max_atomics = flow.limits.max_atomics(declared);
+        self.shared_qps[free].open(
+            id,
+            flow.translation.next(),
+            max_atomics,
+            flow.existence.existed_at(),
+            now,
+        );
         self.counters.lanes.add(1);
     }
 }

@@ -2,8 +2,8 @@
 
 use super::Swordbox;
 use super::generated::Response;
-use super::request::Outcome;
 use super::route::{Access, SharedRoute};
+use super::translated::Outcome;
 use crate::config::FailedCas;
 use crate::connections::Endpoint;
 use crate::headers::{BthFields, Payload, TrafficClass};
@@ -101,7 +101,7 @@ impl Swordbox {
             return self.respond_at_once(id, frame, psn, found);
         }
         let owner = self.shared_qps[shared_qp].owner;
-        let server_psn = self.connections.flow(owner).server_next;
+        let server_psn = self.connections.flow(owner).translation.next();
         let qp = self.shared_qps.begin(shared_qp, server_psn, what.is_atomic(), now);
         let cached = self.lines.get_mut(line);
         cached.in_flight += 1;
@@ -137,7 +137,7 @@ impl Swordbox {
         self.counters.remapped.add(1);
         let others = owner != id && what.is_atomic();
         let owner_flow = self.connections.flow_mut(owner);
-        owner_flow.server_next = server_psn.add(1);
+        owner_flow.translation.set_next(server_psn.add(1));
         owner_flow.reads_may_be_lost |= others;
         let flow = self.connections.flow_mut(id);
         flow.via = shared_qp;
@@ -233,7 +233,7 @@ impl Swordbox {
             request: ServerRequest { what, .. }, flow: id, psn: known_as, line, ack_req, tag, ..
         } = entry;
         let owner = self.connections.flow_mut(owner);
-        owner.server_msn = owner.server_msn.add(1);
+        owner.translation.count_message();
         let cached = self.lines.get_mut(line);
         cached.in_flight -= 1;
         if let Operation::Resolved { .. } = what {

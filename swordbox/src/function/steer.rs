@@ -39,15 +39,14 @@ impl Swordbox {
     /// of the structures that the connection reaches is discarded.
     pub(crate) fn note_acknowledged(&mut self, id: Id) {
         let flow = self.connections.flow_mut(id);
-        flow.apply_pending_structure();
-        if flow.structures == 0 {
+        if !flow.existence.apply_structure(flow.acked) {
             return;
         }
         let server = usize::from(flow.server);
         // Pending nodes are eventually linked, or the connections that wait for them are ended.
         let is_free = !self.steering.links.has_any(flow.server);
         for (structure, incarnation) in (0u8..).zip(&mut self.steering.incarnations[server]) {
-            let Some(lifetime) = flow.lifetime(structure) else { continue };
+            let Some(lifetime) = flow.existence.lifetime(structure) else { continue };
             let is_new_memory = incarnation.update(lifetime, self.config.settle, is_free);
             #[cfg(debug_assertions)]
             let is_new_memory = is_new_memory && self.config.bug != Some(crate::Bug::KeptStructure);
@@ -68,7 +67,7 @@ impl Swordbox {
         let flow = self.connections.flow(id);
         let incarnations = self.steering.incarnations.get(usize::from(flow.server));
         let incarnation = incarnations.and_then(|structures| structures.get(usize::from(structure)));
-        let lifetime = flow.lifetime(structure);
+        let lifetime = flow.existence.lifetime(structure);
         lifetime.zip(incarnation).is_some_and(|(lifetime, incarnation)| incarnation.includes(lifetime))
     }
 
@@ -134,7 +133,7 @@ impl Swordbox {
         let (swap, compare) = (atomic.swap_or_add.get(), atomic.compare.get());
         let cas = Cas { va: atomic.va.get(), rkey: atomic.rkey.get(), compare, swap };
         let flow = self.connections.flow(id);
-        let (server, psn) = (flow.server, packet.bth().psn().add(flow.psn_delta));
+        let (server, psn) = (flow.server, flow.translation.to_server(packet.bth().psn()));
         self.steering.at(server, cas.va)?;
         let links = &self.steering.links;
         let followed = links.can_begin(server, swap)?;

@@ -215,8 +215,8 @@ impl Swordbox {
             psn
         } else {
             let flow = self.connections.flow_mut(owner);
-            let psn = flow.server_next;
-            flow.server_next = psn.add(1);
+            let psn = flow.translation.next();
+            flow.translation.set_next(psn.add(1));
             (probe.psn, probe.since) = (Some(psn), now);
             psn
         };
@@ -282,7 +282,7 @@ impl Swordbox {
         }
         let owner = self.connections.flow_mut(qp.owner);
         owner.in_message = false;
-        owner.server_msn = owner.server_msn.add(1);
+        owner.translation.count_message();
         if probe.tries > 0 {
             // While the probe was overdue, operations may have moved to client-owned QPs.
             let server = self.shared_qps[shared_qp].server;
