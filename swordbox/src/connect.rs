@@ -12,8 +12,7 @@
 
 use crate::Id;
 use crate::config::{Config, Connect};
-use crate::function::{Command, Event};
-use crate::switch_owned::OpenSharedQp;
+use crate::event::{Command, Event, OpenSharedQp};
 use core::net::IpAddr;
 use rnic::cm::{self, Conn, ConnectRequest, Event as CmEvent, Peer, RemoteReply};
 use rnic::{Endpoint, Interface};

@@ -4,7 +4,8 @@
 
 use crate::config::{Config, Connection};
 use crate::connect::{ConnectCounters, Connector};
-use crate::function::{Command, Event, Swordbox};
+use crate::event::{Command, Event};
+use crate::function::Swordbox;
 use std::collections::VecDeque;
 use switch::{Egress, Nanos, PortId};
 

@@ -1,6 +1,7 @@
-//! Frames held until they can be forwarded, copied to preallocated slots.
+//! Frames held until they can be forwarded, copied to preallocated slots, and the flows that can continue.
 
-use crate::NONE;
+use crate::{Id, NONE};
+use std::collections::VecDeque;
 use switch::PortId;
 
 /// Maximum length in bytes of a held frame; the client has to retransmit longer ones
@@ -16,6 +17,8 @@ pub(crate) struct Held {
     bytes: Box<[u8]>,
     slots: Box<[Slot]>,
     free: Vec<u32>,
+    /// Flows with held frames whose own requests are all complete
+    ready: VecDeque<Id>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +36,7 @@ impl Held {
             bytes: vec![0; slots * LONGEST].into(),
             slots: vec![Slot { len: 0, port: 0, next: NONE, count: 0 }; slots].into(),
             free: (0..slots as u32).rev().collect(),
+            ready: VecDeque::with_capacity(64),
         }
     }
 
@@ -106,5 +110,32 @@ impl Held {
         while queue[0] != NONE {
             self.pop(queue);
         }
+    }
+
+    /// Adds a flow to those that can continue.
+    #[inline]
+    pub(crate) fn continue_later(&mut self, flow: Id) {
+        self.ready.push_back(flow);
+    }
+
+    /// Returns whether a flow can continue.
+    #[inline]
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Returns the number of flows that can continue.
+    pub(crate) fn ready_len(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// Removes the flow that can continue first.
+    pub(crate) fn next_ready(&mut self) -> Option<Id> {
+        self.ready.pop_front()
+    }
+
+    /// Removes a flow from those that can continue.
+    pub(crate) fn forget(&mut self, flow: Id) {
+        self.ready.retain(|other| *other != flow);
     }
 }

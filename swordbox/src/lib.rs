@@ -11,52 +11,41 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::similar_names, reason = "the names are the terms of this crate")]
 
-#[cfg(test)]
-mod bounds;
+mod address;
 pub mod clients;
 pub mod config;
 mod connect;
+mod connections;
 pub mod control;
 mod counters;
-mod detour;
-mod fast_path;
+mod damaged;
+mod ended;
+mod event;
 mod flow;
 mod function;
-mod generated;
-mod guard;
+mod handshakes;
 mod headers;
 mod held;
 mod lines;
 mod memory;
 mod message;
 mod op;
-mod pairing;
-mod prefetch;
 mod proof;
-mod range_invalidation;
 mod records;
-mod recovery;
-mod request;
 mod reread;
-mod response;
-mod retransmitted;
-mod route;
-mod salt;
-mod share;
-mod shared_qp;
+mod shared_qps;
 mod sketch;
 mod source;
 pub mod steering;
 mod successor;
-mod switch_owned;
 
 pub use config::{Config, Connect, Connection, FailedCas, Layers, Server, Table};
 pub use connect::ConnectCounters;
 pub use control::{Control, Journal};
 pub use counters::Counters;
-pub use function::{Command, Event, Swordbox};
+pub use event::{Command, Event, OpenSharedQp};
+pub use function::Swordbox;
 pub use memory::Memory;
-pub use switch_owned::OpenSharedQp;
 
 /// Index of an entry of a table
 type Id = u32;

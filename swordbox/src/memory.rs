@@ -2,19 +2,13 @@
 //! bound.
 
 use crate::config::Config;
-use crate::flow::Flow;
-use crate::function::Endpoint;
+use crate::connections::Connections;
+use crate::handshakes::Handshakes;
 use crate::held::Held;
 use crate::lines::Lines;
-use crate::pairing::{Handshakes, UnpairedEndpoints};
-use crate::records::Record;
-use crate::shared_qp::SharedQp;
+use crate::shared_qps::SharedQp;
 use crate::source::Sources;
 use crate::steering::Steering;
-use crate::successor::Successors;
-use core::mem::size_of;
-use switch::forward::counters::HostQp;
-use switch::table::Index;
 
 /// Maximum memory in bytes, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,20 +28,17 @@ pub struct Memory {
 impl Config {
     /// Returns the maximum memory of a Swordbox with this configuration, without its bridge.
     pub fn memory(&self) -> Memory {
-        let ends = self.connections * 2;
-        let end = size_of::<Endpoint>() + size_of::<Flow>() + self.rd_atomic * size_of::<Record>();
         let shared_qps = self.shared_qps();
         Memory {
-            connections: Index::<HostQp>::bytes(ends)
-                + ends * end
-                + UnpairedEndpoints::bytes(ends)
-                + Sources::bytes(ends)
-                + Handshakes::BYTES
-                + Successors::BYTES,
+            connections: Connections::bytes(self) + Sources::bytes(self.connections * 2) + Handshakes::BYTES,
             in_flight: shared_qps * SharedQp::bytes(self.in_flight),
             lines: Lines::bytes(self.lines),
             held: Held::bytes(self.held),
-            structures: Steering::bytes(self),
+            structures: Steering::bytes(
+                self.servers.iter().flat_map(|server| &server.structures),
+                self.appends,
+                self.withheld,
+            ),
         }
     }
 }

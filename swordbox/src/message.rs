@@ -1,7 +1,7 @@
 //! Target addresses of the Middle and Last packets of WRITEs, which have no RETH: tracked from the First
 //! packet of each message.
 
-use crate::function::bits_of;
+use crate::address::bits_of;
 use crate::op::memory_of;
 use core::net::IpAddr;
 use rocev2::{Packet, Psn, Qpn};

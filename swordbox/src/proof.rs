@@ -1,14 +1,31 @@
 //! Rights that clients have proven by successful requests. A proof expires, because the switch does not see
 //! when a server revokes a right.
 
-use crate::flow::{Flow, right};
+use crate::op::Kind;
 use switch::Nanos;
 
+/// Number of keys whose proofs are kept
+const PROOFS: usize = 4;
 /// Number of periods for which a proof is valid
 const VALID: u16 = 4;
 /// Stamps of a right that was never proven, and of one whose proof has expired
 const NEVER: u16 = 0;
 const EXPIRED: u16 = 1;
+
+/// Bits of the rights that clients prove.
+pub(crate) mod right {
+    pub(crate) const WRITE: u8 = 1;
+    pub(crate) const ATOMIC: u8 = 4;
+}
+
+/// Returns the rights that a request needs for its memory; 0 if it needs none that are tracked.
+pub(crate) const fn rights_of(kind: Kind) -> u8 {
+    match kind {
+        Kind::Write => right::WRITE,
+        Kind::Atomic => right::ATOMIC,
+        _ => 0,
+    }
+}
 
 /// Current quarter of a proof's lifetime, as a number that wraps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,45 +97,44 @@ impl Proof {
     }
 }
 
-impl Flow {
+/// Rights that a client has proven, by key: the latest.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Proofs([Proof; PROOFS]);
+
+impl Proofs {
+    /// Proofs of no right
+    pub(crate) const NONE: Self = Self([Proof::NONE; PROOFS]);
+
     /// Returns whether the client has a valid proof of one right with this key.
     #[inline]
-    pub(crate) fn has_proven(&self, rkey: u32, rights: u8, period: Period) -> bool {
-        self.proofs.iter().any(|proof| proof.rkey == rkey && period.is_valid(proof.stamp_of(rights)))
+    pub(crate) fn has(&self, rkey: u32, rights: u8, period: Period) -> bool {
+        self.0.iter().any(|proof| proof.rkey == rkey && period.is_valid(proof.stamp_of(rights)))
     }
 
     /// Returns whether the client has ever proven one right with this key. On a shared QP, each
     /// acknowledgement shows that the server still accepts the key.
     #[inline]
-    pub(crate) fn has_ever_proven(&self, rkey: u32, rights: u8) -> bool {
-        self.proofs.iter().any(|proof| proof.rkey == rkey && proof.stamp_of(rights) != NEVER)
+    pub(crate) fn had(&self, rkey: u32, rights: u8) -> bool {
+        self.0.iter().any(|proof| proof.rkey == rkey && proof.stamp_of(rights) != NEVER)
     }
 
     /// Returns whether the client has a valid proof of any right.
-    pub(crate) fn has_rights(&self, period: Period) -> bool {
-        self.proofs.iter().any(|proof| period.is_valid(proof.write) || period.is_valid(proof.atomic))
+    pub(crate) fn has_any(&self, period: Period) -> bool {
+        self.0.iter().any(|proof| period.is_valid(proof.write) || period.is_valid(proof.atomic))
     }
 
-    /// Notes that the last request sent proves `proof` when it completes.
-    pub(crate) fn begin_proof(&mut self, proof: Proof) {
-        let is_known = |own: &Proof| {
+    /// Returns whether a proof would add nothing.
+    pub(crate) fn includes(&self, proof: Proof) -> bool {
+        self.0.iter().any(|own| {
             own.rkey == proof.rkey
                 && (proof.write == NEVER || own.write == proof.write)
                 && (proof.atomic == NEVER || own.atomic == proof.atomic)
-        };
-        if self.pending_proof.is_none() && self.is_psn_unique() && !self.proofs.iter().any(is_known) {
-            self.pending_proof = Some((self.sent, proof));
-        }
+        })
     }
 
-    /// Stores the pending proof if everything before `acked` includes its request. Returns whether it does.
-    pub(crate) fn apply_pending_proof(&mut self) -> bool {
-        let Some((psn, proof)) = self.pending_proof else { return false };
-        if self.acked.precedes(psn) {
-            return false;
-        }
-        self.pending_proof = None;
-        let known = self.proofs.iter_mut().find(|own| own.rkey == proof.rkey && **own != Proof::NONE);
+    /// Adds a proof, in place of the oldest key if its key is new.
+    pub(crate) fn add(&mut self, proof: Proof) {
+        let known = self.0.iter_mut().find(|own| own.rkey == proof.rkey && **own != Proof::NONE);
         if let Some(own) = known {
             for (own, new) in [(&mut own.write, proof.write), (&mut own.atomic, proof.atomic)] {
                 if new != NEVER {
@@ -126,15 +142,14 @@ impl Flow {
                 }
             }
         } else {
-            self.proofs.rotate_right(1);
-            self.proofs[0] = proof;
+            self.0.rotate_right(1);
+            self.0[0] = proof;
         }
-        true
     }
 
     /// Marks expired proofs before the period numbers wrap.
     pub(crate) fn expire(&mut self, period: Period) {
-        for proof in &mut self.proofs {
+        for proof in &mut self.0 {
             for stamp in [&mut proof.write, &mut proof.atomic] {
                 if *stamp > EXPIRED && !period.is_valid(*stamp) {
                     *stamp = EXPIRED;
@@ -157,49 +172,50 @@ mod tests {
     }
 
     /// Completes a request with this proof.
-    fn proven(flow: &mut Flow, proof: Proof) {
-        flow.begin_proof(proof);
-        flow.apply_pending_proof();
+    fn proven(proofs: &mut Proofs, proof: Proof) {
+        if !proofs.includes(proof) {
+            proofs.add(proof);
+        }
     }
 
     #[test]
     fn a_proof_is_valid_for_at_most_its_lifetime_and_at_least_half_of_it() {
         for begin in [0, 1, 2, 3, 1000, 65_534, 65_535, 65_536, 65_537, 70_000] {
-            let mut flow = Flow::new(0);
-            proven(&mut flow, Proof::new(7, right::WRITE, at(begin)));
+            let mut proofs = Proofs::NONE;
+            proven(&mut proofs, Proof::new(7, right::WRITE, at(begin)));
             for later in 0..200_000 {
-                flow.expire(at(begin + later));
-                let counts = flow.has_proven(7, right::WRITE, at(begin + later));
+                proofs.expire(at(begin + later));
+                let counts = proofs.has(7, right::WRITE, at(begin + later));
                 assert!(!counts || later < 4, "from {begin}: after {later} s");
                 assert!(counts || later > 1, "from {begin}: after {later} s");
             }
-            assert!(flow.has_ever_proven(7, right::WRITE) && !flow.has_ever_proven(7, right::ATOMIC));
+            assert!(proofs.had(7, right::WRITE) && !proofs.had(7, right::ATOMIC));
         }
     }
 
     #[test]
     fn a_right_that_is_used_again_is_proven_again() {
-        let mut flow = Flow::new(0);
+        let mut proofs = Proofs::NONE;
         for second in 10..100 {
-            proven(&mut flow, Proof::new(7, right::ATOMIC, at(second)));
-            assert!(flow.has_proven(7, right::ATOMIC, at(second + 3)));
-            assert!(!flow.has_proven(7, right::WRITE, at(second)));
+            proven(&mut proofs, Proof::new(7, right::ATOMIC, at(second)));
+            assert!(proofs.has(7, right::ATOMIC, at(second + 3)));
+            assert!(!proofs.has(7, right::WRITE, at(second)));
         }
     }
 
     #[test]
     fn a_revocation_expires_all_proofs_once_per_period() {
-        let mut flow = Flow::new(0);
+        let mut proofs = Proofs::NONE;
         let mut period = at(10);
-        proven(&mut flow, Proof::new(7, right::WRITE, period));
+        proven(&mut proofs, Proof::new(7, right::WRITE, period));
         period.skip();
-        assert!(!flow.has_proven(7, right::WRITE, period));
-        proven(&mut flow, Proof::new(7, right::WRITE, period));
+        assert!(!proofs.has(7, right::WRITE, period));
+        proven(&mut proofs, Proof::new(7, right::WRITE, period));
         period.skip();
-        assert!(flow.has_proven(7, right::WRITE, period));
+        assert!(proofs.has(7, right::WRITE, period));
         period.advance(Nanos::from_secs(11), PROOF);
-        assert!(flow.has_proven(7, right::WRITE, period));
+        assert!(proofs.has(7, right::WRITE, period));
         period.skip();
-        assert!(!flow.has_proven(7, right::WRITE, period));
+        assert!(!proofs.has(7, right::WRITE, period));
     }
 }

@@ -1,26 +1,10 @@
-//! Retransmitted READs that are complete.
-//!
-//! A responder needs to keep only as many READs and atomics as it accepts at once (`max_dest_rd_atomic`, IB
-//! 9.7.5.1.4), and atomics of other clients may have used a shared QP since, so the server would not answer a
-//! READ with an old PSN. A retransmitted READ is therefore forwarded as a new request on its client's
-//! connection, one at a time, with nothing else in flight there. The switch retransmits it until it is
-//! answered, since the client does not know its new PSN.
+//! READs that a client retransmitted after they were complete: the queue of one flow.
 
-use crate::flow::Stage;
-use crate::function::Swordbox;
-use crate::op::memory_of;
-use crate::records::{Record, What};
-use crate::request::rewrite_request;
-use crate::response::rewrite_response;
-use crate::{Id, NONE};
-use rocev2::aeth::{NakCode, Syndrome};
-use rocev2::{Class, Layout, Opcode, Packet, Psn, classify};
-use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
-
-/// Minimum path MTU in bytes
-const LEAST_MTU: u32 = 256;
-/// Maximum number of times that the retransmission interval doubles
-const MOST_DOUBLED: u8 = 6;
+use crate::NONE;
+use crate::held::Held;
+use core::cmp::Ordering;
+use rocev2::{Packet, Psn};
+use switch::{Full, Nanos, PortId};
 
 /// Retransmitted READs of one flow.
 #[derive(Clone, Copy, Debug)]
@@ -37,17 +21,17 @@ pub(crate) struct Rereads {
 
 /// A READ that is in flight again.
 #[derive(Clone, Copy, Debug)]
-struct Sent {
+pub(crate) struct Sent {
     /// The client's first PSN
-    psn: Psn,
+    pub psn: Psn,
     /// The server's first PSN
-    server_psn: Psn,
+    pub server_psn: Psn,
     /// Maximum number of response packets
-    span: i32,
+    pub span: i32,
     /// Time of the first and of the latest transmission
-    since: Nanos,
-    at: Nanos,
-    tries: u8,
+    pub since: Nanos,
+    pub at: Nanos,
+    pub tries: u8,
 }
 
 impl Rereads {
@@ -63,246 +47,86 @@ impl Rereads {
     pub(crate) const fn is_sent(&self) -> bool {
         self.sent.is_some()
     }
-}
 
-impl Swordbox {
-    /// Returns whether a message of several packets must not begin yet. New requests cannot be sent in the
-    /// middle of a message, and a READ that the client retransmits meanwhile may be one that the server no
-    /// longer has. The client may be unable to finish the message before that READ is answered, because its
-    /// window is full.
-    pub(crate) fn must_nak_message(&self, id: Id) -> bool {
-        let flow = &self.flows[id as usize];
-        let is_read = |record: &Record| record.count > 0 && matches!(record.what, What::Read | What::Unseen);
-        flow.reads_may_be_lost && !flow.in_message && self.records(id).iter().any(is_read)
+    /// Returns the READ in flight.
+    pub(crate) const fn sent(&self) -> Option<Sent> {
+        self.sent
     }
 
-    /// NAKs the message that a client is about to begin. The NAK acknowledges everything before; a client
-    /// that still waits for the response to a READ retransmits the READ instead.
-    pub(crate) fn nak_message<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
-        let flow = &mut self.flows[id as usize];
-        flow.message_naked = true;
-        flow.nak_due = true;
-        self.send_due_nak(id, now, out);
+    pub(crate) fn sent_mut(&mut self) -> Option<&mut Sent> {
+        self.sent.as_mut()
     }
 
-    /// Queues a complete READ that the client retransmitted. A READ that is queued already is dropped.
-    pub(crate) fn reread<O: Output>(
+    /// Notes that the first READ of the queue is in flight again.
+    pub(crate) fn begin(&mut self, sent: Sent) {
+        self.sent = Some(sent);
+    }
+
+    /// Returns the position of a client's PSN relative to the queue: before, within or behind it.
+    pub(crate) fn compare(&self, psn: Psn) -> Ordering {
+        if self.last.precedes(psn) {
+            Ordering::Greater
+        } else if psn.precedes(self.first) {
+            Ordering::Less
+        } else {
+            Ordering::Equal
+        }
+    }
+
+    /// Returns the first READ of the queue as the client sent it, and the port on which it arrived.
+    pub(crate) fn request<'a>(&self, held: &'a Held) -> Option<(&'a [u8], PortId)> {
+        held.first(self.queue)
+    }
+
+    /// Appends a READ. Returns whether the queue was empty.
+    ///
+    /// # Errors
+    /// The queue has `limit` READs, or no slot is free.
+    pub(crate) fn push(
         &mut self,
-        id: Id,
-        frame: &O::Frame,
-        (psn, record): (Psn, Record),
+        held: &mut Held,
+        (psn, frame): (Psn, &[u8]),
         port: PortId,
-        now: Nanos,
-        out: &mut O,
-    ) -> Verdict {
-        let flow = &mut self.flows[id as usize];
-        flow.message_naked = false;
-        let rereads = &mut flow.rereads;
-        if flow.rereading && !rereads.last.precedes(psn) {
-            if !psn.precedes(rereads.first) {
-                self.resend_reread(id, now, out, false);
-                return Verdict::Drop(DropReason::Repeated);
-            }
-            // The client is missing a response before the queued READs.
-            let queue = &mut rereads.queue;
-            if rereads.sent.is_some() {
-                self.held.clear_behind_first(queue);
-                rereads.count = 1;
-            } else {
-                self.held.clear(queue);
-                rereads.count = 0;
-            }
+        limit: usize,
+    ) -> Result<bool, Full> {
+        if usize::from(self.count) >= limit || !held.push(&mut self.queue, frame, port) {
+            return Err(Full);
         }
-        let full = usize::from(rereads.count) >= self.config.rd_atomic;
-        if full || !self.held.push(&mut rereads.queue, frame.bytes(), port) {
-            return Verdict::Drop(DropReason::Delayed);
+        self.last = psn;
+        let is_first = self.count == 0;
+        if is_first {
+            self.first = psn;
         }
-        rereads.last = psn;
-        if rereads.count == 0 {
-            rereads.first = psn;
-            flow.rereading = true;
-            flow.reread_until = Some((record.psn.add(record.count), None));
-            self.rereading.push(id);
-        }
-        self.flows[id as usize].rereads.count += 1;
-        self.send_reread(id, now, out);
-        Verdict::Consume
+        self.count += 1;
+        Ok(is_first)
     }
 
-    /// Sends the next queued READ if possible. Returns whether new requests of the flow may follow.
-    pub(crate) fn send_reread<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) -> bool {
-        loop {
-            let flow = &self.flows[id as usize];
-            if !flow.rereading {
-                return true;
-            }
-            if flow.rereads.sent.is_some()
-                || !flow.is_idle()
-                || flow.in_message
-                || flow.stage != Stage::Translating
-            {
-                return false;
-            }
-            if flow.shared_qp != NONE && self.shared_qps[flow.shared_qp as usize].in_flight > 0 {
-                self.wait(id, flow.shared_qp);
-                return false;
-            }
-            let Some((bytes, _)) = self.held.first(flow.rereads.queue) else {
-                self.end_rereads(id);
-                return true;
-            };
-            let request = Packet::parse(bytes).and_then(|packet| {
-                let (_, _, len) = memory_of(&packet)?;
-                Some((packet.bth().psn(), len))
-            });
-            let record = request.and_then(|(psn, _)| self.read_at(id, psn));
-            let (Some((psn, len)), Some(record)) = (request, record) else {
-                // The READ is too old for its client to be waiting for it.
-                self.pop_reread(id);
-                continue;
-            };
-            let flow = &mut self.flows[id as usize];
-            let span = len.div_ceil(LEAST_MTU).max(1) as i32;
-            flow.rereads.sent =
-                Some(Sent { psn, server_psn: flow.server_next, span, since: now, at: now, tries: 0 });
-            // The READ takes one of the slots in which the server keeps READs and atomics.
-            flow.reads_may_be_lost = true;
-            flow.reread_until = Some((record.psn.add(record.count), None));
-            // The server has the request under its new PSN from now on.
-            let skipped = psn.distance(record.psn) as u32;
-            let server_psn = flow.server_next.sub(skipped);
-            for stored in self.records_mut(id).iter_mut().filter(|stored| stored.psn == record.psn) {
-                (stored.server_psn, stored.skipped) = (server_psn, skipped);
-            }
-            self.counters.reread.add(1);
-            self.transmit_reread(id, now, out);
-            return false;
+    /// Removes all READs but the one in flight.
+    pub(crate) fn clear_behind_sent(&mut self, held: &mut Held) {
+        if self.sent.is_some() {
+            held.clear_behind_first(&mut self.queue);
+            self.count = 1;
+        } else {
+            held.clear(&mut self.queue);
+            self.count = 0;
         }
     }
 
-    /// Returns the record of the READ with this PSN.
-    fn read_at(&self, id: Id, psn: Psn) -> Option<Record> {
-        let within = |record: &&Record| {
-            matches!(record.what, What::Read | What::Unseen)
-                && (0..record.count as i32).contains(&psn.distance(record.psn))
-        };
-        let records = self.records(id).iter().filter(within);
-        records.min_by_key(|record| (psn.distance(record.psn), record.what == What::Unseen)).copied()
+    /// Removes the first READ. Returns whether others remain.
+    pub(crate) fn pop(&mut self, held: &mut Held) -> bool {
+        self.sent = None;
+        held.pop(&mut self.queue);
+        self.count -= 1;
+        let next = self.request(held).and_then(|(bytes, _)| Packet::parse(bytes));
+        if let Some(packet) = &next {
+            self.first = packet.bth().psn();
+        }
+        next.is_some()
     }
 
-    /// Sends the READ in flight. Without a free buffer it counts as lost.
-    fn transmit_reread<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
-        let rereads = self.flows[id as usize].rereads;
-        let (Some(sent), Some((bytes, port))) = (rereads.sent, self.held.first(rereads.queue)) else {
-            return;
-        };
-        let Ok(mut frame) = out.make_from(bytes) else { return };
-        let Class::Roce(layout) = classify(frame.bytes()) else { return };
-        let by = self.read_at(id, sent.psn).map_or(0, |record| record.steered);
-        rewrite_request(&mut frame, layout, sent.server_psn, true, by);
-        if let Verdict::Forward(port) = self.forward.route(&mut frame, port, now, out) {
-            _ = out.send(frame, port);
-        }
-    }
-
-    /// Retransmits the READ in flight if `replay_after` has passed, or `at_once`.
-    fn resend_reread<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O, at_once: bool) {
-        let Some(sent) = &mut self.flows[id as usize].rereads.sent else { return };
-        if !at_once && now.since(sent.at) <= self.config.replay_after {
-            return;
-        }
-        (sent.since, sent.at, sent.tries) = (now, now, 0);
-        self.counters.resent.add(1);
-        self.transmit_reread(id, now, out);
-    }
-
-    /// Retransmits READs without a timely response. After `dead_after` they are retransmitted only when the
-    /// client does so.
-    pub(crate) fn tick_rereads<O: Output>(&mut self, now: Nanos, out: &mut O) {
-        let mut at = 0;
-        while let Some(id) = self.rereading.get(at).copied() {
-            at += 1;
-            let flow = &mut self.flows[id as usize];
-            if !flow.rereading {
-                at -= 1;
-                self.rereading.swap_remove(at);
-                continue;
-            }
-            let Some(sent) = &mut flow.rereads.sent else {
-                self.send_reread(id, now, out);
-                continue;
-            };
-            let retransmit_timeout = Nanos(self.config.replay_after.0 << sent.tries);
-            if now.since(sent.at) > retransmit_timeout && now.since(sent.since) <= self.config.dead_after {
-                sent.at = now;
-                sent.tries = (sent.tries + 1).min(MOST_DOUBLED);
-                self.counters.resent.add(1);
-                self.transmit_reread(id, now, out);
-            }
-        }
-    }
-
-    /// Forwards a response to a READ that is in flight again. Returns `None` if it is none.
-    pub(crate) fn on_reread<O: Output>(
-        &mut self,
-        id: Id,
-        frame: &mut O::Frame,
-        layout: Layout,
-        port: PortId,
-        now: Nanos,
-        out: &mut O,
-    ) -> Option<Verdict> {
-        let flow = &mut self.flows[id as usize];
-        let sent = flow.rereads.sent.filter(|_| flow.rereading)?;
-        let packet = Packet::new(frame.bytes(), layout);
-        let server_psn = packet.bth().psn();
-        let at = server_psn.distance(sent.server_psn);
-        if !(0..sent.span).contains(&at) {
-            return None;
-        }
-        let psn = sent.psn.add(at as u32);
-        let msn = packet.aeth().map(|_| flow.msn);
-        match layout.opcode() {
-            Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE => {}
-            Opcode::RC_READ_RESPONSE_LAST | Opcode::RC_READ_RESPONSE_ONLY => {
-                flow.server_next = server_psn.add(1);
-                flow.server_msn = flow.server_msn.add(1);
-                self.pop_reread(id);
-            }
-            Opcode::RC_ACKNOWLEDGE => match packet.aeth().map(rocev2::aeth::Aeth::kind) {
-                Some(Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR)) => {
-                    self.resend_reread(id, now, out, true);
-                    return Some(Verdict::Consume);
-                }
-                // The server's queue pair is in error; the NAK is forwarded to the client.
-                Some(Syndrome::Nak(_)) => self.end_rereads(id),
-                _ => return None,
-            },
-            _ => return None,
-        }
-        rewrite_response(frame, layout, psn, msn);
-        Some(self.forward.route(frame, port, now, out))
-    }
-
-    /// Removes the first queued READ, which has been answered or is obsolete.
-    fn pop_reread(&mut self, id: Id) {
-        let rereads = &mut self.flows[id as usize].rereads;
-        rereads.sent = None;
-        self.held.pop(&mut rereads.queue);
-        rereads.count -= 1;
-        match self.held.first(rereads.queue).and_then(|(bytes, _)| Packet::parse(bytes)) {
-            Some(packet) => rereads.first = packet.bth().psn(),
-            None => self.end_rereads(id),
-        }
-    }
-
-    /// Removes all queued READs of a flow.
-    pub(crate) fn end_rereads(&mut self, id: Id) {
-        let flow = &mut self.flows[id as usize];
-        if core::mem::take(&mut flow.rereading) {
-            self.held.clear(&mut flow.rereads.queue);
-            flow.rereads = Rereads::NONE;
-            flow.reread_until = None;
-        }
+    /// Removes all READs.
+    pub(crate) fn clear(&mut self, held: &mut Held) {
+        held.clear(&mut self.queue);
+        *self = Self::NONE;
     }
 }

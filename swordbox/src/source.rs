@@ -2,6 +2,7 @@
 //! table.
 
 use crate::Id;
+use crate::address::bits_of;
 use core::net::IpAddr;
 use switch::Nanos;
 use switch::table::{Index, Key, Salt, mix};
@@ -42,6 +43,9 @@ pub(crate) struct Sources {
     all: Vec<Source>,
     limit: u32,
     hand: Id,
+    /// Last time at which a packet found no free table entry. While that connection may continue, responses
+    /// may belong to it
+    overflowed: Option<Nanos>,
 }
 
 impl Sources {
@@ -52,6 +56,7 @@ impl Sources {
             all: Vec::with_capacity(capacity),
             limit: limit as u32,
             hand: 0,
+            overflowed: None,
         }
     }
 
@@ -105,12 +110,13 @@ impl Sources {
         self.index.get(&Host(host)).is_some_and(|at| self.all[at as usize].proven)
     }
 
-    /// Notes that a packet of a host was forwarded without a tracked connection. Returns false if the table
-    /// is full.
-    pub(crate) fn note_untracked(&mut self, host: u128, now: Nanos) -> bool {
-        let Some(at) = self.entry(host) else { return false };
-        self.all[at as usize].last_untracked = Some(now);
-        true
+    /// Notes that a packet of a host was forwarded without a tracked connection. `tick` is the time of the
+    /// last tick.
+    pub(crate) fn note_untracked(&mut self, host: u128, now: Nanos, tick: Nanos) {
+        match self.entry(host) {
+            Some(at) => self.all[at as usize].last_untracked = Some(now),
+            None => self.note_overflow(tick),
+        }
     }
 
     /// Examines 64 hosts and removes those without connections whose last untracked packet is older than
@@ -137,16 +143,21 @@ impl Sources {
         Some(at)
     }
 
-    /// Returns the last time at which a packet of a host was forwarded without a tracked connection.
-    pub(crate) fn last_untracked(&self, host: IpAddr) -> Option<Nanos> {
-        let at = self.index.get(&Host(crate::function::bits_of(host)))?;
-        self.all[at as usize].last_untracked
+    /// Notes that a packet found no free table entry at `tick`.
+    pub(crate) fn note_overflow(&mut self, tick: Nanos) {
+        self.overflowed = Some(tick);
     }
 
-    /// Returns the last time at which a connection of a host found no free table entry.
-    pub(crate) fn last_refused(&self, host: IpAddr) -> Option<Nanos> {
-        let at = self.index.get(&Host(crate::function::bits_of(host)))?;
-        self.all[at as usize].last_refused
+    /// Returns whether all connections of a host are in the table: no response to this host can belong to an
+    /// untracked connection, which may be silent for `ageing`, or to an untracked packet, whose response
+    /// arrives within `dead_after`.
+    pub(crate) fn are_all_tracked(&self, host: IpAddr, now: Nanos, ageing: Nanos, dead_after: Nanos) -> bool {
+        let is_past = |at: Option<Nanos>, after| at.is_none_or(|at| now.since(at) > after);
+        let source = self.index.get(&Host(bits_of(host))).map(|at| &self.all[at as usize]);
+        is_past(self.overflowed, ageing)
+            && source.is_none_or(|source| {
+                is_past(source.last_refused, ageing) && is_past(source.last_untracked, dead_after)
+            })
     }
 }
 
@@ -158,7 +169,8 @@ mod tests {
     fn a_sweep_examines_64_hosts_of_a_table_of_any_size() {
         for count in [100, 10_000] {
             let mut sources = Sources::new(count, 1);
-            assert!((0..count as u128).all(|host| sources.note_untracked(host, Nanos::ZERO)));
+            (0..count as u128).for_each(|host| sources.note_untracked(host, Nanos::ZERO, Nanos::ZERO));
+            assert_eq!((sources.index.len(), sources.overflowed), (count, None));
             for sweep in 1..=3 {
                 sources.sweep(Nanos::from_secs(2), Nanos::from_secs(1));
                 assert_eq!(

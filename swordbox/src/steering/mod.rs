@@ -11,19 +11,17 @@ mod incarnation;
 mod links;
 mod lists;
 mod locks;
-mod path;
 mod withheld;
 
 pub use lists::{Lists, ListsConfig};
 pub use locks::{Locks, LocksConfig};
 
-use crate::config::Config;
 use incarnation::Incarnation;
 pub(crate) use incarnation::Lifetime;
 use links::Links;
-pub(crate) use links::Ticket;
+pub(crate) use links::{State, Ticket};
 use switch::table::Salt;
-use withheld::Withheld;
+pub(crate) use withheld::{Slot, Withheld};
 
 /// A compare-and-swap request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +125,14 @@ impl AnyCache {
             Structure::Locks(config) => Self::Locks(Locks::new(config.clone())),
         }
     }
+
+    /// Returns the number of keys whose last node is known.
+    pub fn tracked(&self) -> usize {
+        match self {
+            Self::Lists(lists) => lists.tracked(),
+            Self::Locks(_) => 0,
+        }
+    }
 }
 
 macro_rules! each {
@@ -201,14 +207,17 @@ pub(crate) struct Steering {
 }
 
 impl Steering {
-    pub(crate) fn new(config: &Config) -> Self {
-        let caches: Vec<Vec<_>> = config
-            .servers
-            .iter()
-            .map(|server| server.structures.iter().map(AnyCache::new).collect())
-            .collect();
+    /// Returns the empty state of the servers' structures, with room for this number of pending nodes and
+    /// of withheld responses.
+    pub(crate) fn new<'a>(
+        servers: impl Iterator<Item = &'a [Structure]>,
+        appends: usize,
+        withheld: usize,
+    ) -> Self {
+        let caches: Vec<Vec<_>> =
+            servers.map(|structures| structures.iter().map(AnyCache::new).collect()).collect();
         let steers = caches.iter().flatten().any(|cache| matches!(cache, AnyCache::Lists(_)));
-        let (appends, withheld) = if steers { (config.appends, config.withheld) } else { (0, 0) };
+        let (appends, withheld) = if steers { (appends, withheld) } else { (0, 0) };
         Self {
             incarnations: caches.iter().map(|cache| vec![Incarnation::default(); cache.len()]).collect(),
             links: Links::with_capacity(appends, caches.len()),
@@ -228,9 +237,12 @@ impl Steering {
         }
     }
 
-    /// Returns the maximum memory in bytes with this configuration.
-    pub(crate) fn bytes(config: &Config) -> usize {
-        let structures = config.servers.iter().flat_map(|server| &server.structures);
+    /// Returns the maximum memory in bytes for these structures, pending nodes and withheld responses.
+    pub(crate) fn bytes<'a>(
+        structures: impl Iterator<Item = &'a Structure>,
+        appends: usize,
+        withheld: usize,
+    ) -> usize {
         let lists = structures.filter_map(|structure| match structure {
             Structure::Lists(lists) => Some(Lists::bytes(lists)),
             Structure::Locks(_) => None,
@@ -239,7 +251,7 @@ impl Steering {
         if lists.peek().is_none() {
             return 0;
         }
-        lists.sum::<usize>() + Links::bytes(config.appends) + Withheld::bytes(config.withheld)
+        lists.sum::<usize>() + Links::bytes(appends) + Withheld::bytes(withheld)
     }
 
     /// Returns the index and the state of the structure at this address.

@@ -1,6 +1,6 @@
 //! Salt of all hash tables whose keys come from packets.
 
-use crate::function::Swordbox;
+use super::Swordbox;
 use switch::table::Salt;
 
 impl Swordbox {
@@ -11,10 +11,9 @@ impl Swordbox {
     pub fn salted(mut self, seed: u64) -> Self {
         let salt = Salt::new(seed);
         self.forward = self.forward.salted(seed);
-        self.index.set_salt(salt);
+        self.connections.set_salt(salt);
         self.lines.set_salt(salt);
         self.sources.set_salt(salt);
-        self.unpaired.set_salt(salt);
         self.steering.set_salt(salt);
         self
     }
@@ -40,8 +39,8 @@ mod tests {
             ..Config::new(forward::Config::bridge(2, 4))
         };
         let unsalted = |swordbox: &Swordbox| {
-            let Swordbox { index, lines, sources, unpaired, steering, .. } = swordbox;
-            let tables = format!("{index:?} {lines:?} {sources:?} {unpaired:?} {steering:?}");
+            let Swordbox { connections, lines, sources, steering, .. } = swordbox;
+            let tables = format!("{connections:?} {lines:?} {sources:?} {steering:?}");
             tables.matches(&format!("{:?}", Salt::FIXED)).count()
         };
         let swordbox = Swordbox::new(config);

@@ -2,10 +2,6 @@
 //! tell whether the server refuses its packets. Such a host may suspend the resolution of operations for a
 //! bounded share of the time only.
 
-use crate::detour::Target;
-use crate::function::Swordbox;
-use crate::{Id, NONE};
-use rocev2::Packet;
 use switch::Nanos;
 
 /// The window is open for one part of this many of all time, apart from the burst
@@ -39,42 +35,20 @@ impl TimeWindow {
 
 /// Windows for packets that may pass at once, and for packets that have to wait for resolved operations.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Guard {
+pub(super) struct Guard {
     at_once: TimeWindow,
     later: TimeWindow,
 }
 
-impl Swordbox {
-    /// Returns whether a client is trusted: requests of its connection were answered, or its host has used a
-    /// right on another connection.
-    pub(crate) fn is_trusted(&self, id: Id, from: u128) -> bool {
-        self.endpoints.get(id as usize).is_some_and(|end| end.peer != NONE && end.from == from)
-            || self.sources.has_proven(from)
+impl Guard {
+    /// Opens the window for packets that may pass at once.
+    pub(super) fn open_at_once(&mut self, len: Nanos, now: Nanos) -> Option<Nanos> {
+        self.at_once.open(len, now)
     }
 
-    /// Returns whether a packet of an untrusted client may pass that invalidates the memory that it may write
-    /// to.
-    pub(crate) fn may_invalidate(&mut self, id: Id, server: u8, packet: &Packet<'_>, now: Nanos) -> bool {
-        match self.target_of(id, packet) {
-            Target::Nothing => true,
-            Target::Range(va, len) => self.may_invalidate_range(server, va, len, now),
-            Target::Anywhere => self.may_invalidate_range(server, 0, u64::MAX, now),
-        }
-    }
-
-    /// Returns whether a packet of an untrusted client may pass that invalidates a range.
-    pub(crate) fn may_invalidate_range(&mut self, server: u8, va: u64, len: u64, now: Nanos) -> bool {
-        if !self.lines.has_any(server, va, len) {
-            return true;
-        }
-        let (settle, dead_after) = (self.config.settle, self.config.dead_after);
-        let Some(guard) = self.guards.get_mut(usize::from(server)) else { return true };
-        if !self.lines.has_resolved(server, va, len) {
-            // The detour keeps the words from being learnt for `settle` once more.
-            return guard.at_once.open(settle, now).is_some();
-        }
-        let Some(until) = guard.later.open(dead_after, now) else { return false };
-        self.lines.detour(server, va, len, now, Nanos(until.0 - now.0)).is_ok()
+    /// Opens the window for packets that have to wait for resolved operations.
+    pub(super) fn open_later(&mut self, len: Nanos, now: Nanos) -> Option<Nanos> {
+        self.later.open(len, now)
     }
 }
 

@@ -2,11 +2,13 @@
 //! operation there, which are nearly all packets between clients that share words and their server. Any other
 //! packet takes the general path, which would give the same result for these: debug builds assert that.
 
-use crate::flow::{Stage, right};
-use crate::function::Swordbox;
+use super::Swordbox;
+use super::route::SharedRoute;
+use super::shared_response::send_first;
+use crate::flow::Stage;
 use crate::lines::word_of;
 use crate::op::{Op, aeth_of};
-use crate::route::SharedRoute;
+use crate::proof::right;
 use crate::{Id, NONE};
 use rocev2::aeth::Syndrome;
 use rocev2::{Opcode, Packet};
@@ -21,7 +23,7 @@ impl Swordbox {
     )]
     #[inline(always)]
     pub(crate) fn fast_route_of(&self, id: Id, packet: &Packet<'_>, op: Op) -> Option<SharedRoute> {
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         if flow.stage != Stage::Translating
             || packet.bth().psn() != flow.next
             || flow.in_message
@@ -37,8 +39,8 @@ impl Swordbox {
         let line = self.lines.find(flow.server, access.va)?;
         let cached = self.lines.get(line);
         let shared_qp = cached.shared_qp;
-        let qp = self.shared_qps.get(shared_qp as usize)?;
-        let owner = self.flows.get(qp.owner as usize)?;
+        let qp = self.shared_qps.get(shared_qp)?;
+        let owner = self.connections.get_flow(qp.owner)?;
         let known = cached.value(word_of(access.va)).filter(|_| self.layers.cas_to_write);
         let busy = if flow.shared_in_flight > 0 { flow.via != shared_qp } else { !flow.is_idle() };
         let taken = qp.owner != id
@@ -54,7 +56,7 @@ impl Swordbox {
             || qp.is_full()
             || qp.tries >= 2
             || (access.atomic && known.is_none())
-            || !flow.has_proven(access.rkey, access.rights, self.period)
+            || !flow.proofs.has(access.rkey, access.rights, self.period)
             || !self.is_of_incarnation(id, qp)
             || !cached.exists(access.va, access.len)
             || !qp.accepts(owner, access.rkey, right::WRITE)
@@ -73,18 +75,18 @@ impl Swordbox {
     #[expect(clippy::inline_always, reason = "the layout of the packet is a constant in the caller")]
     #[inline(always)]
     pub(crate) fn fast_ack_of(&self, to: Id, packet: &Packet<'_>, server: u8, port: PortId) -> Option<Id> {
-        let end = &self.endpoints[to as usize];
-        let flow = self.flows.get(end.peer as usize)?;
-        let qp = self.shared_qps.get(flow.shared_qp as usize)?;
+        let end = self.connections.endpoint(to);
+        let flow = self.connections.get_flow(end.peer())?;
+        let qp = self.shared_qps.get(flow.shared_qp)?;
         let psn = packet.bth().psn();
         let is_fast = packet.layout().opcode() == Opcode::RC_ACKNOWLEDGE
             && psn == qp.acked
-            && qp.in_flight > 0
+            && qp.in_flight() > 0
             && qp.waiting[0] == NONE
             && flow.server == server
             && flow.stage >= Stage::Translating
             && end.has_headers_of(packet, port)
-            && self.ready.is_empty()
+            && !self.held.has_ready()
             && matches!(aeth_of(packet)?.kind(), Syndrome::Ack(_))
             && !qp.entry(psn).request.what.is_atomic();
         is_fast.then_some(flow.shared_qp)
@@ -100,7 +102,7 @@ impl Swordbox {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        let qp = &mut self.shared_qps[shared_qp as usize];
+        let qp = &mut self.shared_qps[shared_qp];
         qp.on_ack(qp.acked, now);
         let verdict = match self.complete_inline(shared_qp, None) {
             Some((id, psn, response)) => {
@@ -109,11 +111,11 @@ impl Swordbox {
             }
             None => Verdict::Consume,
         };
-        if self.ready.is_empty() {
+        if !self.held.has_ready() {
             return verdict;
         }
         // The next requests may be answered at once; this response has to leave before.
-        let verdict = crate::response::send_first::<O>(verdict, frame, out);
+        let verdict = send_first::<O>(verdict, frame, out);
         self.forward_ready(now, out);
         verdict
     }

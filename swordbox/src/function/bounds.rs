@@ -1,8 +1,8 @@
 //! Cost bounds of operations on a full table. The tests count the endpoints that are read, and measure no
 //! time.
 
+use super::Swordbox;
 use crate::config::{Config, Server};
-use crate::function::Swordbox;
 use crate::{Id, NONE};
 use switch::forward;
 use switch::forward::counters::HostQp;
@@ -25,10 +25,11 @@ fn with_unpaired(count: u32) -> (Swordbox, Vec<Id>) {
     });
     let ids = (0..count).map(|qpn| {
         let id = swordbox
-            .add_endpoint(HostQp::new(SERVER.into(), rocev2::Qpn::new(qpn)))
+            .connections
+            .add(HostQp::new(SERVER.into(), rocev2::Qpn::new(qpn)))
             .expect("the table has room");
-        swordbox.endpoints[id as usize].from = 0xffff_0a00_0002;
-        swordbox.add_unpaired(id);
+        swordbox.connections.endpoint_mut(id).from = 0xffff_0a00_0002;
+        swordbox.connections.add_unpaired(id);
         id
     });
     let ids = ids.collect();
@@ -42,13 +43,12 @@ fn forgetting_an_unpaired_endpoint_reads_only_its_two_neighbours() {
         // The newest is the first in the list.
         let (before, next) = (ids[at + 1], at.checked_sub(1).map_or(NONE, |older| ids[older]));
         for &id in ids.iter().filter(|id| ![ids[at], before, next].contains(id)) {
-            swordbox.endpoints[id as usize].next = BROKEN;
-            swordbox.endpoints[id as usize].before = BROKEN;
+            *swordbox.connections.neighbours_mut(id) = [BROKEN; 2];
         }
         swordbox.forget(ids[at]);
-        assert_eq!(swordbox.endpoints[before as usize].next, next, "endpoint {at}");
+        assert_eq!(swordbox.connections.neighbours_mut(before)[1], next, "endpoint {at}");
         if next != NONE {
-            assert_eq!(swordbox.endpoints[next as usize].before, before, "endpoint {at}");
+            assert_eq!(swordbox.connections.neighbours_mut(next)[0], before, "endpoint {at}");
         }
         assert_eq!(swordbox.counters().forgotten.get(), 1);
     }

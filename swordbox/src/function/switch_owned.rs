@@ -7,113 +7,28 @@
 //! this key use client-owned QPs. After some idle time a QP is probed by a zero-length WRITE, so that a
 //! server's restart is noticed before the QP is used again.
 
-use crate::flow::{Flow, Stage, right};
-use crate::function::{NO_SERVER, Swordbox, bits_of};
+use super::Swordbox;
+use super::recovery::MAX_TRIES;
+use crate::address::{NO_SERVER, bits_of};
+use crate::event::OpenSharedQp;
+use crate::flow::Stage;
 use crate::headers::{BthFields, Headers};
-use crate::recovery::MAX_TRIES;
+use crate::proof::right;
 use crate::{Id, NONE};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::neighbour;
 use rocev2::reth::Reth;
-use rocev2::{Opcode, Packet, Psn, Qpn};
+use rocev2::{Opcode, Packet, Qpn};
 use switch::forward::counters::HostQp;
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 use zerocopy::IntoBytes;
 
-/// Keys remembered per shared QP; a power of two
-const KEYS: usize = 256;
-/// Time for which a refused key is not probed again
-const REFUSED_FOR: Nanos = Nanos::from_secs(10);
 /// Divisor of `dead_after` that gives the timeout of a probe
 const PROBE_TIMEOUT_DIVISOR: u64 = 4;
 /// Maximum number of times that the retransmission interval of a probe doubles
 const MOST_DOUBLED: u8 = 6;
 /// Bytes that a probe of a key reads
 const WORD: u32 = 8;
-
-/// Parameters of a connected switch-owned QP.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenSharedQp {
-    /// Index of the shared QP
-    pub shared_qp: u32,
-    /// The switch's queue pair number
-    pub qpn: Qpn,
-    /// Packet with the headers of all packets on this QP
-    pub template: Vec<u8>,
-    /// Output port
-    pub port: PortId,
-    /// Starting PSN
-    pub psn: Psn,
-    /// READs and atomics that the server accepts at once
-    pub rd_atomic: u8,
-}
-
-/// Keys that are known to work: a direct-mapped table.
-#[derive(Debug)]
-pub(crate) struct Keys(Box<[(u32, u8); KEYS]>);
-
-fn slot_of(rkey: u32) -> usize {
-    switch::table::mix(rkey.into()) as usize % KEYS
-}
-
-impl Keys {
-    pub(crate) fn new() -> Self {
-        Self(Box::new([(0, 0); KEYS]))
-    }
-
-    /// Returns whether a key is known to work for all of `rights`.
-    #[inline]
-    pub(crate) fn has(&self, rkey: u32, rights: u8) -> bool {
-        let (stored, rights_known) = self.0[slot_of(rkey)];
-        stored == rkey && rights_known & rights == rights
-    }
-
-    /// Notes that a key works for `rights`.
-    pub(crate) fn add(&mut self, rkey: u32, rights: u8) {
-        let slot = &mut self.0[slot_of(rkey)];
-        *slot = (rkey, if slot.0 == rkey { slot.1 | rights } else { rights });
-    }
-
-    fn clear(&mut self) {
-        self.0.fill((0, 0));
-    }
-}
-
-/// Keys that a server refused on a switch-owned QP, and the time until which they are not probed again.
-#[derive(Debug)]
-pub(crate) struct RefusedKeys(Box<[(u32, Nanos); KEYS]>);
-
-impl Default for RefusedKeys {
-    fn default() -> Self {
-        Self(Box::new([(0, Nanos::ZERO); KEYS]))
-    }
-}
-
-impl RefusedKeys {
-    pub(crate) fn has(&self, rkey: u32, now: Nanos) -> bool {
-        let (stored, until) = self.0[slot_of(rkey)];
-        stored == rkey && now < until
-    }
-
-    fn add(&mut self, rkey: u32, now: Nanos) {
-        self.0[slot_of(rkey)] = (rkey, now + REFUSED_FOR);
-    }
-}
-
-/// Probe of a switch-owned QP or of a key.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Probe {
-    /// Virtual address and R_Key to read; `None` for a probe of the QP itself
-    word: Option<(u64, u32)>,
-    /// PSN, once the probe has been sent
-    pub psn: Option<Psn>,
-    /// Time of the first transmission (before it, of the request for the probe), and of the latest
-    /// transmission
-    since: Nanos,
-    at: Nanos,
-    /// Number of retransmissions
-    pub tries: u8,
-}
 
 impl Swordbox {
     /// Returns whether a frame is sent to the switch itself, or asks for its address (ARP or neighbour
@@ -128,11 +43,6 @@ impl Swordbox {
             }
             _ => false,
         }
-    }
-
-    /// Returns whether an endpoint is a queue pair of the switch.
-    pub(crate) fn is_switch_endpoint(&self, id: Id) -> bool {
-        self.flows.get(self.endpoints[id as usize].peer as usize).is_some_and(|flow| flow.is_switch_owned)
     }
 
     /// Handles a frame to the switch itself: a response on a switch-owned QP, or a frame for the control
@@ -155,10 +65,13 @@ impl Swordbox {
         if packet.bth().dest_qp() == Qpn::GSI {
             return Verdict::Punt;
         }
-        let to = self.index.get(&HostQp::destination_of(&packet)).filter(|to| self.is_switch_endpoint(*to));
+        let to = self
+            .connections
+            .find(&HostQp::destination_of(&packet))
+            .filter(|to| self.connections.is_switch_endpoint(*to));
         let Some(to) = to else { return Verdict::Drop(DropReason::NoQueuePair) };
-        let server = self.server_of(crate::function::source_of(&packet));
-        let flow = &self.flows[self.endpoints[to as usize].peer as usize];
+        let server = self.connections.server_of(crate::address::source_of(&packet));
+        let flow = self.connections.flow(self.connections.endpoint(to).peer());
         if !flow.accepts_response(packet.bth().psn()) {
             self.counters.strays.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
@@ -188,7 +101,7 @@ impl Swordbox {
     fn try_open_switch_owned(&mut self, params: &OpenSharedQp, now: Nanos) -> Option<()> {
         let qp = self
             .shared_qps
-            .get(params.shared_qp as usize)
+            .get(params.shared_qp)
             .filter(|shared_qp| shared_qp.is_switch_owned && shared_qp.owner == NONE)?;
         let number = qp.server;
         let packet = Packet::parse(&params.template)?;
@@ -196,25 +109,21 @@ impl Swordbox {
         let keys = [HostQp::new(packet.dst(), packet.bth().dest_qp()), HostQp::new(packet.src(), params.qpn)];
         // Both queue pairs are new, so older connections with the same numbers are forgotten.
         for key in keys {
-            if let Some(id) = self.index.get(&key) {
+            if let Some(id) = self.connections.find(&key) {
                 self.forget(id);
             }
         }
-        let [Some(to_server), Some(to_switch)] = keys.map(|key| self.add_endpoint(key)) else {
-            for key in keys {
-                self.index.remove(&key);
-            }
-            return None;
-        };
-        for (id, peer, from) in [(to_server, to_switch, packet.src()), (to_switch, to_server, packet.dst())] {
-            let end = &mut self.endpoints[id as usize];
-            (end.peer, end.port, end.from, end.seen) = (peer, params.port, bits_of(from), now);
+        let [to_server, to_switch] = self.connections.add_both(keys)?;
+        self.connections.pair(to_server, to_switch);
+        for (id, from) in [(to_server, packet.src()), (to_switch, packet.dst())] {
+            let end = self.connections.endpoint_mut(id);
+            (end.port, end.from, end.seen) = (params.port, bits_of(from), now);
         }
-        self.endpoints[to_server as usize].headers = headers;
-        let flow = &mut self.flows[to_server as usize];
+        self.connections.endpoint_mut(to_server).headers = headers;
+        let flow = self.connections.flow_mut(to_server);
         flow.begin(params.psn);
         (flow.stage, flow.is_switch_owned, flow.shared_qp) = (Stage::Translating, true, params.shared_qp);
-        let qp = &mut self.shared_qps[params.shared_qp as usize];
+        let qp = &mut self.shared_qps[params.shared_qp];
         qp.open(to_server, params.psn, params.rd_atomic.max(1).into(), now, now);
         qp.keys.clear();
         self.return_to_owners(number);
@@ -228,21 +137,20 @@ impl Swordbox {
             .iter_mut()
             .filter(|shared_qp| shared_qp.server == server && !shared_qp.is_switch_owned)
         {
-            if lent.owner != NONE && !self.flows[lent.owner as usize].closing {
+            if lent.owner != NONE && !self.connections.flow(lent.owner).closing {
                 lent.is_returning = true;
-                self.flows[lent.owner as usize].closing = true;
+                self.connections.flow_mut(lent.owner).closing = true;
             }
         }
     }
 
     /// Handles [`Command::CloseSharedQp`](crate::Command::CloseSharedQp).
     pub(crate) fn close_switch_owned(&mut self, shared_qp: Id, qpn: Qpn) {
-        let Some(qp) = self.shared_qps.get(shared_qp as usize).filter(|shared_qp| shared_qp.owner != NONE)
-        else {
+        let Some(qp) = self.shared_qps.get(shared_qp).filter(|shared_qp| shared_qp.owner != NONE) else {
             return;
         };
-        let switch_endpoint = self.endpoints[qp.owner as usize].peer;
-        if qp.is_switch_owned && self.index.key(switch_endpoint).is_some_and(|key| key.qpn() == qpn) {
+        let switch_endpoint = self.connections.endpoint(qp.owner).peer();
+        if qp.is_switch_owned && self.connections.key(switch_endpoint).is_some_and(|key| key.qpn() == qpn) {
             self.fail_shared_qp(shared_qp);
         }
     }
@@ -250,14 +158,10 @@ impl Swordbox {
     /// Removes both endpoints of a failed switch-owned QP, and reports it to the control plane, which
     /// connects it again.
     pub(crate) fn retire(&mut self, shared_qp: Id, owner: Id) {
-        let switch_endpoint = self.endpoints[owner as usize].peer;
-        let qpn = self.index.key(switch_endpoint).map_or(Qpn::new(0), HostQp::qpn);
+        let switch_endpoint = self.connections.endpoint(owner).peer();
+        let qpn = self.connections.key(switch_endpoint).map_or(Qpn::new(0), HostQp::qpn);
         for id in [owner, switch_endpoint] {
-            (self.endpoints[id as usize].peer, self.endpoints[id as usize].from) = (NONE, 0);
-            self.flows[id as usize] = Flow::new(self.flows[id as usize].server);
-            if let Some(key) = self.index.key(id).copied() {
-                self.index.remove(&key);
-            }
+            self.connections.remove(id);
         }
         self.counters.own_lanes_lost.add(1);
         self.events.push_back(crate::Event::SharedQpLost { shared_qp, qpn });
@@ -269,21 +173,18 @@ impl Swordbox {
     }
 
     pub(crate) fn schedule_probe(&mut self, shared_qp: Id, word: Option<(u64, u32)>, now: Nanos) {
-        let qp = &mut self.shared_qps[shared_qp as usize];
-        if qp.probe.is_some() {
-            return;
+        if self.shared_qps.begin_probe(shared_qp, word, now) {
+            // While a probe is scheduled, no operation begins on the QP.
+            let owner = self.shared_qps[shared_qp].owner;
+            self.connections.flow_mut(owner).in_message = true;
         }
-        qp.probe = Some(Probe { word, psn: None, since: now, at: now, tries: 0 });
-        // While a probe is scheduled, no operation begins on the QP.
-        self.flows[qp.owner as usize].in_message = true;
-        self.probing += 1;
     }
 
     /// Handles the timers of a switch-owned QP without operations in flight.
     pub(crate) fn tick_switch_owned<O: Output>(&mut self, shared_qp: Id, now: Nanos, out: &mut O) {
-        let qp = &self.shared_qps[shared_qp as usize];
+        let qp = &self.shared_qps[shared_qp];
         let retransmit_timeout = qp.retransmit_timeout(self.config.replay_after);
-        let Some(probe) = qp.probe else {
+        let Some(probe) = qp.probe() else {
             if now.since(qp.progress_at) > self.config.probe_after {
                 self.schedule_probe(shared_qp, None, now);
                 self.send_probe(shared_qp, now, out);
@@ -295,7 +196,7 @@ impl Swordbox {
         if probe.psn.is_none() {
             self.send_probe(shared_qp, now, out);
         } else if now.since(probe.since) > Nanos(self.config.dead_after.0 / PROBE_TIMEOUT_DIVISOR)
-            || (u32::from(probe.tries) >= MAX_TRIES && self.is_replaced(qp))
+            || (u32::from(probe.tries) >= MAX_TRIES && self.shared_qps.is_replaced(qp))
         {
             self.fail_shared_qp(shared_qp);
         } else if now.since(probe.at) > Nanos(retransmit_timeout.0 << probe.tries) {
@@ -306,16 +207,16 @@ impl Swordbox {
 
     /// Sends or retransmits a probe. Without a free buffer it counts as lost.
     fn send_probe<O: Output>(&mut self, shared_qp: Id, now: Nanos, out: &mut O) {
-        let qp = &mut self.shared_qps[shared_qp as usize];
+        let qp = &mut self.shared_qps[shared_qp];
         let owner = qp.owner;
-        let Some(probe) = &mut qp.probe else { return };
+        let Some(probe) = qp.probe_mut() else { return };
         let psn = if let Some(psn) = probe.psn {
             probe.tries = (probe.tries + 1).min(MOST_DOUBLED);
             psn
         } else {
-            let flow = &mut self.flows[owner as usize];
-            let psn = flow.server_next;
-            flow.server_next = psn.add(1);
+            let flow = self.connections.flow_mut(owner);
+            let psn = flow.translation.next();
+            flow.translation.set_next(psn.add(1));
             (probe.psn, probe.since) = (Some(psn), now);
             psn
         };
@@ -325,7 +226,7 @@ impl Swordbox {
             None => (Opcode::RC_WRITE_ONLY, (0, 0), 0),
         };
         let Ok(mut frame) = out.make(0) else { return };
-        let end = &self.endpoints[owner as usize];
+        let end = self.connections.endpoint(owner);
         let base = BthFields { ack_req: true, ..BthFields::new(opcode, end.qpn, psn) };
         let reth = Reth { va: va.into(), rkey: rkey.into(), len: len.into() };
         let mut behind = [0; Reth::LEN];
@@ -338,9 +239,7 @@ impl Swordbox {
     /// Notes that a key does not work on switch-owned QPs, so that operations with it use other connections
     /// for `REFUSED_FOR`.
     pub(crate) fn refuse_key(&mut self, shared_qp: Id, rkey: u32, now: Nanos) {
-        let qp = &self.shared_qps[shared_qp as usize];
-        if qp.is_switch_owned {
-            self.refused_keys[usize::from(qp.server)].add(rkey, now);
+        if self.shared_qps.refuse_key(shared_qp, rkey, now) {
             self.counters.keys_refused.add(1);
         }
     }
@@ -353,8 +252,8 @@ impl Swordbox {
         now: Nanos,
         out: &mut O,
     ) -> bool {
-        let Some(qp) = self.shared_qps.get_mut(shared_qp as usize) else { return false };
-        let Some(probe) = qp.probe.filter(|probe| probe.psn == Some(packet.bth().psn())) else {
+        let Some(qp) = self.shared_qps.get(shared_qp) else { return false };
+        let Some(probe) = qp.probe().filter(|probe| probe.psn == Some(packet.bth().psn())) else {
             return false;
         };
         let Some(aeth) = packet.aeth() else { return false };
@@ -375,18 +274,18 @@ impl Swordbox {
             }
             _ => return false,
         }
-        qp.probe = None;
+        self.shared_qps.end_probe(shared_qp);
+        let qp = &mut self.shared_qps[shared_qp];
         qp.on_ack(packet.bth().psn(), now);
         if let Some((_, rkey)) = probe.word {
             qp.keys.add(rkey, right::ATOMIC);
         }
-        let owner = &mut self.flows[qp.owner as usize];
+        let owner = self.connections.flow_mut(qp.owner);
         owner.in_message = false;
-        owner.server_msn = owner.server_msn.add(1);
-        self.probing -= 1;
+        owner.translation.count_message();
         if probe.tries > 0 {
             // While the probe was overdue, operations may have moved to client-owned QPs.
-            let server = self.shared_qps[shared_qp as usize].server;
+            let server = self.shared_qps[shared_qp].server;
             self.return_to_owners(server);
         }
         self.retry_waiting(shared_qp, now, out);

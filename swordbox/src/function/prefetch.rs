@@ -1,6 +1,7 @@
 //! Prefetch: loads the state that a packet will need into the CPU cache before the packet is handled.
 
-use crate::function::{NO_SERVER, Swordbox};
+use super::Swordbox;
+use crate::address::NO_SERVER;
 use core::net::{IpAddr, Ipv4Addr};
 use rocev2::ethernet::{Ethernet, ethertype};
 use rocev2::ipv4::Ipv4;
@@ -13,17 +14,9 @@ const IP: usize = Ethernet::LEN;
 const BTH: usize = IP + Ipv4::LEN + Udp::LEN;
 const WINDOW: usize = BTH + Bth::LEN;
 /// Number of endpoints up to which their state stays in the cache without prefetching
-const FEW: usize = 4096;
+const FEW: u32 = 4096;
 /// Number of operations expected on the shared QP before the one that is prefetched for
 const AHEAD: u32 = 1;
-
-/// Prefetches the first cache line of an element, if it exists.
-#[inline]
-fn prefetch_element<T>(of: &[T], id: u32, fetch: impl Fn(*const u8)) {
-    if let Some(item) = of.get(id as usize) {
-        fetch(core::ptr::from_ref(item).cast());
-    }
-}
 
 /// Fields of an untagged IPv4 packet without options.
 struct PacketHead<'a> {
@@ -62,33 +55,35 @@ impl Swordbox {
     #[inline]
     pub(crate) fn prefetch_lookups(&self, bytes: &[u8], fetch: impl Fn(*const u8)) {
         let Some(packet_head) = PacketHead::at(bytes) else { return };
-        fetch(self.index.slot_address(&packet_head.key));
+        self.connections.prefetch_slot(&packet_head.key, &fetch);
         if let Some(va) = packet_head.va
-            && self.endpoints.len() > FEW
+            && self.connections.ids() > FEW
         {
-            fetch(self.lines.home_of(self.server_of(packet_head.host.to_ipv6_mapped().to_bits()), va));
+            fetch(
+                self.lines
+                    .home_of(self.connections.server_of(packet_head.host.to_ipv6_mapped().to_bits()), va),
+            );
         }
     }
 
     /// Prefetches the entries that a frame will need, guessed from the table slots.
     #[inline]
     pub(crate) fn prefetch_entries(&self, bytes: &[u8], fetch: impl Fn(*const u8)) {
-        if self.endpoints.len() <= FEW {
+        if self.connections.ids() <= FEW {
             return;
         }
         let Some(PacketHead { head, key, host, va }) = PacketHead::at(bytes) else { return };
-        let id = self.index.likely_id(&key);
-        fetch(self.index.key_address(id));
-        let server = self.server_of(host.to_ipv6_mapped().to_bits());
+        let id = self.connections.prefetch_key(&key, &fetch);
+        let server = self.connections.server_of(host.to_ipv6_mapped().to_bits());
         if server != NO_SERVER {
-            prefetch_element(&self.endpoints, id, &fetch);
-            prefetch_element(&self.flows, id, &fetch);
+            self.connections.prefetch_endpoint(id, &fetch);
+            self.connections.prefetch_flow(id, &fetch);
             if let Some(va) = va {
                 let shared_qp = self.lines.prefetch(server, va, &fetch);
-                if let Some(shared_qp) = self.shared_qps.get(shared_qp as usize)
-                    && let Some(owner) = self.flows.get(shared_qp.owner as usize)
+                if let Some(shared_qp) = self.shared_qps.get(shared_qp)
+                    && let Some(owner) = self.connections.get_flow(shared_qp.owner)
                 {
-                    let psn = owner.server_next.add(AHEAD);
+                    let psn = owner.translation.next().add(AHEAD);
                     fetch(core::ptr::from_ref(shared_qp.entry(psn)).cast());
                     fetch(core::ptr::from_ref(shared_qp.payload(psn)).cast());
                 }
@@ -97,11 +92,11 @@ impl Swordbox {
         }
         // A response: prefetch the client of the operation that it answers. The entries that lead there are
         // in constant use.
-        let Some(end) = self.endpoints.get(id as usize) else { return };
-        let Some(flow) = self.flows.get(end.peer as usize) else { return };
-        let Some(shared_qp) = self.shared_qps.get(flow.shared_qp as usize) else { return };
+        let Some(end) = self.connections.get_endpoint(id) else { return };
+        let Some(flow) = self.connections.get_flow(end.peer()) else { return };
+        let Some(shared_qp) = self.shared_qps.get(flow.shared_qp) else { return };
         let entry = shared_qp.entry(Psn::new(word(head, BTH + 8)));
-        prefetch_element(&self.endpoints, entry.to, &fetch);
-        prefetch_element(&self.flows, entry.flow, &fetch);
+        self.connections.prefetch_endpoint(entry.to, &fetch);
+        self.connections.prefetch_flow(entry.flow, &fetch);
     }
 }

@@ -1,13 +1,12 @@
 //! Handling of server responses. Each response is attributed to the requests that it answers, and forwarded
 //! or regenerated for each client as on the client's own connection.
 
+use super::Swordbox;
+use super::shared_response::send_first;
+use crate::address::{NO_SERVER, source_of};
 use crate::flow::Stage;
-use crate::function::{NO_SERVER, Swordbox, source_of};
-use crate::generated::Response;
-use crate::headers::{BthFields, TrafficClass};
-use crate::message::LONGEST;
 use crate::records::{Record, What};
-use crate::shared_qp::{Operation, SharedQp};
+use crate::shared_qps::SharedQp;
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::aeth::{Aeth, NakCode, Syndrome};
@@ -31,11 +30,13 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let from = source_of(&packet);
-        let server = self.server_of(from);
+        let server = self.connections.server_of(from);
         if server == NO_SERVER {
             return self.forward.route(frame, port, now, out);
         }
-        if !self.orphaned_clients.is_empty() && self.is_for_orphaned_client(&packet, now) {
+        if self.ended.has_orphaned_clients()
+            && self.ended.is_for_orphaned_client(&packet, now, self.config.dead_after)
+        {
             if self.try_succeed(&packet, port, now) {
                 return self.forward.route(frame, port, now, out);
             }
@@ -70,7 +71,7 @@ impl Swordbox {
         if let Some(shared_qp) = self.fast_ack_of(to, &packet, server, port)
             && packet.verify_icrc_inline()
         {
-            self.endpoints[to as usize].seen = now;
+            self.connections.endpoint_mut(to).seen = now;
             return self.complete_fast(shared_qp, frame, now, out);
         }
         self.on_response_to(to, server, frame, layout, port, now, out)
@@ -91,8 +92,8 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let from = source_of(&packet);
-        let id = self.endpoints[to as usize].peer;
-        if let Some(flow) = self.flows.get(id as usize)
+        let id = self.connections.endpoint(to).peer();
+        if let Some(flow) = self.connections.get_flow(id)
             && flow.server != server
         {
             if flow.stage >= Stage::Translating {
@@ -103,18 +104,18 @@ impl Swordbox {
             // would end a client's connection.
             return self.on_stray_response(to, frame, layout, port, now, out);
         }
-        if self.flows.get(id as usize).is_none_or(|flow| !flow.accepts_response(packet.bth().psn()))
+        if self.connections.get_flow(id).is_none_or(|flow| !flow.accepts_response(packet.bth().psn()))
             && self.try_succeed(&packet, port, now)
         {
             return self.forward.route(frame, port, now, out);
         }
-        if let Some(flow) = self.flows.get(id as usize)
+        if let Some(flow) = self.connections.get_flow(id)
             && !flow.accepts_response(packet.bth().psn())
         {
             return self.on_stray_response(to, frame, layout, port, now, out);
         }
         let answers_request = id == NONE || self.awaits(id, packet.bth().psn());
-        let end = &mut self.endpoints[to as usize];
+        let end = self.connections.endpoint_mut(to);
         end.seen = now;
         // Headers of packets that may be damaged, forged or from another host are not stored.
         let ours = answers_request && (end.from == 0 || end.from == from);
@@ -128,13 +129,13 @@ impl Swordbox {
             self.match_response(to, &packet, from, port);
             return self.forward.route(frame, port, now, out);
         }
-        let end = &mut self.endpoints[to as usize];
+        let end = self.connections.endpoint_mut(to);
         // A forged response must not change the port on which requests leave.
         if answers_request && end.peer_port != port {
             end.peer_port = port;
-            self.endpoints[id as usize].port = port;
+            self.connections.endpoint_mut(id).port = port;
         }
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         // Operations of other clients on this shared QP are completed even if the owner's own flow has ended.
         if flow.stage == Stage::Ended && flow.shared_qp == NONE {
             self.counters.ended.add(1);
@@ -146,25 +147,25 @@ impl Swordbox {
         }
         let psn = packet.bth().psn();
         if flow.via == NONE {
-            self.learn_psn_count(id, &packet, psn.sub(self.flows[id as usize].psn_delta));
+            self.learn_psn_count(id, &packet, self.connections.flow(id).translation.to_client(psn));
         }
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         if flow.stage < Stage::Translating {
             self.update_flow(id, &packet, psn);
             return self.forward.route(frame, port, now, out);
         }
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let (shared_qp, is_switch_owned) = (flow.shared_qp, flow.is_switch_owned);
         if is_switch_owned && self.on_probe(shared_qp, &packet, now, out) {
             return Verdict::Consume;
         }
         if shared_qp != NONE
-            && self.shared_qps[shared_qp as usize].in_flight > 0
-            && !psn.precedes(self.shared_qps[shared_qp as usize].acked)
+            && self.shared_qps[shared_qp].in_flight() > 0
+            && !psn.precedes(self.shared_qps[shared_qp].acked)
         {
             return self.on_shared_qp(shared_qp, frame, layout, now, out);
         }
-        if self.flows[id as usize].stage == Stage::Ended {
+        if self.connections.flow(id).stage == Stage::Ended {
             self.counters.ended.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
         }
@@ -195,10 +196,11 @@ impl Swordbox {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         self.counters.strays.add(1);
-        let (id, from) = (self.endpoints[to as usize].peer, source_of(&packet));
+        let (id, from) = (self.connections.endpoint(to).peer(), source_of(&packet));
         // Used for pairing if it arrives on the port of the known connection's server, or comes from another
         // server.
-        if self.endpoints[id as usize].port == port || self.flows[id as usize].server != self.server_of(from)
+        if self.connections.endpoint(id).port == port
+            || self.connections.flow(id).server != self.connections.server_of(from)
         {
             self.match_response(to, &packet, from, port);
         }
@@ -208,23 +210,23 @@ impl Swordbox {
     /// Returns whether a server's PSN answers a request without a response: one of the client itself, a
     /// retransmitted READ, or, on a shared QP, an operation of another client or the switch's probe.
     fn awaits(&self, id: Id, server_psn: Psn) -> bool {
-        let flow = &self.flows[id as usize];
-        let psn = server_psn.sub(flow.psn_delta);
+        let flow = self.connections.flow(id);
+        let psn = flow.translation.to_client(server_psn);
         let is_own_request =
             !flow.is_started || !psn.precedes(flow.acked) && psn.distance(flow.sent) < flow.uncounted_psns();
         let is_shared = |shared_qp: &SharedQp| {
-            (0..shared_qp.in_flight as i32).contains(&server_psn.distance(shared_qp.acked))
-                || shared_qp.probe.is_some_and(|probe| probe.psn == Some(server_psn))
+            (0..shared_qp.in_flight() as i32).contains(&server_psn.distance(shared_qp.acked))
+                || shared_qp.probe().is_some_and(|probe| probe.psn == Some(server_psn))
         };
         is_own_request
             || flow.rereads.awaits(server_psn)
-            || self.shared_qps.get(flow.shared_qp as usize).is_some_and(is_shared)
+            || self.shared_qps.get(flow.shared_qp).is_some_and(is_shared)
     }
 
     /// Returns whether something waits for a flow's own requests, all of which are complete.
     fn has_waiting(&self, id: Id) -> bool {
-        let flow = &self.flows[id as usize];
-        let waiting = flow.shared_qp != NONE && self.shared_qps[flow.shared_qp as usize].waiting[0] != NONE;
+        let flow = self.connections.flow(id);
+        let waiting = flow.shared_qp != NONE && self.shared_qps[flow.shared_qp].waiting[0] != NONE;
         let rereads = flow.rereading && !flow.rereads.is_sent();
         flow.is_idle() && (waiting || flow.has_held() || flow.nak_due || rereads)
     }
@@ -234,26 +236,12 @@ impl Swordbox {
         if !self.has_waiting(id) {
             return;
         }
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let shared_qp = flow.shared_qp;
-        if shared_qp != NONE && self.shared_qps[shared_qp as usize].waiting[0] != NONE && !flow.in_message {
+        if shared_qp != NONE && self.shared_qps[shared_qp].waiting[0] != NONE && !flow.in_message {
             self.retry_waiting(shared_qp, now, out);
         }
         self.forward_held(id, now, out);
-    }
-
-    /// Returns whether a response is for a client whose connection ended with the switch's restart. It may
-    /// belong to an operation of another client on that connection. Such responses arrive within `dead_after`
-    /// of the first frame.
-    #[cold]
-    fn is_for_orphaned_client(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
-        let first_frame_at = *self.first_frame_at.get_or_insert(now);
-        if now.since(first_frame_at) > self.config.dead_after {
-            return false;
-        }
-        let client = (packet.dst(), packet.bth().dest_qp());
-        let Some(key) = self.orphaned_clients.get(&client) else { return false };
-        self.ended.get(key).is_some_and(|ended_connection| ended_connection.connection.client == client)
     }
 
     /// Handles a response on a client's own connection, which may have to be withheld.
@@ -267,8 +255,8 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
-        let flow = &self.flows[id as usize];
-        let psn = packet.bth().psn().sub(flow.psn_delta);
+        let flow = self.connections.flow(id);
+        let psn = flow.translation.to_client(packet.bth().psn());
         if flow.via == NONE
             && !psn.precedes(flow.acked)
             && psn.precedes(flow.sent)
@@ -289,15 +277,15 @@ impl Swordbox {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        if self.flows[id as usize].rereading
+        if self.connections.flow(id).rereading
             && let Some(verdict) = self.on_reread(id, frame, layout, port, now, out)
         {
             return verdict;
         }
         let packet = Packet::new(frame.bytes(), layout);
         let server_psn = packet.bth().psn();
-        let flow = &self.flows[id as usize];
-        let psn = server_psn.sub(flow.psn_delta);
+        let flow = self.connections.flow(id);
+        let psn = flow.translation.to_client(server_psn);
         let is_read = matches!(
             layout.opcode(),
             Opcode::RC_READ_RESPONSE_FIRST
@@ -308,27 +296,30 @@ impl Swordbox {
         if flow.via == NONE && !psn.precedes(flow.acked) && psn.precedes(flow.sent) {
             self.learn_from_response(id, &packet, psn);
             self.update_flow(id, &packet, psn);
-            let flow = &self.flows[id as usize];
-            let msn = packet.aeth().map(|aeth| Msn::new(aeth.msn().get().wrapping_sub(flow.msn_delta)));
+            let flow = self.connections.flow(id);
+            let msn = packet.aeth().map(|aeth| flow.translation.msn_to_client(aeth.msn()));
             rewrite_response(frame, layout, psn, msn);
             return self.forward.route(frame, port, now, out);
         }
         // Responses to a READ whose last response overtook others, or that was retransmitted in the middle of
         // a message.
         if is_read {
-            let reads =
-                self.records(id).iter().filter(|record| matches!(record.what, What::Unseen | What::Read));
+            let reads = self
+                .connections
+                .records(id)
+                .iter()
+                .filter(|record| matches!(record.what, What::Unseen | What::Read));
             let fitting = reads.filter_map(|record| Some((record, record.client_psn_of(server_psn)?)));
             let nearest = fitting.min_by_key(|(record, _)| {
                 (server_psn.distance(record.server_psn), record.what == What::Unseen)
             });
             if let Some((record, psn)) = nearest {
                 let end = record.psn.add(record.count);
-                let flow = &mut self.flows[id as usize];
+                let flow = self.connections.flow_mut(id);
                 if psn.add(1) == end && flow.reread_until.is_some_and(|(until, _)| until == end) {
                     flow.reread_until = None;
                 }
-                let msn = packet.aeth().map(|_| self.flows[id as usize].msn);
+                let msn = packet.aeth().map(|_| self.connections.flow(id).msn);
                 rewrite_response(frame, layout, psn, msn);
                 return self.forward.route(frame, port, now, out);
             }
@@ -341,18 +332,18 @@ impl Swordbox {
     pub(crate) fn update_flow(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         if let Some(found) = packet.atomic_ack()
-            && self.flows[id as usize].stage < Stage::Translating
+            && self.connections.flow(id).stage < Stage::Translating
         {
             // Needed even if everything before is known to be complete, since the client may not have the
             // response.
-            for record in self.records_mut(id) {
+            for record in self.connections.records_mut(id) {
                 if record.psn == psn && record.what == What::Unknown {
                     record.what = What::Atomic;
                     record.value = found.original.get();
                 }
             }
         }
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         if !flow.is_started || psn.precedes(flow.acked) || !psn.precedes(flow.sent) {
             return;
         }
@@ -361,7 +352,7 @@ impl Swordbox {
                 let Some(aeth) = packet.aeth() else { return };
                 match aeth.kind() {
                     Syndrome::Ack(credit) => {
-                        self.flows[id as usize].credit = credit.0;
+                        self.connections.flow_mut(id).credit = credit.0;
                         self.complete_before(id, psn.add(1));
                     }
                     Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => {
@@ -370,8 +361,8 @@ impl Swordbox {
                     Syndrome::Nak(code) => {
                         // The server's queue pair is in error. Requests before this one are complete.
                         self.complete_before(id, psn);
-                        let flow = &mut self.flows[id as usize];
-                        (flow.pending_proof, flow.pending_memory) = (None, None);
+                        let flow = self.connections.flow_mut(id);
+                        flow.pending.clear();
                         self.end_detour(id, true);
                         self.note_refusal(id, psn, code);
                     }
@@ -382,11 +373,15 @@ impl Swordbox {
             Opcode::RC_ATOMIC_ACKNOWLEDGE => {
                 let Some(found) = packet.atomic_ack() else { return };
                 let found = found.original.get();
-                let record = self.records_mut(id).iter_mut().find(|record| record.psn == psn && !record.done);
+                let record = self
+                    .connections
+                    .records_mut(id)
+                    .iter_mut()
+                    .find(|record| record.psn == psn && !record.done);
                 let Some(record) = record.filter(|record| record.what == What::Atomic) else { return };
                 record.done = true;
                 record.value = found;
-                self.flows[id as usize].open -= 1;
+                self.connections.flow_mut(id).open -= 1;
                 self.complete_before(id, psn.add(1));
                 if let Some(aeth) = packet.aeth() {
                     self.update_msn(id, *aeth);
@@ -395,7 +390,7 @@ impl Swordbox {
             _ => {
                 let within =
                     |record: &&mut Record| (0..record.count as i32).contains(&psn.distance(record.psn));
-                let records = self.records_mut(id).iter_mut().filter(within);
+                let records = self.connections.records_mut(id).iter_mut().filter(within);
                 let records = records.filter(|record| !record.done || record.what == What::Unseen);
                 // The PSN count of a READ may be an estimate; the nearest READ is the right one.
                 let Some(record) = records.min_by_key(|record| (psn.distance(record.psn), record.done))
@@ -412,7 +407,7 @@ impl Swordbox {
                 let (first, end) = (record.psn, record.psn.add(record.count));
                 if psn.add(1) == end {
                     record.done = true;
-                    self.flows[id as usize].open -= 1;
+                    self.connections.flow_mut(id).open -= 1;
                     self.complete_before(id, end);
                 } else {
                     self.complete_before(id, first);
@@ -426,52 +421,47 @@ impl Swordbox {
 
     /// Skips the current proof period if the server refuses a request whose client had the right: the right
     /// was revoked, and those of other clients may have been, too.
-    fn note_refusal(&mut self, id: Id, psn: Psn, code: NakCode) {
-        let flow = &self.flows[id as usize];
-        let had = flow.unproven_request != Some(psn) && flow.has_rights(self.period);
+    pub(super) fn note_refusal(&mut self, id: Id, psn: Psn, code: NakCode) {
+        let flow = self.connections.flow(id);
+        let had = !flow.pending.is_unproven(psn) && flow.proofs.has_any(self.period);
         if code == NakCode::REMOTE_ACCESS_ERROR && had {
             self.period.skip();
         }
     }
 
     fn update_msn(&mut self, id: Id, aeth: Aeth) {
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         let server_msn = aeth.msn();
-        if flow.server_msn.precedes(server_msn) || flow.stage < Stage::Synced {
-            flow.server_msn = server_msn;
-            flow.msn = Msn::new(server_msn.get().wrapping_sub(flow.msn_delta));
+        if flow.translation.msn().precedes(server_msn) || flow.stage < Stage::Synced {
+            flow.translation.set_msn(server_msn);
+            flow.msn = flow.translation.msn_to_client(server_msn);
         }
     }
 
     /// Completes all requests before `psn`, up to the first one whose response is missing.
     pub(crate) fn complete_before(&mut self, id: Id, psn: Psn) {
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         flow.executed = flow.executed.later(psn);
         let mut psn = flow.executed;
-        if self.flows[id as usize].open > 0 {
-            for record in self.records(id) {
+        if self.connections.flow(id).open > 0 {
+            for record in self.connections.records(id) {
                 if !record.done && record.psn.precedes(psn) {
                     psn = record.psn;
                 }
             }
         }
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         if flow.acked.precedes(psn) {
             flow.acked = psn;
             // An acknowledgement may match by chance: it has to cover requests from the starting PSN on.
-            if let Some(params) = flow.cm_params.take()
-                && flow.first.precedes(flow.next)
-                && !flow.next.precedes(psn)
-            {
-                (flow.mtu, flow.server_max_reads) = params;
-            }
-            flow.apply_pending_alive();
+            flow.limits.confirm(flow.first.precedes(flow.next) && !flow.next.precedes(psn));
+            flow.existence.apply_request(psn);
             if flow.apply_pending_proof() {
-                self.sources.set_proven(self.endpoints[id as usize].from);
+                self.sources.set_proven(self.connections.endpoint(id).from);
             }
             self.note_acknowledged(id);
-            let flow = &self.flows[id as usize];
-            let reaches = flow.pending_memory.is_some();
+            let flow = self.connections.flow(id);
+            let reaches = flow.pending.has_memory();
             let detour_ends = flow.detour.is_some_and(|(psn, _)| psn.precedes(flow.acked));
             if reaches {
                 self.note_existing_memory(id);
@@ -479,7 +469,7 @@ impl Swordbox {
             if detour_ends {
                 self.end_detour(id, true);
             }
-            let flow = &mut self.flows[id as usize];
+            let flow = self.connections.flow_mut(id);
             if flow.stage == Stage::Paired {
                 // Everything before the first tracked request is complete, and all later requests are known.
                 flow.stage = Stage::Synced;
@@ -495,17 +485,19 @@ impl Swordbox {
     fn learn_psn_count(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         let bytes = packet.payload().len() as u32;
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let is_full = matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE)
             && bytes.is_power_of_two()
             && (256..=4096).contains(&bytes);
-        let is_news = bytes > flow.longest.into() || (is_full && bytes != flow.mtu.into());
-        if is_news && self.is_read(id, psn) {
-            let flow = &mut self.flows[id as usize];
-            flow.note_payload(bytes as usize);
-            flow.mtu = if is_full { bytes as u16 } else { flow.mtu };
+        let is_news = flow.limits.is_longest(bytes) || (is_full && bytes != flow.limits.mtu().into());
+        if is_news && self.connections.is_read(id, psn) {
+            let flow = self.connections.flow_mut(id);
+            flow.limits.note_payload(bytes as usize);
+            if is_full {
+                flow.limits.set_mtu(bytes as u16);
+            }
         }
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         let Some(len) = flow.uncounted_read.map(NonZero::get) else { return };
         let before = psn.distance(flow.next.sub(1));
         let count = match opcode {
@@ -513,201 +505,20 @@ impl Swordbox {
             Opcode::RC_READ_RESPONSE_LAST if before > 0 => {
                 let mtu = len.saturating_sub(bytes) / before as u32;
                 let is_mtu = mtu.is_power_of_two() && (256..=4096).contains(&mtu);
-                let fits =
-                    is_mtu && mtu * before as u32 + bytes == len && [0, mtu as u16].contains(&flow.mtu);
-                flow.mtu = if fits { mtu as u16 } else { flow.mtu };
+                let fits = is_mtu
+                    && mtu * before as u32 + bytes == len
+                    && [0, mtu as u16].contains(&flow.limits.mtu());
+                if fits {
+                    flow.limits.set_mtu(mtu as u16);
+                }
                 fits.then_some(before as u32 + 1)
             }
-            _ => flow.psn_count_of(len),
+            _ => flow.limits.psn_count_of(len),
         };
         if let Some(count) = count {
-            self.set_read_count(id, count);
+            self.connections.set_read_count(id, count);
         }
     }
-
-    /// Returns whether a READ is in flight that a response with this PSN may belong to. Without this check
-    /// any host could forge responses in the server's name with any PSN.
-    #[cold]
-    fn is_read(&self, id: Id, psn: Psn) -> bool {
-        let flow = &self.flows[id as usize];
-        let uncounted_read = flow.uncounted_read.map(|_| flow.next.sub(1));
-        self.records(id).iter().any(|record| {
-            let most = if Some(record.psn) == uncounted_read { LONGEST } else { record.count };
-            record.count > 0
-                && !record.done
-                && record.what == What::Read
-                && (0..most as i32).contains(&psn.distance(record.psn))
-        })
-    }
-
-    /// Handles a response on a shared QP.
-    fn on_shared_qp<O: Output>(
-        &mut self,
-        shared_qp: Id,
-        frame: &mut O::Frame,
-        layout: Layout,
-        now: Nanos,
-        out: &mut O,
-    ) -> Verdict {
-        let packet = Packet::new(frame.bytes(), layout);
-        let psn = packet.bth().psn();
-        let qp = &self.shared_qps[shared_qp as usize];
-        if !psn.precedes(qp.acked.add(qp.in_flight)) {
-            self.counters.stale.add(1);
-            return Verdict::Drop(DropReason::Stale);
-        }
-        let entry = qp.entry(psn).request.what;
-        let (until, found, resend) = match layout.opcode() {
-            Opcode::RC_ACKNOWLEDGE => {
-                let Some(aeth) = packet.aeth() else { return Verdict::Drop(DropReason::Unexpected) };
-                match aeth.kind() {
-                    Syndrome::Ack(_) => (psn.add(1), None, false),
-                    Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => (psn, None, true),
-                    // No operation on a shared QP consumes a receive request. The operation is retransmitted
-                    // when its timeout expires.
-                    Syndrome::RnrNak(_) => (psn, None, false),
-                    Syndrome::Nak(code) => {
-                        let verdict = self.complete_until(shared_qp, psn, None, frame, now, out);
-                        let verdict = send_first::<O>(verdict, frame, out);
-                        let qp = &self.shared_qps[shared_qp as usize];
-                        let refused = (qp.acked == psn).then(|| *qp.entry(psn));
-                        if let Some(entry) = refused.filter(|entry| entry.flow != NONE) {
-                            self.note_refusal(entry.flow, entry.psn, code);
-                            self.send_response(
-                                entry.flow,
-                                entry.psn,
-                                Response::Syndrome(Syndrome::Nak(code)),
-                                out,
-                            );
-                        }
-                        if let Some(entry) = refused {
-                            self.refuse_key(shared_qp, entry.request.rkey, now);
-                        }
-                        self.fail_shared_qp(shared_qp);
-                        self.forward_ready(now, out);
-                        return verdict;
-                    }
-                    Syndrome::Reserved(_) => return Verdict::Drop(DropReason::Unexpected),
-                }
-            }
-            Opcode::RC_ATOMIC_ACKNOWLEDGE if matches!(entry, Operation::Atomic(..)) => {
-                let found = packet.atomic_ack().map(|ack| ack.original.get());
-                (psn.add(1), found, false)
-            }
-            _ => return Verdict::Drop(DropReason::Unexpected),
-        };
-        let mut verdict = self.complete_until(shared_qp, until, found, frame, now, out);
-        if !self.ready.is_empty() || self.shared_qps[shared_qp as usize].waiting[0] != NONE {
-            // The next requests may be answered at once; this response has to leave before.
-            verdict = send_first::<O>(verdict, frame, out);
-        }
-        let qp = &self.shared_qps[shared_qp as usize];
-        // The server sent a NAK, or the response of an earlier atomic is missing.
-        let missing = qp.acked.precedes(until);
-        let just_did = qp.resent > qp.progress_at && now.since(qp.resent) < qp.round_trip;
-        if (resend || missing) && qp.in_flight > 0 && !just_did {
-            let from = qp.acked;
-            self.resend(shared_qp, from, now, out);
-        }
-        self.forward_ready(now, out);
-        if self.shared_qps[shared_qp as usize].waiting[0] != NONE {
-            self.retry_waiting(shared_qp, now, out);
-        }
-        verdict
-    }
-
-    /// Completes the operations on a shared QP before `until`. `found` is the result of the last one if that
-    /// is an atomic. Each client gets its own response; the last response is written into `frame`.
-    fn complete_until<O: Output>(
-        &mut self,
-        shared_qp: Id,
-        until: Psn,
-        found: Option<u64>,
-        frame: &mut O::Frame,
-        now: Nanos,
-        out: &mut O,
-    ) -> Verdict {
-        let mut last_response: Option<(Id, Psn, Response)> = None;
-        let mut count = 0;
-        loop {
-            let qp = &self.shared_qps[shared_qp as usize];
-            let psn = qp.acked;
-            if qp.in_flight == 0 || !psn.precedes(until) {
-                break;
-            }
-            let has_result = psn.add(1) == until && found.is_some();
-            if qp.entry(psn).request.what.is_atomic() && !has_result {
-                // Only the atomic's own response carries its result.
-                break;
-            }
-            self.shared_qps[shared_qp as usize].on_ack(psn, now);
-            let next = self.complete(shared_qp, found.filter(|_| has_result));
-            count += 1;
-            #[cfg(debug_assertions)]
-            if self.config.bug == Some(crate::Bug::LostAck) && count == 1 && psn.add(1) != until {
-                continue;
-            }
-            if let Some((id, psn, response)) = next {
-                self.counters.acks.add(1);
-                if let Some((id, psn, response)) = last_response.replace((id, psn, response)) {
-                    self.send_response(id, psn, response, out);
-                }
-            }
-        }
-        if count > 1 {
-            self.counters.coalesced.add(1);
-        }
-        match last_response {
-            Some((id, psn, response)) => self.respond_in(frame, id, psn, response),
-            None => Verdict::Consume,
-        }
-    }
-
-    /// Forwards a congestion notification for the owner of a shared QP to all clients with operations in
-    /// flight there.
-    pub(crate) fn on_cnp<O: Output>(&mut self, frame: &O::Frame, layout: Layout, out: &mut O) {
-        let packet = Packet::new(frame.bytes(), layout);
-        let key = switch::forward::counters::HostQp::destination_of(&packet);
-        let Some(to) = self.index.get(&key) else { return };
-        let id = self.endpoints[to as usize].peer;
-        if id == NONE || self.flows[id as usize].shared_qp == NONE {
-            return;
-        }
-        let shared_qp = &self.shared_qps[self.flows[id as usize].shared_qp as usize];
-        // At most 16 clients are notified.
-        let mut notified = [NONE; 16];
-        let mut count = 0;
-        for n in 0..shared_qp.in_flight {
-            let client = shared_qp.entry(shared_qp.acked.add(n)).flow;
-            if client == NONE || client == id || notified.contains(&client) || count == notified.len() {
-                continue;
-            }
-            notified[count] = client;
-            count += 1;
-            let peer = self.endpoints[client as usize].peer;
-            let (Some(end), Some(key)) = (self.endpoints.get(peer as usize), self.index.key(peer)) else {
-                continue;
-            };
-            let Ok(mut copy) = out.make(0) else { return };
-            let base = BthFields { becn: true, ..BthFields::new(Opcode::CNP, key.qpn(), packet.bth().psn()) };
-            if end.headers.build(&mut copy, Some(TrafficClass::of(&packet)), base, &[0; 16]).is_ok() {
-                self.counters.cnps.add(1);
-                _ = out.send(copy, end.port);
-            }
-        }
-    }
-}
-
-/// Sends a copy of `frame` as `verdict` states, ahead of frames generated later. Returns the verdict for the
-/// original frame.
-pub(crate) fn send_first<O: Output>(verdict: Verdict, frame: &O::Frame, out: &mut O) -> Verdict {
-    if let Verdict::Forward(port) = verdict
-        && let Ok(copy) = out.copy(frame)
-    {
-        _ = out.send(copy, port);
-        return Verdict::Consume;
-    }
-    verdict
 }
 
 /// Sets a response's PSN and MSN to those that the client expects.

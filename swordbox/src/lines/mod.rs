@@ -5,8 +5,13 @@
 //! packet that may write to it without taking the shared QP is a *detour*: it invalidates the line, which
 //! learns no value for some time afterwards.
 
-use crate::range_invalidation::RangeInvalidations;
+mod guard;
+mod range_invalidation;
+
+use crate::sketch::Sketch;
 use crate::{Id, NONE};
+use guard::Guard;
+use range_invalidation::RangeInvalidations;
 use switch::table::{Index, Key, Salt, mix};
 use switch::{Full, Nanos};
 
@@ -165,7 +170,11 @@ pub(crate) struct Lines {
     capacity: usize,
     hand: u32,
     /// Pending range invalidations, by server
-    pub invalidations: Box<[RangeInvalidations]>,
+    invalidations: Box<[RangeInvalidations]>,
+    /// Budget of untrusted hosts for suspending resolution, by server
+    guards: Box<[Guard]>,
+    /// Frequency of the words that atomics target
+    sketch: Sketch,
 }
 
 /// Returns the index of the word at `va` in its line.
@@ -195,6 +204,8 @@ impl Lines {
     pub(crate) fn with_capacity(capacity: usize, servers: usize) -> Self {
         Self {
             invalidations: (0..servers).map(|_| RangeInvalidations::new()).collect(),
+            guards: vec![Guard::default(); servers].into(),
+            sketch: Sketch::new(),
             index: Index::with_capacity(capacity),
             all: Vec::with_capacity(capacity),
             blocks: Index::with_capacity(capacity),
@@ -451,8 +462,43 @@ impl Lines {
         })
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Line> {
-        self.all.iter_mut()
+    /// Returns whether a packet of an untrusted host may pass that invalidates a range. `settle` and
+    /// `dead_after` are the times for which the range then learns no value: without, and with resolved
+    /// operations in flight there.
+    pub(crate) fn may_invalidate(
+        &mut self,
+        server: u8,
+        (va, len): (u64, u64),
+        now: Nanos,
+        settle: Nanos,
+        dead_after: Nanos,
+    ) -> bool {
+        if !self.has_any(server, va, len) {
+            return true;
+        }
+        let has_resolved = self.has_resolved(server, va, len);
+        let Some(guard) = self.guards.get_mut(usize::from(server)) else { return true };
+        if !has_resolved {
+            // The detour keeps the words from being learnt for `settle` once more.
+            return guard.open_at_once(settle, now).is_some();
+        }
+        let Some(until) = guard.open_later(dead_after, now) else { return false };
+        self.detour(server, va, len, now, Nanos(until.0 - now.0)).is_ok()
+    }
+
+    /// Counts an atomic to a word without a line. Returns the estimated number of recent atomics to it.
+    pub(crate) fn count_atomic(&mut self, va: u64, rkey: u32) -> u32 {
+        self.sketch.add(va ^ u64::from(rkey) << 32)
+    }
+
+    /// Begins a new epoch of range invalidations.
+    pub(crate) fn advance_epoch(&mut self) {
+        self.invalidations.iter_mut().for_each(RangeInvalidations::advance_epoch);
+    }
+
+    /// Forgets the values of all words.
+    pub(crate) fn forget_all(&mut self) {
+        self.all.iter_mut().for_each(Line::forget_all);
     }
 }
 

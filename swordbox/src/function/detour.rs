@@ -1,11 +1,13 @@
 //! Detours: packets that may write to a cached line without taking its shared QP, and so invalidate the
 //! cached values.
 
-use crate::flow::{Stage, rights_of};
-use crate::function::{NO_SERVER, Swordbox};
+use super::Swordbox;
+use crate::address::NO_SERVER;
+use crate::flow::Stage;
 use crate::lines::in_one_line;
 use crate::message::Message;
 use crate::op::{Kind, Op, memory_of};
+use crate::proof::rights_of;
 use crate::{Id, NONE};
 use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
@@ -54,7 +56,7 @@ impl Swordbox {
 
     /// Returns what a Middle or Last packet of a WRITE may write to.
     fn target_of_rest(&self, id: Id, packet: &Packet<'_>) -> Target {
-        let flow = self.flows.get(id as usize);
+        let flow = self.connections.get_flow(id);
         let writes = flow.map_or_else(|| self.untracked.of(packet), |flow| Some(&flow.long_writes));
         let psn = packet.bth().psn();
         #[cfg(debug_assertions)]
@@ -77,9 +79,9 @@ impl Swordbox {
         let Some(message) = Message::of(packet) else { return };
         self.untracked.begin(packet, message, now, self.config.dead_after);
         if opcode == Opcode::RC_WRITE_FIRST
-            && let Some(id) = self.index.get(&HostQp::new(packet.dst(), packet.bth().dest_qp()))
+            && let Some(id) = self.connections.find(&HostQp::new(packet.dst(), packet.bth().dest_qp()))
         {
-            self.flows[id as usize].long_writes.begin(message);
+            self.connections.flow_mut(id).long_writes.begin(message);
         }
     }
 
@@ -134,7 +136,7 @@ impl Swordbox {
     ) -> Result<(), Id> {
         let is_whole = op.is_last && matches!(op.kind, Kind::Write | Kind::Atomic);
         let memory = memory_of(packet).filter(|(va, _, len)| {
-            is_whole && in_one_line(*va, *len as usize) && self.flows[id as usize].detour.is_none()
+            is_whole && in_one_line(*va, *len as usize) && self.connections.flow(id).detour.is_none()
         });
         let line = memory.and_then(|(va, ..)| self.lines.find(server, va));
         let Some(line) = line else { return self.detour_of(id, server, packet, now) };
@@ -143,14 +145,14 @@ impl Swordbox {
         let cached = self.lines.get_mut(line);
         cached.detours_in_flight += 1;
         cached.detoured_until = cached.detoured_until.max(until);
-        self.flows[id as usize].detour = Some((packet.bth().psn(), line));
+        self.connections.flow_mut(id).detour = Some((packet.bth().psn(), line));
         Ok(())
     }
 
     /// Ends the detour in flight of a flow, if any. If its connection ends before completion (`is_done` is
     /// false), the request may still be on its way, so the line stays quiet for `settle`.
     pub(crate) fn end_detour(&mut self, id: Id, is_done: bool) {
-        let Some((_, line)) = self.flows[id as usize].detour.take() else { return };
+        let Some((_, line)) = self.connections.flow_mut(id).detour.take() else { return };
         // The current time is not available here; the next tick is not earlier.
         let (now, settle) = (self.last_tick + self.tick_interval(), self.config.settle);
         let line = self.lines.get_mut(line);
@@ -191,7 +193,7 @@ impl Swordbox {
     ) -> Result<(), Id> {
         self.discard_proof(id, packet, op);
         self.detour_for(id, server, packet, now, self.config.settle)?;
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         if packet.layout().opcode() == Opcode::RC_WRITE_FIRST
             && let Some(message) = Message::of(packet)
             && (flow.stage == Stage::Translating || packet.verify_icrc())
@@ -211,19 +213,19 @@ impl Swordbox {
             (Kind::Read, Some((_, _, len))) => len.div_ceil(256).max(1),
             _ => 1,
         };
-        let takes = |behind: &Psn| (0..count as i32).contains(&behind.sub(1).distance(psn));
+        let takes = |behind: Psn| (0..count as i32).contains(&behind.sub(1).distance(psn));
         let rights = rights_of(op.kind);
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         if count > 1 {
             flow.extend_read_psns(psn, count.saturating_mul(256));
         }
-        flow.pending_proof.take_if(|(behind, proof)| {
-            takes(behind)
-                && !memory
-                    .is_some_and(|(_, rkey, len)| count == 1 && len > 0 && proof.is_proven_by(rkey, rights))
-        });
-        flow.pending_memory
-            .take_if(|(behind, own)| takes(behind) && memory != Some((own.va, own.rkey, own.len.into())));
+        flow.pending.discard(
+            takes,
+            |proof| {
+                memory.is_some_and(|(_, rkey, len)| count == 1 && len > 0 && proof.is_proven_by(rkey, rights))
+            },
+            |own| memory == Some((own.va, own.rkey, own.len.into())),
+        );
     }
 
     /// Suspends resolution for the words that a dropped packet may write to, until its client retransmits it.

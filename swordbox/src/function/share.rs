@@ -1,15 +1,16 @@
 //! Operations on shared QPs: their transformation, their completion, and the responses to their clients.
 
+use super::Swordbox;
+use super::generated::Response;
+use super::route::{Access, SharedRoute};
+use super::translated::Outcome;
 use crate::config::FailedCas;
-use crate::function::{Endpoint, Swordbox};
-use crate::generated::Response;
+use crate::connections::Endpoint;
 use crate::headers::{BthFields, Payload, TrafficClass};
 use crate::lines::{offset_of, word_of};
 use crate::op::{atomic_of, outcome};
 use crate::records::{NO_RECORD, Record, What};
-use crate::request::Outcome;
-use crate::route::{Access, SharedRoute};
-use crate::shared_qp::{Entry, LONGEST_WRITE, Operation, ServerRequest};
+use crate::shared_qps::{Entry, LONGEST_WRITE, Operation, ServerRequest};
 use crate::{Id, NONE};
 use rocev2::atomic::AtomicEth;
 use rocev2::reth::Reth;
@@ -99,19 +100,9 @@ impl Swordbox {
             self.counters.answered.add(1);
             return self.respond_at_once(id, frame, psn, found);
         }
-        let qp = &mut self.shared_qps[shared_qp as usize];
-        let owner = qp.owner;
-        let server_psn = self.flows[owner as usize].server_next;
-        if qp.in_flight == 0 {
-            qp.progress_at = now;
-            qp.acked = server_psn;
-        }
-        if qp.timed.is_none() {
-            qp.timed = Some((server_psn, now));
-        }
-        qp.begin();
-        self.in_flight += 1;
-        qp.atomics += u32::from(what.is_atomic());
+        let owner = self.shared_qps[shared_qp].owner;
+        let server_psn = self.connections.flow(owner).translation.next();
+        let qp = self.shared_qps.begin(shared_qp, server_psn, what.is_atomic(), now);
         let cached = self.lines.get_mut(line);
         cached.in_flight += 1;
         let may_learn = cached.may_learn(now);
@@ -121,7 +112,7 @@ impl Swordbox {
         let entry = qp.entry_mut(server_psn);
         entry.request = request;
         entry.flow = id;
-        entry.to = self.endpoints[id as usize].peer;
+        entry.to = self.connections.endpoint(id).peer();
         entry.psn = psn;
         entry.line = line;
         entry.detours = cached.detours;
@@ -145,23 +136,23 @@ impl Swordbox {
         }
         self.counters.remapped.add(1);
         let others = owner != id && what.is_atomic();
-        let owner_flow = &mut self.flows[owner as usize];
-        owner_flow.server_next = server_psn.add(1);
+        let owner_flow = self.connections.flow_mut(owner);
+        owner_flow.translation.set_next(server_psn.add(1));
         owner_flow.reads_may_be_lost |= others;
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         flow.via = shared_qp;
         flow.shared_in_flight += 1;
         flow.sent = psn.add(1);
         if flow.next.precedes(flow.sent) {
             flow.next = flow.sent;
         }
-        let end = &self.endpoints[owner as usize];
+        let end = self.connections.endpoint(owner);
         let payload = match what {
             Operation::Write(len) if layout.end() == end.headers.frame_len(Reth::LEN + usize::from(len)) => {
                 Payload::InPlace(len.into())
             }
             Operation::Write(len) => {
-                Payload::Copied(&self.shared_qps[shared_qp as usize].payload(server_psn)[..len.into()])
+                Payload::Copied(&self.shared_qps[shared_qp].payload(server_psn)[..len.into()])
             }
             _ => Payload::NONE,
         };
@@ -176,23 +167,23 @@ impl Swordbox {
     /// depends on is in flight, and a recent acknowledgement shows that the server is still the one that the
     /// value was learnt from.
     fn can_respond(&self, id: Id, line: Id, shared_qp: Id, now: Nanos) -> bool {
-        let acked_at = self.shared_qps[shared_qp as usize].acked_at;
+        let acked_at = self.shared_qps[shared_qp].acked_at;
         self.config.failed_cas == FailedCas::Respond
             && acked_at != Nanos::ZERO
             && now.since(acked_at) <= self.config.settle
             && self.lines.get(line).in_flight == 0
-            && self.flows[id as usize].is_idle()
+            && self.connections.flow(id).is_idle()
     }
 
     fn respond_at_once<F: Frame>(&mut self, id: Id, frame: &mut F, psn: Psn, found: u64) -> Outcome {
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         flow.sent = psn.add(1);
         if flow.next.precedes(flow.sent) {
             flow.next = flow.sent;
         }
         flow.acked = flow.sent;
         flow.msn = flow.msn.add(1);
-        self.record(id, Record { psn, count: 1, what: What::Atomic, value: found, ..NO_RECORD });
+        self.connections.record(id, Record { psn, count: 1, what: What::Atomic, value: found, ..NO_RECORD });
         match self.build_response(id, frame, psn, Response::Atomic(found)) {
             Ok(port) => Outcome::Answered(port),
             Err(NoRoom) => Outcome::Consumed,
@@ -201,20 +192,20 @@ impl Swordbox {
 
     /// Retransmits all operations in flight on a shared QP, from `from` on.
     pub(crate) fn resend<O: Output>(&mut self, shared_qp: Id, from: Psn, now: Nanos, out: &mut O) {
-        let qp = &mut self.shared_qps[shared_qp as usize];
+        let qp = &mut self.shared_qps[shared_qp];
         qp.resent = now;
         qp.timed = None;
-        let end = qp.acked.add(qp.in_flight);
+        let end = qp.acked.add(qp.in_flight());
         let mut psn = from;
         while psn.precedes(end) {
             let Ok(mut frame) = out.make(0) else { return };
-            let qp = &self.shared_qps[shared_qp as usize];
+            let qp = &self.shared_qps[shared_qp];
             let request = qp.entry(psn).request;
             let payload = match request.what {
                 Operation::Write(len) => Payload::Copied(&qp.payload(psn)[..len.into()]),
                 _ => Payload::NONE,
             };
-            let end = &self.endpoints[qp.owner as usize];
+            let end = self.connections.endpoint(qp.owner);
             let Ok(port) = end.build_entry(psn, request, payload, &mut frame) else { return };
             if out.send(frame, port).is_err() {
                 return;
@@ -237,18 +228,12 @@ impl Swordbox {
         shared_qp: Id,
         found: Option<u64>,
     ) -> Option<(Id, Psn, Response)> {
-        let qp = &mut self.shared_qps[shared_qp as usize];
-        let psn = qp.acked;
-        qp.acked = psn.add(1);
-        qp.in_flight -= 1;
-        self.in_flight -= 1;
+        let (owner, entry, psn) = self.shared_qps.complete(shared_qp);
         let &Entry {
             request: ServerRequest { what, .. }, flow: id, psn: known_as, line, ack_req, tag, ..
-        } = qp.entry(psn);
-        qp.atomics -= u32::from(what.is_atomic());
-        let owner = qp.owner;
-        let owner = &mut self.flows[owner as usize];
-        owner.server_msn = owner.server_msn.add(1);
+        } = entry;
+        let owner = self.connections.flow_mut(owner);
+        owner.translation.count_message();
         let cached = self.lines.get_mut(line);
         cached.in_flight -= 1;
         if let Operation::Resolved { .. } = what {
@@ -256,13 +241,13 @@ impl Swordbox {
         }
         if let (Operation::Atomic(opcode, swap, compare), Some(found)) = (what, found) {
             let left = outcome(opcode, swap, compare, found);
-            let entry = *self.shared_qps[shared_qp as usize].entry(psn);
+            let entry = *self.shared_qps[shared_qp].entry(psn);
             self.learn(shared_qp, &entry, left);
         }
         if id == NONE {
             return None;
         }
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         flow.acked = known_as.add(1);
         flow.shared_in_flight -= 1;
         flow.msn = flow.msn.add(1);
@@ -271,7 +256,7 @@ impl Swordbox {
             "all operations in flight are on the shared QP"
         );
         if flow.shared_in_flight == 0 && (flow.has_held() || flow.nak_due || flow.rereading) {
-            self.ready.push_back(id);
+            self.held.continue_later(id);
         }
         let (what, value, response) = match what {
             Operation::Write(_) => {
@@ -280,7 +265,7 @@ impl Swordbox {
             Operation::Resolved { found, .. } => (What::Atomic, found, Response::Atomic(found)),
             Operation::Atomic(..) => (What::Atomic, found?, Response::Atomic(found?)),
         };
-        self.record(id, Record { psn: known_as, count: 1, what, value, ..NO_RECORD });
+        self.connections.record(id, Record { psn: known_as, count: 1, what, value, ..NO_RECORD });
         Some((id, known_as, response))
     }
 
@@ -292,10 +277,10 @@ impl Swordbox {
         if !entry.may_learn || line.detours != entry.detours {
             return;
         }
-        let qp = &self.shared_qps[shared_qp as usize];
+        let qp = &self.shared_qps[shared_qp];
         let word = word_of(entry.request.va);
         let mut value = Some(value);
-        for n in 0..qp.in_flight {
+        for n in 0..qp.in_flight() {
             let psn = qp.acked.add(n);
             let later = qp.entry(psn);
             if later.line != entry.line {

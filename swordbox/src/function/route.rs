@@ -1,10 +1,11 @@
 //! Routing of requests: on a shared QP or on the client's own connection.
 
-use crate::flow::{Memory, right};
-use crate::function::Swordbox;
+use super::Swordbox;
+use crate::flow::Memory;
 use crate::lines::{in_one_line, offset_of, word_of, words_of};
 use crate::op::{Kind, Op, memory_of};
-use crate::shared_qp::{LONGEST_WRITE, SharedQp};
+use crate::proof::right;
+use crate::shared_qps::{LONGEST_WRITE, SharedQp};
 use crate::{Id, NONE};
 use core::ops::Range;
 use rocev2::{Opcode, Packet};
@@ -71,7 +72,7 @@ impl Swordbox {
     /// Returns whether requests of a flow may use shared QPs at all.
     #[inline]
     fn may_share(&self, id: Id) -> bool {
-        let server = usize::from(self.flows[id as usize].server);
+        let server = usize::from(self.connections.flow(id).server);
         self.layers.remap && self.config.servers.get(server).is_some_and(|server| server.share)
     }
 
@@ -88,11 +89,11 @@ impl Swordbox {
         if !self.may_share(id) {
             return false;
         }
-        let peer = self.endpoints[id as usize].peer;
-        if peer == NONE || self.endpoints[peer as usize].headers.is_none() {
+        let peer = self.connections.endpoint(id).peer();
+        if peer == NONE || self.connections.endpoint(peer).headers.is_none() {
             return false;
         }
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let Some(access) = self.access_of(flow.server, packet, op) else {
             self.count_misplaced(packet, op);
             return false;
@@ -117,7 +118,7 @@ impl Swordbox {
             // operations that it waits for.
             return false;
         }
-        detect > 0 && self.sketch.add(access.va ^ u64::from(access.rkey) << 32) >= detect
+        detect > 0 && self.lines.count_atomic(access.va, access.rkey) >= detect
     }
 
     /// Returns the words of a line that the configuration declares, as a bit set.
@@ -140,8 +141,8 @@ impl Swordbox {
     /// Notes the memory that the last request on its own connection accesses. It is known to exist when the
     /// request completes.
     pub(crate) fn note_access(&mut self, id: Id, va: u64, rkey: u32, len: u32) {
-        let flow = &mut self.flows[id as usize];
-        if flow.pending_memory.is_some()
+        let flow = self.connections.flow_mut(id);
+        if flow.pending.has_memory()
             || !flow.is_psn_unique()
             || len as usize > LONGEST_WRITE
             || !in_one_line(va, len as usize)
@@ -153,15 +154,15 @@ impl Swordbox {
             && line.rkey == rkey
             && !line.exists(va, memory.len)
         {
-            let flow = &mut self.flows[id as usize];
-            flow.pending_memory = Some((flow.sent, memory));
+            let flow = self.connections.flow_mut(id);
+            flow.pending.begin_memory(flow.sent, memory);
         }
     }
 
     /// Marks words as existing after the requests before a flow's `acked` have completed.
     pub(crate) fn note_existing_memory(&mut self, id: Id) {
-        let flow = &mut self.flows[id as usize];
-        let Some(Memory { va, len, rkey }) = flow.take_existing_memory() else { return };
+        let flow = self.connections.flow_mut(id);
+        let Some(Memory { va, len, rkey }) = flow.pending.take_memory(flow.acked) else { return };
         if let Some(line) = self.lines.find(flow.server, va)
             && let line = self.lines.get_mut(line)
             && line.rkey == rkey
@@ -173,10 +174,10 @@ impl Swordbox {
     /// Chooses the route of the next request in order.
     #[inline]
     pub(crate) fn route_of(&mut self, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) -> Route {
-        if !self.may_share(id) || self.flows[id as usize].in_message {
+        if !self.may_share(id) || self.connections.flow(id).in_message {
             return Route::Own;
         }
-        let server = self.flows[id as usize].server;
+        let server = self.connections.flow(id).server;
         let Some(access) = self.access_of(server, packet, op) else {
             self.count_misplaced(packet, op);
             return Route::Own;
@@ -188,7 +189,7 @@ impl Swordbox {
             None if self.steering.is_contended_word(server, access.va, access.rkey)
                 || (access.atomic && self.is_tracked(server, &access)) =>
             {
-                if !self.flows[id as usize].has_proven(access.rkey, access.rights, self.period) {
+                if !self.connections.flow(id).proofs.has(access.rkey, access.rights, self.period) {
                     self.counters.unproven.add(1);
                     return Route::Own;
                 }
@@ -202,12 +203,12 @@ impl Swordbox {
             None => return Route::Own,
         };
         self.lines.apply_invalidations(line);
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let cached = self.lines.get(line);
         if cached.rkey != access.rkey {
             if !access.atomic
                 || cached.in_flight > 0
-                || !flow.has_proven(access.rkey, access.rights, self.period)
+                || !flow.proofs.has(access.rkey, access.rights, self.period)
             {
                 return Route::Own;
             }
@@ -219,7 +220,7 @@ impl Swordbox {
             cached.detour(now, settle);
             (cached.rkey, cached.shared_qp, cached.existing) = (access.rkey, NONE, declared);
         }
-        let proven = self.flows[id as usize].has_proven(access.rkey, access.rights, self.period);
+        let proven = self.connections.flow(id).proofs.has(access.rkey, access.rights, self.period);
         // An access beyond the end of its region would fail the shared QP with all of its clients.
         if !proven || !self.lines.get(line).exists(access.va, access.len) {
             self.counters.unproven.add(1);
@@ -230,7 +231,7 @@ impl Swordbox {
             Choice::Probed(shared_qp) => return Route::Wait(shared_qp),
             Choice::None => return Route::Own,
         };
-        if !self.is_of_incarnation(id, &self.shared_qps[shared_qp as usize]) {
+        if !self.is_of_incarnation(id, &self.shared_qps[shared_qp]) {
             self.counters.unproven.add(1);
             return Route::Own;
         }
@@ -241,22 +242,22 @@ impl Swordbox {
         }
         let known = cached.value(word_of(access.va));
         let known = known.filter(|_| access.atomic && self.layers.cas_to_write && writes);
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let busy = if flow.shared_in_flight > 0 { flow.via != shared_qp } else { !flow.is_idle() };
         if busy || flow.rereading {
             return Route::Wait(NONE);
         }
-        let qp = &self.shared_qps[shared_qp as usize];
-        let owner = &self.flows[qp.owner as usize];
+        let qp = &self.shared_qps[shared_qp];
+        let owner = self.connections.flow(qp.owner);
         let unresolved = access.atomic && known.is_none();
         if qp.is_full()
-            || self.may_have_restarted(qp)
+            || self.shared_qps.may_have_restarted(qp)
             || (qp.owner != id
                 && (owner.uses_own_connection()
                     || owner.waits_for == shared_qp
                     || owner.closing
                     || (owner.nak_sent && now < qp.reserved_until)))
-            || (unresolved && qp.atomics >= qp.max_atomics)
+            || (unresolved && qp.has_most_atomics())
         {
             return Route::Wait(shared_qp);
         }
@@ -272,24 +273,24 @@ impl Swordbox {
         if self.config.bug == Some(crate::Bug::DeadClient) {
             return true;
         }
-        shared_qp.owner == id || self.flows[id as usize].alive_at > shared_qp.existed_at
+        shared_qp.owner == id || self.connections.flow(id).existence.alive_at() > shared_qp.existed_at
     }
 
     /// Returns whether a resolved value may be written on a shared QP.
     #[inline]
     fn may_write(&mut self, id: Id, shared_qp: Id, va: u64, rkey: u32) -> bool {
-        let qp = &self.shared_qps[shared_qp as usize];
+        let qp = &self.shared_qps[shared_qp];
         let server = &self.config.servers[usize::from(qp.server)];
-        if qp.accepts(&self.flows[qp.owner as usize], rkey, right::WRITE)
+        if qp.accepts(self.connections.flow(qp.owner), rkey, right::WRITE)
             || server.table_of(va, rkey).is_some_and(|table| table.writable)
         {
             return true;
         }
         // Write permission belongs to the region, independent of the connection.
         let proven =
-            qp.is_switch_owned && self.flows[id as usize].has_proven(rkey, right::WRITE, self.period);
+            qp.is_switch_owned && self.connections.flow(id).proofs.has(rkey, right::WRITE, self.period);
         if proven {
-            self.shared_qps[shared_qp as usize].keys.add(rkey, right::WRITE);
+            self.shared_qps[shared_qp].keys.add(rkey, right::WRITE);
         }
         proven
     }
@@ -298,38 +299,23 @@ impl Swordbox {
     #[inline]
     fn shared_qp_of(&mut self, id: Id, line: Id, access: &Access, now: Nanos) -> Choice {
         let cached = self.lines.get(line);
-        let server = self.flows[id as usize].server;
+        let server = self.connections.flow(id).server;
         if cached.shared_qp != NONE
-            && cached.incarnation == self.shared_qps[cached.shared_qp as usize].incarnation
+            && cached.incarnation == self.shared_qps[cached.shared_qp].incarnation
             && (cached.in_flight > 0
-                || (self.is_usable(cached.shared_qp as usize, server, cached.rkey)
-                    && !self.shared_qps[cached.shared_qp as usize].is_overdue()))
+                || (self.accepts(&self.shared_qps[cached.shared_qp], server, cached.rkey)
+                    && !self.shared_qps[cached.shared_qp].is_overdue()))
         {
             return Choice::SharedQp(cached.shared_qp);
         }
         self.choose_shared_qp(id, line, access, now)
     }
 
-    /// Returns whether a shared QP's server may have restarted: it accepts new connections, and has not
-    /// answered on this QP since, despite retransmissions. Waiting requests move to another QP if this one is
-    /// given up.
-    #[inline]
-    pub(crate) fn may_have_restarted(&self, shared_qp: &SharedQp) -> bool {
-        shared_qp.tries >= 2 && self.is_replaced(shared_qp)
-    }
-
-    /// Returns whether the server has accepted connections since its last acknowledgement on this shared QP.
-    #[inline]
-    pub(crate) fn is_replaced(&self, shared_qp: &SharedQp) -> bool {
-        self.connected[usize::from(shared_qp.server)] > shared_qp.progress_at
-    }
-
     /// Returns whether operations with this key can use a shared QP.
     #[inline]
-    fn is_usable(&self, shared_qp: usize, server: u8, rkey: u32) -> bool {
-        let shared_qp = &self.shared_qps[shared_qp];
+    fn accepts(&self, shared_qp: &SharedQp, server: u8, rkey: u32) -> bool {
         shared_qp.server == server && shared_qp.owner != NONE && {
-            let owner = &self.flows[shared_qp.owner as usize];
+            let owner = self.connections.flow(shared_qp.owner);
             !owner.closing && shared_qp.accepts(owner, rkey, right::ATOMIC)
         }
     }
@@ -337,8 +323,8 @@ impl Swordbox {
     #[cold]
     fn choose_shared_qp(&mut self, id: Id, line: Id, access: &Access, now: Nanos) -> Choice {
         let rkey = self.lines.get(line).rkey;
-        let server = self.flows[id as usize].server;
-        if !self.refused_keys[usize::from(server)].has(rkey, now) {
+        let server = self.connections.flow(id).server;
+        if !self.shared_qps.has_refused(server, rkey, now) {
             // If a probe is overdue, operations use another QP, or none.
             let open = |shared_qp: &SharedQp| {
                 shared_qp.server == server
@@ -346,12 +332,12 @@ impl Swordbox {
                     && shared_qp.owner != NONE
                     && !shared_qp.is_overdue()
             };
-            if let Some(shared_qp) = self.nth_shared_qp(access.va, open) {
-                if !self.is_of_incarnation(id, &self.shared_qps[shared_qp as usize]) {
+            if let Some(shared_qp) = self.shared_qps.nth(access.va, open) {
+                if !self.is_of_incarnation(id, &self.shared_qps[shared_qp]) {
                     self.counters.unproven.add(1);
                     return Choice::None;
                 }
-                if !self.is_usable(shared_qp as usize, server, rkey) {
+                if !self.accepts(&self.shared_qps[shared_qp], server, rkey) {
                     self.probe_key(shared_qp, access.va, rkey, now);
                     return Choice::Probed(shared_qp);
                 }
@@ -359,21 +345,16 @@ impl Swordbox {
             }
         }
         self.share_connection(id, server, now);
-        let shared_qps = &self.shared_qps;
-        let usable = |at: usize| !shared_qps[at].is_switch_owned && self.is_usable(at, server, rkey);
-        let count = (0..shared_qps.len()).filter(|at| usable(*at)).count();
-        let Some(nth) = (switch::table::mix(access.va >> 6) as usize).checked_rem(count) else {
-            return Choice::None;
-        };
-        let Some(chosen) = (0..shared_qps.len()).filter(|at| usable(*at)).nth(nth) else {
-            return Choice::None;
-        };
-        self.assign_line(line, chosen as Id, server, access)
+        let usable = |qp: &SharedQp| !qp.is_switch_owned && self.accepts(qp, server, rkey);
+        match self.shared_qps.nth(access.va, usable) {
+            Some(chosen) => self.assign_line(line, chosen, server, access),
+            None => Choice::None,
+        }
     }
 
     /// Assigns a line to another shared QP, or to a new incarnation of its QP.
     fn assign_line(&mut self, line: Id, chosen: Id, server: u8, access: &Access) -> Choice {
-        let incarnation = self.shared_qps[chosen as usize].incarnation;
+        let incarnation = self.shared_qps[chosen].incarnation;
         let declared = self.declared_words(server, access.va, access.rkey);
         let cached = self.lines.get_mut(line);
         let moves =
@@ -390,36 +371,24 @@ impl Swordbox {
         if !moves || cached.exists(access.va, access.len) { Choice::SharedQp(chosen) } else { Choice::None }
     }
 
-    /// Returns one of the matching shared QPs, selected by the line.
-    fn nth_shared_qp(&self, va: u64, fits: impl Fn(&SharedQp) -> bool) -> Option<Id> {
-        let all = || self.shared_qps.iter().zip(0..).filter(|(shared_qp, _)| fits(shared_qp));
-        let nth = (switch::table::mix(va >> 6) as usize).checked_rem(all().count())?;
-        all().nth(nth).map(|(_, number)| number)
-    }
-
-    /// Returns the busy shared QP of a server with the oldest acknowledgement. A request that waits for all
-    /// resolved operations waits for that one.
-    pub(crate) fn slowest_shared_qp(&self, server: u8) -> Option<Id> {
-        let shared_qps = self.shared_qps.iter().zip(0..);
-        let busy = shared_qps.filter(|(shared_qp, _)| shared_qp.server == server && shared_qp.in_flight > 0);
-        busy.min_by_key(|(shared_qp, _)| shared_qp.progress_at).map(|(_, number)| number)
-    }
-
     /// Shares a client's connection if the server's limit permits and the connection is idle.
     fn share_connection(&mut self, id: Id, server: u8, now: Nanos) {
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         if flow.shared_qp != NONE || now < flow.unshareable_until || flow.uses_own_connection() {
             return;
         }
-        let fits = |shared_qp: &SharedQp| {
-            shared_qp.server == server && shared_qp.owner == NONE && !shared_qp.is_switch_owned
-        };
-        let Some(free) = self.shared_qps.iter().position(fits) else { return };
+        let Some(free) = self.shared_qps.unused(server) else { return };
         let declared = u32::from(self.config.servers[usize::from(server)].rd_atomic);
-        let flow = &mut self.flows[id as usize];
-        flow.shared_qp = free as Id;
-        let max_atomics = declared.max(flow.peak_reads.into()).max(flow.server_max_reads.into()).max(1);
-        self.shared_qps[free].open(id, flow.server_next, max_atomics, flow.existed_at, now);
+        let flow = self.connections.flow_mut(id);
+        flow.shared_qp = free;
+        let max_atomics = flow.limits.max_atomics(declared);
+        self.shared_qps[free].open(
+            id,
+            flow.translation.next(),
+            max_atomics,
+            flow.existence.existed_at(),
+            now,
+        );
         self.counters.lanes.add(1);
     }
 }

@@ -2,9 +2,9 @@
 //! operations in flight are stored until the server acknowledges them, so that the switch can retransmit lost
 //! ones in their original order.
 
+use super::keys::Keys;
 use crate::flow::Flow;
 use crate::headers::TrafficClass;
-use crate::switch_owned::{Keys, Probe};
 use crate::{Id, NONE};
 use rocev2::{Opcode, Psn};
 use switch::Nanos;
@@ -66,6 +66,21 @@ impl Operation {
     }
 }
 
+/// Probe of a switch-owned QP or of a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Probe {
+    /// Virtual address and R_Key to read; `None` for a probe of the QP itself
+    pub word: Option<(u64, u32)>,
+    /// PSN, once the probe has been sent
+    pub psn: Option<Psn>,
+    /// Time of the first transmission (before it, of the request for the probe), and of the latest
+    /// transmission
+    pub since: Nanos,
+    pub at: Nanos,
+    /// Number of retransmissions
+    pub tries: u8,
+}
+
 /// A shared QP. Its connection is that of the owner's flow.
 #[derive(Debug)]
 pub(crate) struct SharedQp {
@@ -79,13 +94,13 @@ pub(crate) struct SharedQp {
     /// Keys that work on a switch-owned QP
     pub keys: Keys,
     /// Probe of a switch-owned QP, or of a key there. No operation is in flight at the same time
-    pub probe: Option<Probe>,
+    probe: Option<Probe>,
     /// First unacknowledged PSN. The next PSN to send is the owner's `server_next`
     pub acked: Psn,
     /// Operations in flight
-    pub in_flight: u32,
+    in_flight: u32,
     /// Operations in flight that use a resource of the server for READs and atomics
-    pub atomics: u32,
+    atomics: u32,
     /// Maximum of `atomics` that the server accepts
     pub max_atomics: u32,
     /// First and last flow that waits for this QP
@@ -206,7 +221,7 @@ impl SharedQp {
     /// Returns whether this key is known to work for this kind of operation.
     #[inline]
     pub(crate) fn accepts(&self, owner: &Flow, rkey: u32, rights: u8) -> bool {
-        if self.is_switch_owned { self.keys.has(rkey, rights) } else { owner.has_ever_proven(rkey, rights) }
+        if self.is_switch_owned { self.keys.has(rkey, rights) } else { owner.proofs.had(rkey, rights) }
     }
 
     /// Returns whether the server has not answered a probe in time.
@@ -219,9 +234,68 @@ impl SharedQp {
         self.in_flight as usize == self.entries.len()
     }
 
+    /// Returns the number of operations in flight.
+    #[inline]
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// Returns whether the server may refuse one more atomic.
+    #[inline]
+    pub(crate) fn has_most_atomics(&self) -> bool {
+        self.atomics >= self.max_atomics
+    }
+
+    /// Returns the probe that is pending or in flight.
+    #[inline]
+    pub(crate) fn probe(&self) -> Option<Probe> {
+        self.probe
+    }
+
+    #[inline]
+    pub(crate) fn probe_mut(&mut self) -> Option<&mut Probe> {
+        self.probe.as_mut()
+    }
+
+    pub(super) fn begin_probe(&mut self, word: Option<(u64, u32)>, now: Nanos) -> bool {
+        if self.probe.is_some() {
+            return false;
+        }
+        self.probe = Some(Probe { word, psn: None, since: now, at: now, tries: 0 });
+        true
+    }
+
+    pub(super) fn end_probe(&mut self) -> Option<Probe> {
+        self.probe.take()
+    }
+
+    pub(super) fn close(&mut self) -> (Id, Psn, u32) {
+        self.atomics = 0;
+        let owner = core::mem::replace(&mut self.owner, NONE);
+        (owner, self.acked, core::mem::take(&mut self.in_flight))
+    }
+
+    /// Counts the completion of the oldest operation. Returns its PSN.
+    #[inline]
+    pub(super) fn complete(&mut self) -> Psn {
+        let psn = self.acked;
+        self.acked = psn.add(1);
+        self.in_flight -= 1;
+        self.atomics -= u32::from(self.entry(psn).request.what.is_atomic());
+        psn
+    }
+
     /// Counts one more operation in flight and provides its slot. The QP must not be full.
     #[inline]
-    pub(crate) fn begin(&mut self) {
+    pub(super) fn begin(&mut self, psn: Psn, is_atomic: bool, now: Nanos) {
+        if self.in_flight == 0 {
+            self.progress_at = now;
+            self.acked = psn;
+        }
+        if self.timed.is_none() {
+            self.timed = Some((psn, now));
+        }
+        self.atomics += u32::from(is_atomic);
         if self.in_flight as usize > self.mask {
             self.grow();
         }
@@ -302,8 +376,8 @@ mod tests {
         let bytes = |n: u32| [n as u8; LONGEST_WRITE];
         for n in 0..1024 {
             assert!(!shared_qp.is_full());
-            shared_qp.begin();
             let psn = first.add(n);
+            shared_qp.begin(psn, false, Nanos::ZERO);
             *shared_qp.entry_mut(psn) = Entry { line: n, ..EMPTY };
             shared_qp.put_payload(psn, &bytes(n));
             // The oldest, the newest, and two in between

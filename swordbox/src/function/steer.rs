@@ -4,13 +4,13 @@
 //! Only translated connections are steered. After a restart their packets are dropped, so a server never
 //! answers a retransmission, which would carry the original address, from its memory of a steered request.
 
-use super::{AnyCache, Append, Cas, Steering, StructureCache, Ticket};
+use super::Swordbox;
+use crate::address::NO_SERVER;
 use crate::flow::Stage;
-use crate::function::{NO_SERVER, Swordbox};
 use crate::headers::BthFields;
 use crate::op::{Kind, Op, memory_of};
 use crate::records::{Record, What};
-use crate::steering::links::State;
+use crate::steering::{Append, Cas, Slot, State, Steering, StructureCache, Ticket};
 use crate::{Id, NONE};
 use rocev2::atomic::AtomicEth;
 use rocev2::{Class, Opcode, Packet, Psn, classify};
@@ -27,27 +27,26 @@ impl Swordbox {
     /// Returns whether a request could be steered if its connection were translated, which makes translation
     /// worthwhile.
     pub(crate) fn wants_steering(&mut self, id: Id, packet: &Packet<'_>) -> bool {
-        let peer = self.endpoints[id as usize].peer;
-        if !self.is_steering() || peer == NONE || self.endpoints[peer as usize].headers.is_none() {
+        let peer = self.connections.endpoint(id).peer();
+        if !self.is_steering() || peer == NONE || self.connections.endpoint(peer).headers.is_none() {
             return false;
         }
-        let server = self.flows[id as usize].server;
+        let server = self.connections.flow(id).server;
         memory_of(packet).is_some_and(|(va, ..)| self.steering.at(server, va).is_some())
     }
 
     /// Notes that a connection was acknowledged. If that shows that its server may have restarted, the state
     /// of the structures that the connection reaches is discarded.
     pub(crate) fn note_acknowledged(&mut self, id: Id) {
-        let flow = &mut self.flows[id as usize];
-        flow.apply_pending_structure();
-        if flow.structures == 0 {
+        let flow = self.connections.flow_mut(id);
+        if !flow.existence.apply_structure(flow.acked) {
             return;
         }
         let server = usize::from(flow.server);
         // Pending nodes are eventually linked, or the connections that wait for them are ended.
         let is_free = !self.steering.links.has_any(flow.server);
         for (structure, incarnation) in (0u8..).zip(&mut self.steering.incarnations[server]) {
-            let Some(lifetime) = flow.lifetime(structure) else { continue };
+            let Some(lifetime) = flow.existence.lifetime(structure) else { continue };
             let is_new_memory = incarnation.update(lifetime, self.config.settle, is_free);
             #[cfg(debug_assertions)]
             let is_new_memory = is_new_memory && self.config.bug != Some(crate::Bug::KeptStructure);
@@ -65,10 +64,10 @@ impl Swordbox {
         if self.config.bug == Some(crate::Bug::KeptStructure) {
             return true;
         }
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         let incarnations = self.steering.incarnations.get(usize::from(flow.server));
         let incarnation = incarnations.and_then(|structures| structures.get(usize::from(structure)));
-        let lifetime = flow.lifetime(structure);
+        let lifetime = flow.existence.lifetime(structure);
         lifetime.zip(incarnation).is_some_and(|(lifetime, incarnation)| incarnation.includes(lifetime))
     }
 
@@ -77,7 +76,7 @@ impl Swordbox {
         if !self.is_steering() {
             return;
         }
-        let server = self.flows[id as usize].server;
+        let server = self.connections.flow(id).server;
         let Some((va, ..)) = memory_of(packet) else { return };
         let Some((structure, _)) = self.steering.at(server, va) else { return };
         let is_sure = self.is_of_known_memory(id, structure);
@@ -93,7 +92,7 @@ impl Swordbox {
     /// `written` states that all earlier requests of its client have completed.
     pub(crate) fn steer(&mut self, id: Id, packet: &Packet<'_>, op: Op, written: bool, now: Nanos) -> u64 {
         let needed = self.is_steering() || !self.steering.links.is_empty();
-        let server = self.flows[id as usize].server;
+        let server = self.connections.flow(id).server;
         if !needed || server == NO_SERVER {
             return 0;
         }
@@ -104,7 +103,9 @@ impl Swordbox {
         }
         let psn = packet.bth().psn();
         // A request without a record could not be retransmitted to the same address.
-        let Some(at) = self.records(id).iter().position(|record| record.psn == psn && !record.done) else {
+        let Some(at) =
+            self.connections.records(id).iter().position(|record| record.psn == psn && !record.done)
+        else {
             return 0;
         };
         let (by, depends_on, node) = match op.kind {
@@ -120,7 +121,7 @@ impl Swordbox {
             _ => return 0,
         };
         self.counters.steered.add(u64::from(by != 0));
-        let record = &mut self.records_mut(id)[at];
+        let record = &mut self.connections.records_mut(id)[at];
         record.steered = by;
         record.depends_on = depends_on;
         record.value = node;
@@ -131,8 +132,8 @@ impl Swordbox {
         let atomic = packet.atomic()?;
         let (swap, compare) = (atomic.swap_or_add.get(), atomic.compare.get());
         let cas = Cas { va: atomic.va.get(), rkey: atomic.rkey.get(), compare, swap };
-        let flow = &self.flows[id as usize];
-        let (server, psn) = (flow.server, packet.bth().psn().add(flow.psn_delta));
+        let flow = self.connections.flow(id);
+        let (server, psn) = (flow.server, flow.translation.to_server(packet.bth().psn()));
         self.steering.at(server, cas.va)?;
         let links = &self.steering.links;
         let followed = links.can_begin(server, swap)?;
@@ -166,7 +167,7 @@ impl Swordbox {
 
     fn steer_read(&mut self, id: Id, packet: &Packet<'_>) -> Option<(u64, Ticket, u64)> {
         let (va, rkey, len) = memory_of(packet)?;
-        let server = self.flows[id as usize].server;
+        let server = self.connections.flow(id).server;
         let node = self.steering.at(server, va)?.1.on_read(va, rkey, len)?;
         let by = node.wrapping_sub(va);
         if by != 0 && self.lines.has_any(server, node, u64::from(len)) {
@@ -174,13 +175,6 @@ impl Swordbox {
         }
         let ticket = if by == 0 { Ticket::NONE } else { self.steering.links.depend_on(server, node) };
         Some((by, ticket, node))
-    }
-
-    /// Returns the record with this PSN, if its request has no response.
-    fn pending_record(&self, id: Id, psn: Psn) -> Option<&Record> {
-        let within =
-            |record: &&Record| !record.done && (0..record.count as i32).contains(&psn.distance(record.psn));
-        self.records(id).iter().find(within)
     }
 
     /// Returns whether the response to a request depends on a node that is not linked yet.
@@ -209,7 +203,7 @@ impl Swordbox {
             return None;
         }
         let mut waits = false;
-        if let Some(record) = self.pending_record(id, psn).copied() {
+        if let Some(record) = self.connections.pending_record(id, psn).copied() {
             let opcode = packet.layout().opcode();
             if opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE
                 && let Some(response) = packet.atomic_ack()
@@ -261,17 +255,17 @@ impl Swordbox {
     /// Learns from a READ response that is forwarded to its client.
     pub(crate) fn learn_from_response(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
-        if !self.steering.steers(self.flows[id as usize].server)
+        if !self.steering.steers(self.connections.flow(id).server)
             || !matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_ONLY)
         {
             return;
         }
-        let Some(record) = self.pending_record(id, psn) else { return };
+        let Some(record) = self.connections.pending_record(id, psn) else { return };
         let node = record.value;
         if record.what != What::Read || node == 0 || record.psn != psn {
             return;
         }
-        let server = self.flows[id as usize].server;
+        let server = self.connections.flow(id).server;
         let Some((structure, _)) = self.steering.at(server, node) else { return };
         if self.is_of_known_memory(id, structure) {
             let cache = &mut self.steering.caches[usize::from(server)][usize::from(structure)];
@@ -284,8 +278,10 @@ impl Swordbox {
         while core::mem::take(&mut self.steering.linked) {
             let mut from = 0;
             loop {
-                let may_go = |slot: &super::withheld::Slot| {
-                    self.pending_record(slot.flow, slot.psn).is_none_or(|record| !self.must_wait(record))
+                let may_go = |slot: &Slot| {
+                    self.connections
+                        .pending_record(slot.flow, slot.psn)
+                        .is_none_or(|record| !self.must_wait(record))
                 };
                 let Some(at) = self.steering.withheld.find(from, may_go) else { break };
                 let (slot, bytes) = self.steering.withheld.get(at);
@@ -297,7 +293,7 @@ impl Swordbox {
                 self.steering.withheld.remove(at);
                 from = at;
                 let Class::Roce(layout) = classify(frame.bytes()) else { continue };
-                if self.flows[slot.flow as usize].stage != Stage::Translating {
+                if self.connections.flow(slot.flow).stage != Stage::Translating {
                     continue;
                 }
                 let verdict = self.forward_own(slot.flow, &mut frame, layout, slot.port, now, out);
@@ -374,8 +370,8 @@ impl Swordbox {
         let Some(link) = self.steering.links.get_mut(at) else { return };
         link.sent = now;
         link.tries = link.tries.saturating_add(1);
-        let (end, append, psn) = (&self.endpoints[link.flow as usize], link.append, link.psn);
-        let Some(key) = self.index.key(link.flow) else { return };
+        let (end, append, psn) = (self.connections.endpoint(link.flow), link.append, link.psn);
+        let Some(key) = self.connections.key(link.flow) else { return };
         let Ok(mut frame) = out.make(0) else { return };
         let base = BthFields { ack_req: true, ..BthFields::new(Opcode::RC_COMPARE_SWAP, key.qpn(), psn) };
         let atomic = AtomicEth {
@@ -401,13 +397,13 @@ impl Swordbox {
         };
         let alone =
             links.get(at).is_some_and(|link| !link.has_dependents && links.open(link.parent).is_none());
-        for id in 0..self.flows.len() as Id {
+        for id in 0..self.connections.ids() {
             if !alone
-                && self.flows[id as usize].stage == Stage::Translating
-                && self.records(id).iter().any(|record| lost(self, record))
+                && self.connections.flow(id).stage == Stage::Translating
+                && self.connections.records(id).iter().any(|record| lost(self, record))
             {
                 self.counters.abandoned.add(1);
-                let shared_qp = self.flows[id as usize].shared_qp;
+                let shared_qp = self.connections.flow(id).shared_qp;
                 if shared_qp != NONE {
                     self.fail_shared_qp(shared_qp);
                 }
@@ -420,15 +416,5 @@ impl Swordbox {
         links.remove_lost(|link| {
             caches[usize::from(link.server)][usize::from(link.structure)].invalidate(link.append.key);
         });
-    }
-}
-
-impl AnyCache {
-    /// Returns the number of keys whose last node is known.
-    pub fn tracked(&self) -> usize {
-        match self {
-            Self::Lists(lists) => lists.tracked(),
-            Self::Locks(_) => 0,
-        }
     }
 }

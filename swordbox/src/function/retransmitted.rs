@@ -1,16 +1,16 @@
 //! Retransmitted requests: each gets the same response as its first transmission.
 
+use super::Swordbox;
+use super::generated::Response;
+#[cfg(debug_assertions)]
+use super::route::Route;
+#[cfg(debug_assertions)]
+use super::translated::Outcome;
+use super::translated::rewrite_request;
 use crate::Id;
 use crate::NONE;
-use crate::function::Swordbox;
-use crate::generated::Response;
 use crate::op::{Kind, Op};
 use crate::records::{Record, What};
-#[cfg(debug_assertions)]
-use crate::request::Outcome;
-use crate::request::rewrite_request;
-#[cfg(debug_assertions)]
-use crate::route::Route;
 use rocev2::{Layout, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
@@ -29,14 +29,14 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let (psn, ack_req) = (packet.bth().psn(), packet.bth().ack_req());
-        let flow = &self.flows[id as usize];
+        let flow = self.connections.flow(id);
         if !psn.precedes(flow.sent) {
             // The request is held.
             return Verdict::Drop(DropReason::Repeated);
         }
         // The PSN count of a READ may be an estimate; the nearest READ is the right one.
         let within = |record: &&Record| (0..record.count as i32).contains(&psn.distance(record.psn));
-        let records = self.records(id).iter().filter(within);
+        let records = self.connections.records(id).iter().filter(within);
         let record = records.min_by_key(|record| (psn.distance(record.psn), record.what == What::Unseen));
         let record = record.copied();
         let is_read = matches!(op.kind, Kind::Read | Kind::Other);
@@ -58,7 +58,7 @@ impl Swordbox {
                 self.counters.delayed.add(1);
                 return Verdict::Drop(DropReason::Delayed);
             }
-            let server_psn = psn.add(self.flows[id as usize].psn_delta);
+            let server_psn = self.connections.flow(id).translation.to_server(psn);
             let by = record.filter(|_| is_read || op.kind == Kind::Atomic).map_or(0, |record| record.steered);
             if self.detour_steered(server, &packet, by, now).is_err() {
                 return Verdict::Drop(DropReason::Delayed);
@@ -74,7 +74,7 @@ impl Swordbox {
             Some(record)
                 if matches!(record.what, What::Read | What::Unseen)
                     && op.kind == Kind::Read
-                    && (self.flows[id as usize].in_message || self.keeps_read_psns()) =>
+                    && (self.connections.flow(id).in_message || self.keeps_read_psns()) =>
             {
                 // No new request can be sent in the middle of a message. But the message did not begin before
                 // the server was certain to have this READ (`must_nak_message`).
@@ -82,7 +82,7 @@ impl Swordbox {
                     // The client has since retransmitted later requests, so it has this response.
                     return Verdict::Drop(DropReason::Repeated);
                 };
-                self.flows[id as usize].reread_until = Some((record.psn.add(record.count), None));
+                self.connections.flow_mut(id).reread_until = Some((record.psn.add(record.count), None));
                 rewrite_request(frame, layout, server_psn, true, record.steered);
                 self.forward.route(frame, port, now, out)
             }
@@ -138,7 +138,7 @@ impl Swordbox {
     /// request is dropped, since the client would take the response for a sign that the READ's response was
     /// lost.
     fn respond_again<F: Frame>(&mut self, id: Id, frame: &mut F, psn: Psn, response: Response) -> Verdict {
-        let flow = &mut self.flows[id as usize];
+        let flow = self.connections.flow_mut(id);
         if let Some((end, last)) = flow.reread_until
             && !psn.precedes(end)
         {

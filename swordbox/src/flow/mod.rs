@@ -1,14 +1,21 @@
 //! State of the requests of one connection: what was forwarded, acknowledged and proven.
 
+mod existence;
+mod limits;
+mod pending;
+mod translation;
+
 use crate::message::LongWrites;
-use crate::op::Kind;
-use crate::proof::Proof;
+use crate::proof::{Proof, Proofs};
 use crate::reread::Rereads;
-use crate::steering::Lifetime;
 use crate::{Id, NONE};
 use core::num::NonZero;
+use existence::Existence;
+use limits::Limits;
+use pending::Pending;
 use rocev2::{Msn, Psn};
 use switch::Nanos;
+use translation::Translation;
 
 /// Stage of a connection: how far Swordbox takes part in its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,22 +43,6 @@ pub(crate) struct Memory {
     pub rkey: u32,
 }
 
-/// Bits of the rights that clients prove.
-pub(crate) mod right {
-    pub(crate) const WRITE: u8 = 1;
-    pub(crate) const ATOMIC: u8 = 4;
-}
-
-/// Returns the rights that a request needs for its memory; 0 if it needs none that are tracked.
-pub(crate) const fn rights_of(kind: Kind) -> u8 {
-    match kind {
-        Kind::Write => right::WRITE,
-        Kind::Atomic => right::ATOMIC,
-        _ => 0,
-    }
-}
-
-const PROOFS: usize = 4;
 /// Number of PSNs behind the newest request that responses may refer to; less than half of the PSN space
 const RESPONSE_SPAN: i32 = 1 << 22;
 
@@ -135,34 +126,18 @@ pub(crate) struct Flow {
     pub newest_at: u16,
     /// Records without a response
     pub open: u16,
-    pub proofs: [Proof; PROOFS],
-    /// Time at which the latest request left that the server acknowledged on this connection; zero if none.
-    /// The server's queue pair existed at that time
-    pub alive_at: Nanos,
-    /// Next PSN that the server expects on this connection
-    pub server_next: Psn,
-    /// Completed messages, as the server counts them on this connection
-    pub server_msn: Msn,
+    pub proofs: Proofs,
+    pub translation: Translation,
     /// Index of the shared QP that this connection is; `NONE` if it is not shared
     pub shared_qp: Id,
     /// Shared QP that this flow waits for
     pub waits_for: Id,
+    pub existence: Existence,
     /// Next flow that waits for the same shared QP
     pub next_waiting: Id,
     /// Next PSN of the shared QP at the time when this flow began to wait
     pub waits_until: Psn,
-    /// Maximum number of READs and atomics that were outstanding at once on the own connection
-    pub peak_reads: u8,
-    /// READs and atomics that the server accepts at once on this connection, as announced by the connection
-    /// manager; 0 if it did not
-    pub server_max_reads: u8,
-    /// Path MTU in bytes and `server_max_reads` from the REQ and the REP, which may be forged: unused until
-    /// the server acknowledges a request with their starting PSN
-    pub cm_params: Option<(u16, u8)>,
-    /// Path MTU in bytes; 0 while it is unknown
-    pub mtu: u16,
-    /// Length in bytes of the longest payload of one packet: a lower bound of the path MTU
-    pub longest: u16,
+    pub limits: Limits,
     /// PSN of the oldest request seen, but at most `RESPONSE_SPAN` behind `sent`: older requests did not pass
     /// the switch
     pub first: Psn,
@@ -189,39 +164,13 @@ pub(crate) struct Flow {
     /// The server has executed everything before this PSN on the own connection, although earlier responses
     /// may be missing
     pub executed: Psn,
-    /// Server's PSN minus client's PSN, for the requests in flight on the own connection
-    pub psn_delta: u32,
-    /// Server's MSN minus client's MSN, for the requests in flight on the own connection
-    pub msn_delta: u32,
     /// A retransmitted READ is being read again: retransmitted requests from this PSN on get no response
     /// before the READ has one. The second value is the PSN of the last such request, to detect when the
     /// client starts over
     pub reread_until: Option<(Psn, Option<Psn>)>,
-    /// Time at which the first acknowledged request left; zero if none
-    pub existed_at: Nanos,
-    /// Pending update of `alive_at`: applied when everything before this PSN is acknowledged on the own
-    /// connection, with the time at which the request left
-    pub pending_alive: Option<(Psn, Nanos)>,
-    /// Pending update of `structures`: applied when everything before this PSN is acknowledged; with the time
-    /// at which the request left, and the structure's index
-    pub pending_structure: Option<(Psn, Nanos, u8)>,
-    /// Bit set of the server's structures whose memory this connection has reached with an acknowledged
-    /// request. The queue pair then belongs to the process that has them, not to another process on the host.
-    /// `structures_since` is the time at which the first such request left
-    pub structures: u32,
-    pub structures_since: Nanos,
-    /// Pending proof of a right, valid when everything before this PSN is complete
-    pub pending_proof: Option<(Psn, Proof)>,
-    /// End of the PSNs that the server may have assigned to READ responses: an acknowledgement of an earlier
-    /// PSN proves no right
-    pub read_psns_end: Option<Psn>,
-    /// Memory that is known to exist when everything before this PSN is complete
-    pub pending_memory: Option<(Psn, Memory)>,
+    pub pending: Pending,
     /// Latest WRITEs of several packets
     pub long_writes: LongWrites,
-    /// PSN of the last request on the own connection whose right was not proven, or whose memory may not
-    /// exist
-    pub unproven_request: Option<Psn>,
     /// Detour that ends with the completion of an operation in flight on the own connection: its PSN and its
     /// cached line
     pub detour: Option<(Psn, Id)>,
@@ -229,11 +178,15 @@ pub(crate) struct Flow {
     pub rereads: Rereads,
 }
 
+// The time at which the queue pair existed, which requests on shared QPs need, is in the second cache line.
+const _: () = assert!(core::mem::offset_of!(Flow, existence) + size_of::<Nanos>() <= 128);
+
 /// Slot of no record
 pub(crate) const NO_SLOT: u16 = u16::MAX;
 
 impl Flow {
-    pub(crate) const fn new(server: u8) -> Self {
+    /// Returns the state before the first request. `mtu` is the path MTU in bytes; 0 if it is unknown.
+    pub(crate) const fn new(server: u8, mtu: u16, incarnation: u32) -> Self {
         Self {
             stage: Stage::Unpaired,
             server,
@@ -248,11 +201,10 @@ impl Flow {
             executed: Psn::ZERO,
             sent: Psn::ZERO,
             next: Psn::ZERO,
-            server_next: Psn::ZERO,
-            psn_delta: 0,
+            translation: Translation::NONE,
+            existence: Existence::UNKNOWN,
+            pending: Pending::NONE,
             msn: Msn::ZERO,
-            server_msn: Msn::ZERO,
-            msn_delta: 0,
             credit: 0x1f,
             shared_qp: NONE,
             via: NONE,
@@ -260,17 +212,13 @@ impl Flow {
             in_message: false,
             uncounted_read: None,
             first: Psn::ZERO,
-            mtu: 0,
-            longest: 0,
-            peak_reads: 0,
-            server_max_reads: 0,
-            cm_params: None,
+            limits: Limits::new(mtu),
             newest: Psn::ZERO,
             newest_at: NO_SLOT,
             open: 0,
             disconnected: false,
             journaled: false,
-            incarnation: 0,
+            incarnation,
             may_be_ended: false,
             closing: false,
             held: [NONE; 2],
@@ -281,18 +229,8 @@ impl Flow {
             found_no_slot: false,
             waits_until: Psn::ZERO,
             reread_until: None,
-            proofs: [Proof::NONE; PROOFS],
-            alive_at: Nanos::ZERO,
-            existed_at: Nanos::ZERO,
-            pending_alive: None,
-            pending_structure: None,
-            structures: 0,
-            structures_since: Nanos::ZERO,
-            pending_proof: None,
-            read_psns_end: None,
-            pending_memory: None,
+            proofs: Proofs::NONE,
             long_writes: LongWrites::NONE,
-            unproven_request: None,
             detour: None,
         }
     }
@@ -307,7 +245,7 @@ impl Flow {
         self.executed = psn;
         self.sent = psn;
         self.next = psn;
-        self.server_next = psn;
+        self.translation.set_next(psn);
     }
 
     /// Returns whether a response with this PSN may belong to one of the requests seen, while acknowledged
@@ -330,7 +268,7 @@ impl Flow {
     pub(crate) fn note_late(&mut self, psn: Psn) {
         if psn.precedes(self.first) {
             self.first = psn;
-            self.cm_params = None;
+            self.limits.confirm(false);
         }
     }
 
@@ -352,7 +290,8 @@ impl Flow {
     pub(crate) fn server_window(&self) -> Window {
         let span = self.next.distance(self.acked).max(0) as u32;
         let ahead = WINDOW + self.uncounted_psns();
-        Window { acked: self.server_next.sub(span), next: self.server_next, ahead }
+        let next = self.translation.next();
+        Window { acked: next.sub(span), next, ahead }
     }
 
     /// Returns whether a response with this PSN may belong to the connection, by the server's or by the
@@ -377,81 +316,40 @@ impl Flow {
         self.rereading || (self.via == NONE && (!self.is_idle() || self.in_message))
     }
 
+    /// Clears the shared QP that this flow waits for. Returns the next flow in the list.
+    pub(crate) fn stop_waiting(&mut self) -> Id {
+        self.waits_for = NONE;
+        core::mem::replace(&mut self.next_waiting, NONE)
+    }
+
     pub(crate) fn has_held(&self) -> bool {
         self.held[0] != NONE
     }
 
-    /// Updates `alive_at` from `pending_alive`, now that everything before `acked` is done on the own
-    /// connection.
-    pub(crate) fn apply_pending_alive(&mut self) {
-        let Some((psn, left)) = self.pending_alive else { return };
-        if !self.acked.precedes(psn) {
-            self.pending_alive = None;
-            self.alive_at = left;
-            if self.existed_at == Nanos::ZERO {
-                self.existed_at = left;
-            }
+    /// Notes that the last request sent proves `proof` when it completes.
+    pub(crate) fn begin_proof(&mut self, proof: Proof) {
+        if !self.pending.has_proof() && self.is_psn_unique() && !self.proofs.includes(proof) {
+            self.pending.begin_proof(self.sent, proof);
         }
     }
 
-    /// Returns the bit of a structure's index. Indices from 31 on share one bit.
-    pub(crate) fn bit_of(structure: u8) -> u32 {
-        1 << structure.min(31)
+    /// Stores the pending proof if everything before `acked` includes its request. Returns whether it does.
+    pub(crate) fn apply_pending_proof(&mut self) -> bool {
+        let proof = self.pending.take_proof(self.acked);
+        proof.map(|proof| self.proofs.add(proof)).is_some()
     }
 
-    /// Notes that the last request, sent at `now`, targets a structure's memory.
-    pub(crate) fn note_structure(&mut self, structure: u8, now: Nanos) {
-        if self.structures & Self::bit_of(structure) == 0 && self.pending_structure.is_none() {
-            self.pending_structure = Some((self.sent, now, structure));
-        }
-    }
-
-    /// Updates `structures` now that everything before `acked` is done on the own connection.
-    pub(crate) fn apply_pending_structure(&mut self) {
-        let acked = self.acked;
-        if let Some((_, left, structure)) = self.pending_structure.take_if(|(psn, ..)| !acked.precedes(*psn))
-        {
-            if self.structures == 0 {
-                self.structures_since = left;
-            }
-            self.structures |= Self::bit_of(structure);
-        }
-    }
-
-    /// Clears the structures that were reached. The next requests may be those of another connection with the
-    /// same queue pair numbers, after a restart of the server.
-    pub(crate) fn forget_structures(&mut self) {
-        (self.pending_structure, self.structures) = (None, 0);
-    }
-
-    /// Returns the time span in which the server's queue pair is known to have existed, if it belongs to the
-    /// process that has this structure.
-    pub(crate) fn lifetime(&self, structure: u8) -> Option<Lifetime> {
-        let first = self.structures_since;
-        (self.structures & Self::bit_of(structure) != 0)
-            .then_some(Lifetime { first, last: self.alive_at.max(first) })
-    }
-
-    /// Extends `taken` by a READ of `len` bytes that is retransmitted, late, or of unknown PSN count. The
-    /// server takes requests with PSNs of its responses for duplicates, and acknowledges them without
-    /// checking the R_Key.
+    /// Extends the PSNs of READ responses by a READ of `len` bytes that is retransmitted, late, or of unknown
+    /// PSN count. The server takes requests with PSNs of its responses for duplicates, and acknowledges them
+    /// without checking the R_Key.
     pub(crate) fn extend_read_psns(&mut self, psn: Psn, len: u32) {
-        let insert_endpoint = psn.add(psns_of(len));
-        self.read_psns_end =
-            Some(self.read_psns_end.map_or(insert_endpoint, |end| end.later(insert_endpoint)));
+        self.pending.extend_read_psns(psn.add(psns_of(len)));
     }
 
     /// Returns whether the PSN of the last request is beyond all PSNs that READ responses may have taken.
     pub(crate) fn is_psn_unique(&mut self) -> bool {
-        let last = self.sent.sub(1);
-        // Cleared as soon as it is passed, because PSNs wrap.
-        self.read_psns_end.take_if(|end| !last.precedes(*end));
-        self.uncounted_read.is_none() && self.read_psns_end.is_none()
-    }
-
-    /// Returns memory that is now known to exist, since everything before `acked` is complete.
-    pub(crate) fn take_existing_memory(&mut self) -> Option<Memory> {
-        self.pending_memory.take_if(|(psn, _)| !self.acked.precedes(*psn)).map(|(_, memory)| memory)
+        let is_behind_reads = self.pending.is_behind_reads(self.sent.sub(1));
+        self.uncounted_read.is_none() && is_behind_reads
     }
 
     /// Returns whether the last request, a READ with unknown PSN count, took one PSN, now that the next
@@ -459,29 +357,35 @@ impl Flow {
     pub(crate) fn took_one(&self, psn: Psn) -> bool {
         self.uncounted_read.is_some_and(|len| len.get() <= 4096) && psn == self.next
     }
-
-    /// Updates the lower bound of the path MTU from a payload of `len` bytes.
-    #[inline]
-    pub(crate) fn note_payload(&mut self, len: usize) {
-        self.longest = self.longest.max(len as u16);
-    }
-
-    /// Returns the number of PSNs that a READ of `len` bytes takes, if the path MTU determines it.
-    pub(crate) fn psn_count_of(&self, len: u32) -> Option<u32> {
-        match u32::from(self.mtu) {
-            0 => (len <= 256.max(self.longest.into())).then_some(1),
-            mtu => Some(len.div_ceil(mtu).max(1)),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proof::{Period, right};
+
+    #[test]
+    fn a_pending_proof_counts_when_its_request_completes() {
+        let period = Period::default();
+        let mut flow = Flow::new(0, 0, 0);
+        flow.begin(Psn::new(0xff_ffff));
+        flow.sent = flow.sent.add(1);
+        flow.begin_proof(Proof::new(7, right::WRITE, period));
+        flow.begin_proof(Proof::new(8, right::WRITE, period));
+        assert!(!flow.apply_pending_proof() && !flow.proofs.had(7, right::WRITE));
+        flow.acked = flow.sent;
+        assert!(flow.apply_pending_proof() && flow.proofs.had(7, right::WRITE));
+        assert!(!flow.apply_pending_proof() && !flow.proofs.had(8, right::WRITE), "one proof at a time");
+        flow.extend_read_psns(flow.sent, 1);
+        flow.sent = flow.sent.add(1);
+        flow.begin_proof(Proof::new(8, right::WRITE, period));
+        flow.acked = flow.sent;
+        assert!(!flow.apply_pending_proof(), "the PSN may be that of a READ response");
+    }
 
     #[test]
     fn responses_ahead_belong_to_the_last_read_if_it_may_take_enough_psns() {
-        let mut flow = Flow::new(0);
+        let mut flow = Flow::new(0, 0, 0);
         flow.begin(Psn::new(0xff_fffe));
         let accepts = |flow: &mut Flow, ahead: u32| flow.may_have_requested(flow.sent.add(ahead));
         assert!(!accepts(&mut flow, 0), "no request has this PSN");
