@@ -1,7 +1,7 @@
 //! Changes of a queue pair by its owner: state, attributes and receive requests.
 
 use super::{Modify, Qp, QpContext, QpError, State, Transport};
-use crate::queue::{Cq, RecvRequest};
+use crate::queue::{CompletionQueue, Cq, RecvRequest};
 
 impl QpContext<'_> {
     /// Changes the state or the attributes. Fails if the state does not allow it, or the path is not local.
@@ -73,7 +73,7 @@ impl QpContext<'_> {
     /// Moves the queue pair to the error state if a completion queue lost its completions (IB 11.6.3.2).
     /// Returns whether it did.
     pub(crate) fn fail_overrun(&mut self) -> bool {
-        let has_overrun = |cq: Cq| self.cqs.get(cq.0).is_some_and(|queue| queue.has_overrun());
+        let has_overrun = |cq: Cq| self.cqs.get(cq.0).is_some_and(CompletionQueue::has_overrun);
         let lost = has_overrun(self.qp.init.send_cq) || has_overrun(self.qp.init.recv_cq);
         let fails = lost && !matches!(self.qp.state, State::Error | State::Reset);
         if fails {

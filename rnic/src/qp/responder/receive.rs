@@ -432,10 +432,10 @@ impl QpContext<'_> {
     /// Gives up the message in progress. The next message gets its receive request.
     fn break_message(&mut self) {
         self.counters.unreliable_dropped += 1;
-        if let Some(Message::Send { recv, .. }) = self.qp.resp.message.replace(Message::Broken) {
-            if let Some(queue) = self.recv_queue() {
-                queue.put_back(recv);
-            }
+        if let Some(Message::Send { recv, .. }) = self.qp.resp.message.replace(Message::Broken)
+            && let Some(queue) = self.recv_queue()
+        {
+            queue.put_back(recv);
         }
     }
 
