@@ -8,8 +8,8 @@ use super::through::Group;
 use super::watch::{CANDIDACY_DELAY, CONTROL_VA, Membership, SCRATCH_VA, Watch, control_len};
 use core::net::IpAddr;
 use p4ce::wire::{MemberRequest, Region};
-use rnic::cm::{Conn, Event as CmEvent, PortSpace, RemoteRequest, service_id_of};
-use rnic::{Access, Buffer, Completion, ConnParam, Cq, Mr, Pd, QpInit, Rnic, Status, Transport};
+use rnic::cm::{Conn, Event as CmEvent, PortSpace, RemoteRequest};
+use rnic::{Access, Buffer, Completion, ConnParam, Cq, Mr, Pd, QpInit, Rnic, Status};
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
 use std::collections::{BTreeMap, VecDeque};
@@ -298,14 +298,14 @@ impl Server {
     pub(super) fn connect(
         &mut self,
         nic: &mut Rnic,
-        (address, port): (IpAddr, u16),
+        to: (IpAddr, u16),
         private_data: Vec<u8>,
         role: QpRole,
         now: Nanos,
     ) -> Option<(Qpn, Conn)> {
         // Every entry may be in flight twice: when it is new, and when it is proposed again.
         let depth = self.config.layout.slots() as usize * 2 + 64;
-        let qpn = nic.create_qp(queue_pair(self.resources.as_ref()?, depth)).ok()?;
+        let init = queue_pair(self.resources.as_ref()?, depth);
         let param = ConnParam {
             access: Access::LOCAL_READ,
             ack_timeout: self.config.ack_timeout,
@@ -313,10 +313,7 @@ impl Server {
             private_data,
             ..ConnParam::default()
         };
-        let Ok(conn) = nic.connect(qpn, address, service_id_of(PortSpace::Tcp, port), param, now) else {
-            _ = nic.destroy_qp(qpn);
-            return None;
-        };
+        let (qpn, conn) = nic.connect_new(init, to, param, now).ok()?;
         self.qp_roles.insert(qpn.get(), role);
         self.conns.insert(conn, qpn);
         Some((qpn, conn))
@@ -332,12 +329,9 @@ impl Server {
         role: QpRole,
         now: Nanos,
     ) -> Option<Qpn> {
-        let qpn = nic.create_qp(queue_pair(self.resources.as_ref()?, 1)).ok()?;
+        let init = queue_pair(self.resources.as_ref()?, 1);
         let param = ConnParam { access, private_data, ..ConnParam::default() };
-        if nic.accept(conn, qpn, param, now).is_err() {
-            _ = nic.destroy_qp(qpn);
-            return None;
-        }
+        let qpn = nic.accept_new(conn, init, param, now).ok()?;
         self.qp_roles.insert(qpn.get(), role);
         self.conns.insert(conn, qpn);
         Some(qpn)
@@ -607,15 +601,7 @@ impl Server {
 }
 
 pub(super) fn queue_pair(resources: &Resources, depth: usize) -> QpInit {
-    QpInit {
-        transport: Transport::Rc,
-        pd: resources.pd,
-        send_cq: resources.cq,
-        recv_cq: resources.cq,
-        srq: None,
-        max_send: depth,
-        max_recv: 1,
-    }
+    QpInit::rc(resources.pd, resources.cq, depth, 1)
 }
 
 pub(super) fn log_scratch_va(config: &Config, server: u8) -> u64 {

@@ -1,9 +1,9 @@
 //! Messages between workers and the control plane, and the control plane's interface.
 
+use crate::live::Live;
 use crate::mbuf::Mbuf;
 use crate::memif::Signal;
 use crate::port::PortInfo;
-use crate::runtime::Live;
 use crate::watch::Watch;
 use core::ptr::NonNull;
 use crossbeam_channel::Sender;
@@ -59,17 +59,22 @@ pub trait Control<F: Function> {
 
 /// Interface of the control plane to the workers.
 pub struct ControlOutput<'a, F: Function> {
-    pub(crate) to_workers: &'a [Sender<ToWorker<F>>],
+    to_workers: &'a [Sender<ToWorker<F>>],
     /// Pool for the control plane's frames; owned by the runtime, which outlives this
-    pub(crate) pool: NonNull<rte_mempool>,
-    pub(crate) ports: u16,
+    pool: NonNull<rte_mempool>,
+    ports: u16,
 }
 
 /// The worker's queue is full; contains what could not be sent.
 #[derive(Debug)]
 pub struct QueueFull<T>(pub T);
 
-impl<F: Function> ControlOutput<'_, F> {
+impl<'a, F: Function> ControlOutput<'a, F> {
+    /// Creates the interface. `pool` has to outlive it.
+    pub(crate) fn new(to_workers: &'a [Sender<ToWorker<F>>], pool: NonNull<rte_mempool>, ports: u16) -> Self {
+        Self { to_workers, pool, ports }
+    }
+
     /// Returns the count of workers.
     pub fn workers(&self) -> usize {
         self.to_workers.len()

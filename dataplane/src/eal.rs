@@ -1,8 +1,10 @@
 //! DPDK's environment abstraction layer (EAL), of which a process has one.
 
 use crate::config::{Config, Eal as EalConfig, Memory};
-use crate::memif::{Channels, park_interrupts};
-use crate::{Error, port};
+use crate::error::{Error, errno, error_text};
+use crate::interrupt::park_interrupts;
+use crate::memif::Channels;
+use crate::port;
 use std::ffi::{CStr, CString, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -113,7 +115,7 @@ fn arguments(config: &Config, channels: &Channels) -> Result<Vec<CString>, Error
     }
     let mut pci = false;
     for (index, port) in config.ports.iter().enumerate() {
-        match port::device_argument(index, port, channels)? {
+        match port::device_argument(index, port, channels.driver_arguments(index))? {
             port::DeviceArgument::Pci(address) => {
                 pci = true;
                 words.extend(["-a".into(), address]);
@@ -163,18 +165,6 @@ fn explain(eal: &EalConfig, errno: i32, log: &str) -> Error {
         format!("DPDK did not start: {} ({last})", error_text(errno)),
         "see the log below; `understudy doctor` checks what DPDK needs",
     )
-}
-
-/// Returns `rte_errno`: the reason of the calling thread's last failure.
-pub(crate) fn errno() -> i32 {
-    // SAFETY: reads a thread-local variable.
-    unsafe { dpdk_sys::understudy_rte_errno() }
-}
-
-/// Returns DPDK's text for an error number, positive or negative.
-pub(crate) fn error_text(errno: i32) -> String {
-    // SAFETY: returns a string in a thread-local buffer, which is copied before the next call.
-    unsafe { CStr::from_ptr(dpdk_sys::rte_strerror(errno.abs())) }.to_string_lossy().into_owned()
 }
 
 /// Returns the version of the loaded libdpdk, such as `DPDK 22.11.11`.

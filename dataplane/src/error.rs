@@ -1,5 +1,7 @@
 //! Errors before the first packet, each with a remedy.
 
+use std::ffi::CStr;
+
 /// The reason why the runtime did not start.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
@@ -21,4 +23,16 @@ impl Error {
         self.log = log;
         self
     }
+}
+
+/// Returns `rte_errno`: the reason of the calling thread's last failure.
+pub(crate) fn errno() -> i32 {
+    // SAFETY: reads a thread-local variable.
+    unsafe { dpdk_sys::understudy_rte_errno() }
+}
+
+/// Returns DPDK's text for an error number, positive or negative.
+pub(crate) fn error_text(errno: i32) -> String {
+    // SAFETY: returns a string in a thread-local buffer, which is copied before the next call.
+    unsafe { CStr::from_ptr(dpdk_sys::rte_strerror(errno.abs())) }.to_string_lossy().into_owned()
 }

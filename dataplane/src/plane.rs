@@ -1,8 +1,8 @@
 //! Runs the control plane of a function ([`switch::Control`]) on the control thread.
 
 use crate::control::{Control, ControlOutput};
+use crate::live::Live;
 use crate::mbuf::Mbuf;
-use crate::runtime::Live;
 use crate::time::{Clock, cycles};
 use std::collections::VecDeque;
 use switch::{Egress, Frame, Function, Nanos, PortId};

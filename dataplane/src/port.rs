@@ -1,9 +1,7 @@
 //! Ethernet ports: found, configured, started, closed.
 
 use crate::config::{Config, Device, FRAME_OVERHEAD, Port as PortConfig, af_packet_ring};
-use crate::eal::{errno, error_text};
-use crate::error::Error;
-use crate::memif::Channels;
+use crate::error::{Error, errno, error_text};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 use dpdk_sys::{rte_eth_conf, rte_eth_dev_info, rte_eth_stats, rte_mempool};
@@ -51,11 +49,11 @@ pub(crate) fn rx_queues(port: &PortConfig, workers: usize) -> u16 {
     }
 }
 
-/// Returns the EAL argument for a port.
+/// Returns the EAL argument for a port. `memif` is the memif driver's part of it, if the port is a memif port.
 pub(crate) fn device_argument(
     index: usize,
     port: &PortConfig,
-    channels: &Channels,
+    memif: Option<String>,
 ) -> Result<DeviceArgument, Error> {
     let name = device_name(index, &port.device);
     let queues = port.rx_queues.max(1);
@@ -84,7 +82,7 @@ pub(crate) fn device_argument(
         }
         Device::Tap { interface } => format!("{name},iface={interface}"),
         Device::Memif { .. } => {
-            format!("{name},{}", channels.driver_arguments(index).expect("each memif port has a channel"))
+            format!("{name},{}", memif.expect("each memif port has a channel"))
         }
         Device::Vhost { socket, client } => {
             format!("{name},iface={},queues={queues},client={}", path(socket)?, u8::from(*client))

@@ -1,13 +1,14 @@
 //! Start, run and shutdown of DPDK with its ports and workers.
 
-use crate::config::Config;
-use crate::config::Idle;
+use crate::config::{Config, Idle};
 use crate::control::{Control, ControlOutput, ToControl, ToWorker};
 use crate::counters::WorkerCounters;
 use crate::eal::{self, Eal, LogCapture};
 use crate::error::Error;
 use crate::idle::{self, Idler};
-use crate::memif::{Channels, MemifHooks, Signal, park_interrupts};
+use crate::interrupt::park_interrupts;
+use crate::live::{DeviceCounters, Live};
+use crate::memif::{Channels, MemifHooks, Signal};
 use crate::port::{Port, PortInfo, Ports};
 use crate::time::{self, Clock};
 use crate::tx::{Exit, Handoff, MbufCache, Queue, Tx};
@@ -60,80 +61,6 @@ impl Stop {
     }
 }
 
-/// A running instance, for the control plane.
-pub struct Live<'a> {
-    runtime: &'a Runtime,
-    workers: &'a [Arc<WorkerCounters>],
-}
-
-impl Live<'_> {
-    /// Returns the counters of each worker.
-    pub fn workers(&self) -> &[Arc<WorkerCounters>] {
-        self.workers
-    }
-
-    /// Returns the ports, in the order of the configuration.
-    pub fn ports(&self) -> impl Iterator<Item = &PortInfo> {
-        self.runtime.ports()
-    }
-
-    /// Returns the TSC frequency, in Hz.
-    pub fn tsc_hz(&self) -> u64 {
-        time::hz()
-    }
-
-    /// Returns whether the link of each port is up at present. The link of a memif port is up while it has a
-    /// peer.
-    pub fn links(&self) -> Vec<bool> {
-        self.runtime.ports.iter().map(Port::link_is_up).collect()
-    }
-
-    /// Returns the counters of each port's device.
-    pub fn device_counters(&self) -> Vec<DeviceCounters> {
-        self.runtime.device_counters()
-    }
-}
-
-/// Counters of a port's device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeviceCounters {
-    /// Frames lost because they were not received in time (`imissed`)
-    pub missed: u64,
-    /// Frames received with errors (`ierrors`)
-    pub rx_errors: u64,
-    /// Frames lost because no packet buffer was free (`rx_nombuf`)
-    pub no_buffer: u64,
-    /// Frames that could not be sent (`oerrors`)
-    pub tx_errors: u64,
-    /// Received frames, as counted by the device (`ipackets`)
-    pub rx_frames: u64,
-    /// Sent frames, as counted by the device (`opackets`)
-    pub tx_frames: u64,
-    /// Total length of received frames in bytes (`ibytes`); 0 from drivers that count only frames (null,
-    /// ring)
-    pub rx_bytes: u64,
-    /// Total length of sent frames in bytes (`obytes`); 0 from drivers that count only frames (null, ring)
-    pub tx_bytes: u64,
-}
-
-impl DeviceCounters {
-    /// Returns the count of frames lost on this side, for any reason.
-    pub const fn lost(&self) -> u64 {
-        self.missed + self.rx_errors + self.no_buffer + self.tx_errors
-    }
-
-    /// Returns the counters of sending only, for a port from which no frames are received.
-    #[must_use]
-    pub fn sending(self) -> Self {
-        Self {
-            tx_errors: self.tx_errors,
-            tx_frames: self.tx_frames,
-            tx_bytes: self.tx_bytes,
-            ..Self::default()
-        }
-    }
-}
-
 /// Result of a run.
 #[derive(Debug)]
 pub struct Outcome {
@@ -171,23 +98,6 @@ impl Runtime {
     /// Returns the ports, in the order of the configuration.
     pub fn ports(&self) -> impl Iterator<Item = &PortInfo> {
         self.ports.iter().map(|port| &port.info)
-    }
-
-    fn device_counters(&self) -> Vec<DeviceCounters> {
-        let counters = |port: &Port| {
-            let stats = port.stats();
-            DeviceCounters {
-                missed: stats.imissed,
-                rx_errors: stats.ierrors,
-                no_buffer: stats.rx_nombuf,
-                tx_errors: stats.oerrors,
-                rx_frames: stats.ipackets,
-                tx_frames: stats.opackets,
-                rx_bytes: stats.ibytes,
-                tx_bytes: stats.obytes,
-            }
-        };
-        self.ports.iter().map(counters).collect()
     }
 
     /// Runs a function on each worker, and the control plane on the calling thread, until `stop` is set or
@@ -245,17 +155,13 @@ impl Runtime {
             .collect();
         drop(to_control);
 
-        let live = Live { runtime: self, workers: &counters };
-        let devices_before = self.device_counters();
+        let live = Live::new(&self.ports, &counters);
+        let devices_before = live.device_counters();
         let devices: Vec<_> = self.ports.iter().map(|port| port.id).collect();
         let mut channels = self.channels.borrow_mut();
         channels.begin(count);
         let (quit, running) = (AtomicBool::new(false), Users::new(count));
-        let mut out = ControlOutput {
-            to_workers: &to_workers,
-            pool: self.ports[0].pool.raw(),
-            ports: self.ports.len() as u16,
-        };
+        let mut out = ControlOutput::new(&to_workers, self.ports[0].pool.raw(), self.ports.len() as u16);
         // Waits some milliseconds for running servers to respond, so that the first frames of the workers are
         // not lost.
         for _ in 0..SERVER_WAIT.as_millis() / TICK.as_millis() {
@@ -301,7 +207,8 @@ impl Runtime {
         for message in from_workers.try_iter() {
             deliver(control, message, &mut out);
         }
-        Outcome { devices: self.device_counters(), devices_before, workers: counters, tsc_hz: time::hz() }
+        let devices = live.device_counters();
+        Outcome { devices, devices_before, workers: counters, tsc_hz: time::hz() }
     }
 
     /// Returns the receive queues of a worker: queues are assigned to the workers round-robin.

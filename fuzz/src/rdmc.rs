@@ -5,10 +5,10 @@
 
 use core::net::IpAddr;
 use rdmc::{Algorithm, Config, Event, GroupConfig, Memory, Node};
-use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
+use rnic::cm::{Conn, Event as CmEvent, PortSpace};
 use rnic::{
     Access, Buffer, CompletionOpcode, ConnParam, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu,
-    Pd, QpInit, ReadyToReceive, ReadyToSend, RecvRequest, Remote, Rnic, SendRequest, Sge, Status, Transport,
+    Pd, QpInit, ReadyToReceive, ReadyToSend, RecvRequest, Remote, Rnic, SendRequest, Sge, Status,
 };
 use rocev2::aeth::RnrTimer;
 use rocev2::ethernet::MacAddr;
@@ -88,11 +88,8 @@ impl Peer {
         }
     }
 
-    fn queue_pair(&mut self) -> Option<Qpn> {
-        let Self { pd, cq, .. } = *self;
-        let (transport, srq) = (Transport::Rc, None);
-        let init = QpInit { transport, pd, send_cq: cq, recv_cq: cq, srq, max_send: 1024, max_recv: 32 };
-        self.nic.create_qp(init).ok()
+    fn queue_pair(&self) -> QpInit {
+        QpInit::rc(self.pd, self.cq, 1024, 32)
     }
 
     fn receive_all(&mut self, qpn: Qpn) {
@@ -112,14 +109,11 @@ impl Peer {
     /// Requests a connection as a node does, or with other private data.
     fn connect(&mut self, hello: &[u8], now: Nanos) {
         self.hang_up(now);
-        let Some(qpn) = self.queue_pair() else { return };
         let param = ConnParam { private_data: hello.to_vec(), ..ConnParam::default() };
-        match self.nic.connect(qpn, ip(OWN), service_id_of(PortSpace::Tcp, Config::PORT), param, now) {
-            Ok(conn) => {
-                self.receive_all(qpn);
-                self.connection = Some((qpn, conn));
-            }
-            Err(_) => _ = self.nic.destroy_qp(qpn),
+        let connected = self.nic.connect_new(self.queue_pair(), (ip(OWN), Config::PORT), param, now);
+        self.connection = connected.ok();
+        if let Some((qpn, _)) = self.connection {
+            self.receive_all(qpn);
         }
     }
 
@@ -129,12 +123,9 @@ impl Peer {
             let conn = event.conn();
             if let CmEvent::Requested { .. } = event {
                 self.hang_up(now);
-                let Some(qpn) = self.queue_pair() else { continue };
-                if self.nic.accept(conn, qpn, ConnParam::default(), now).is_ok() {
+                if let Ok(qpn) = self.nic.accept_new(conn, self.queue_pair(), ConnParam::default(), now) {
                     self.receive_all(qpn);
                     self.connection = Some((qpn, conn));
-                } else {
-                    _ = self.nic.destroy_qp(qpn);
                 }
             } else if event.is_last() && self.connection.is_some_and(|(_, own)| own == conn) {
                 self.hang_up(now);
@@ -190,7 +181,8 @@ impl Peer {
         rest[..8].copy_from_slice(&(announced.agreement ^ u64::from(how & 0x40 != 0)).to_be_bytes());
         // The peer has a queue pair where one is expected, or not.
         let end = announced.end.filter(|_| how & 0x20 == 0);
-        let qpn = if end.is_some() || how & 0x10 != 0 { self.queue_pair() } else { None };
+        let is_wanted = end.is_some() || how & 0x10 != 0;
+        let qpn = if is_wanted { self.nic.create_qp(self.queue_pair()).ok() } else { None };
         if let Some(qpn) = qpn {
             let psn = Psn::new(0xff_fff0);
             let va = if how & 8 == 0 { VA + 40 * LEN as u64 } else { u64::MAX - 4 };

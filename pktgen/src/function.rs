@@ -4,7 +4,8 @@
 use crate::counters::{Counters, StreamCounters};
 use crate::profile::{Profile, ProfileError};
 use crate::receiver::Receiver;
-use crate::sender::{NEVER, Sender};
+use crate::schedule::NEVER;
+use crate::sender::Sender;
 use std::sync::Arc;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
@@ -99,6 +100,13 @@ impl Pktgen {
         })
     }
 
+    /// Returns the bytes of memory for the state of all queue pairs of a profile: next PSNs, windows,
+    /// outstanding requests, and the words of atomics.
+    pub fn state_bytes(profile: &Profile) -> u64 {
+        let of = |stream| Sender::bytes_of(stream) + Receiver::bytes_of(profile, stream);
+        profile.streams.iter().map(of).sum()
+    }
+
     /// Returns the counters, which are updated during the run.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
@@ -124,7 +132,7 @@ impl Pktgen {
     /// Stops sending. Streams were to send until `until`, which may be before `now`.
     fn end(&mut self, now: Nanos, until: Nanos) {
         for (sender, counters) in self.senders.iter_mut().zip(&self.counters.streams) {
-            sender.end(until, counters);
+            sender.schedule_mut().end(until, counters);
         }
         self.state = State::Draining(now + self.drain);
         self.next = now;
@@ -136,10 +144,7 @@ impl Pktgen {
         let limit = self.duration.map_or(NEVER, |duration| began + duration);
         // Packets that came due in time are sent even if the worker calls late.
         let (at, late, ends) = (now.min(limit), now.since(limit), now >= limit);
-        // At the end, a part of a burst may be due.
-        let due = |sender: &Sender| {
-            if ends { sender.is_paced() && !sender.is_over() } else { sender.due <= at }
-        };
+        let due = |sender: &Sender| sender.schedule().is_due(at, ends);
         let mut waiting = self.senders.iter().filter(|sender| due(sender)).count();
         let (mut next, mut all_sent, mut pending, mut first) = (limit, true, false, None);
         for n in 0..self.senders.len() {
@@ -155,9 +160,10 @@ impl Pktgen {
                     first = first.or(Some(index));
                 }
             }
-            next = next.min(sender.due);
-            all_sent &= sender.is_over();
-            pending |= sender.is_paced() && sender.due <= limit;
+            let schedule = sender.schedule();
+            next = next.min(schedule.due());
+            all_sent &= schedule.is_over();
+            pending |= schedule.is_pending(limit);
         }
         if let Some(first) = first {
             self.first_stream = if first + 1 < self.senders.len() { first + 1 } else { 0 };
@@ -240,7 +246,7 @@ impl Function for Pktgen {
         match (command, self.state) {
             (Command::Begin, State::Ready) => {
                 for sender in &mut self.senders {
-                    sender.begin(now, self.catch_up);
+                    sender.schedule_mut().begin(now, self.catch_up);
                 }
                 self.state = State::Sending(now);
                 (self.next, self.last_check) = (now, now);

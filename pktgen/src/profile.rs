@@ -2,9 +2,6 @@
 //! rate.
 
 use crate::pace::Rate;
-use crate::requester::Requester;
-use crate::uniform::Qp;
-use crate::window::Windows;
 use core::net::IpAddr;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
@@ -164,7 +161,7 @@ impl Verb {
         matches!(self, Self::OnePipeMessage | Self::OnePipeBeacon)
     }
 
-    const fn is_atomic(self) -> bool {
+    pub(crate) const fn is_atomic(self) -> bool {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
 
@@ -539,19 +536,6 @@ impl Profile {
     /// Returns the reach of windows, in packets: 0 if no port receives.
     pub(crate) fn reach(&self) -> u32 {
         self.receive.map_or(0, |_| self.window)
-    }
-
-    /// Returns the bytes of memory for the state of all queue pairs: next PSNs, windows, outstanding
-    /// requests, and the words of atomics.
-    pub fn state_bytes(&self) -> u64 {
-        let of = |stream: &Stream| {
-            let words =
-                if self.respond && stream.verb.is_atomic() { u64::from(stream.memory.slots) * 8 } else { 0 };
-            let requests = stream.outstanding.map_or(0, |most| Requester::bytes_of(stream.qps, most));
-            let sent = u64::from(stream.qps) * size_of::<Qp>() as u64;
-            sent + Windows::bytes_of(stream.qps, self.reach()) + requests + words
-        };
-        self.streams.iter().map(of).sum()
     }
 
     /// Checks the profile.

@@ -120,6 +120,13 @@ fn is_to(packet: &Packet<'_>, ip: IpAddr) -> bool {
 }
 
 impl Receiver {
+    /// Returns the memory for the state of a stream's queue pairs, in bytes: windows, and the words of atomics.
+    pub(crate) fn bytes_of(profile: &Profile, stream: &Stream) -> u64 {
+        let answers = profile.respond && stream.verb.is_atomic();
+        let words = if answers { u64::from(stream.memory.slots) * 8 } else { 0 };
+        Windows::bytes_of(stream.qps, profile.reach()) + words
+    }
+
     pub(crate) fn new(profile: &Profile, senders: &[Sender]) -> Result<Self, ProfileError> {
         let streams = senders.iter().enumerate();
         let streams =

@@ -3,12 +3,14 @@
 
 use crate::chooser::{Chooser, round_robin};
 use crate::counters::{Counters, StreamCounters};
+use crate::locks::Locks;
 use crate::malformed;
 use crate::matcher::FrameMatcher;
 use crate::message::{Message, messages};
-use crate::pace::{Pace, Rate, Unit, WIRE_OVERHEAD};
+use crate::pace::WIRE_OVERHEAD;
 use crate::profile::{Profile, ProfileError, Stream, Verb};
 use crate::requester::{Completed, Request, Requester};
+use crate::schedule::{Schedule, Sent};
 use crate::template::Address;
 use crate::uniform::{AddressField, Qp, UniformBurst, requests_ack};
 use rocev2::aeth::{Aeth, Syndrome};
@@ -21,9 +23,6 @@ use rocev2::{Bth, Fault, Opcode, Packet, Psn};
 use switch::{Frame as _, Full, Nanos, Output, PortId, Probability, Rng};
 use zerocopy::IntoBytes as _;
 
-/// Packets that a stream sends in one turn of the worker at most, so that other streams and received frames
-/// get their turn
-const TURN: u64 = 256;
 /// Queue pairs that are tried to find one with room for another request
 const QP_ATTEMPTS: u32 = 16;
 /// Offsets in the frame: the UDP header, and the end of the first 8 bytes behind the BTH (a RETH's virtual
@@ -32,9 +31,6 @@ const UDP_V4: usize = Ethernet::LEN + Ipv4::LEN;
 const HEAD_V4: usize = UDP_V4 + Udp::LEN + Bth::LEN + 8;
 const UDP_V6: usize = Ethernet::LEN + Ipv6::LEN;
 const HEAD_V6: usize = UDP_V6 + Udp::LEN + Bth::LEN + 8;
-/// Time of a timer that is not set
-pub(crate) const NEVER: Nanos = Nanos(u64::MAX);
-
 /// A message that is being sent.
 #[derive(Clone, Copy)]
 struct Current {
@@ -43,13 +39,6 @@ struct Current {
     /// Packets sent so far
     at: u32,
     slot: u32,
-}
-
-/// The lock that a queue pair holds or wants.
-#[derive(Clone, Copy, Default)]
-struct Lock {
-    slot: u32,
-    held: bool,
 }
 
 /// Reason why the next packet is not sent now.
@@ -77,35 +66,21 @@ pub(crate) struct Sender {
     va: u64,
     slot_len: u64,
     rng: Rng,
-    rate: Rate,
-    pace: Pace,
-    /// Packets of a burst, and a packet's mean length in the rate's units
-    burst: u64,
-    packet_units: u64,
-    /// The stream, if its burst follows a ramp: the burst is recomputed from it
-    ramp: Option<Box<Stream>>,
-    /// Whether the last burst did not leave whole: the rest does not wait for a whole burst
-    burst_incomplete: bool,
-    /// Whether the last burst before the end of the sending time did not leave whole: the stream has not kept
-    /// up with its rate
-    fell_behind: bool,
-    /// Packets left to send
-    packets_left: u64,
+    schedule: Schedule,
     ack_every: u32,
     /// Messages of a queue pair since the last that requested an acknowledgement; empty if all or none do
     since_ack_req: Box<[u32]>,
     malformed: Probability,
     malformed_frames: Box<[(Fault, Box<[u8]>)]>,
     requester: Option<Requester>,
-    /// Locks of compare and swap, by queue pair
-    locks: Box<[Lock]>,
+    /// Locks of compare and swap
+    locks: Locks,
     /// Whether all packets are equal but for what queue pair, PSN, time and slot change
     uniform: bool,
     /// How virtual addresses differ, if packets are `uniform` and none waits for a response
     address_field: Option<AddressField>,
     /// 1Pipe timestamp at the run's time 0
     epoch: Timestamp,
-    pub(crate) due: Nanos,
 }
 
 /// Returns the first PSN of a queue pair: `fixed`, or one derived from the seed.
@@ -127,7 +102,6 @@ impl Sender {
         let no_memory = |mb| ProfileError::Memory { stream: index, mb, what: "requests", key: "outstanding" };
         let requester = requester.transpose().map_err(no_memory)?;
         let messages = messages(stream);
-        let unit = stream.rate.unit();
         let mean = {
             // Mean over packets: messages of each size are equally frequent.
             let (mut packets, mut bytes) = (0, 0);
@@ -140,9 +114,6 @@ impl Sender {
             }
             bytes / packets.max(1)
         };
-        let packet_units = if unit == Some(Unit::Bits) { (mean + WIRE_OVERHEAD as u64) * 8 } else { 1 };
-        let burst = stream.burst_at(stream.rate.at(Nanos::ZERO) / packet_units);
-        let ramp = matches!(stream.rate, Rate::Ramp { .. }) && stream.burst.is_none();
         let requests_response = matches!(stream.verb, Verb::Write | Verb::Send);
         let counted = if requests_response && stream.ack_every > 1 { stream.qps } else { 0 };
         let locks = if stream.verb == Verb::CompareSwap { stream.qps } else { 0 };
@@ -185,55 +156,31 @@ impl Sender {
             va: stream.memory.va,
             slot_len: stream.slot_len(),
             rng: Rng::stream(profile.seed, index as u64),
-            rate: stream.rate,
-            pace: Pace::new(stream.rate, Nanos::ZERO, profile.catch_up),
-            burst,
-            packet_units,
-            ramp: ramp.then(|| stream.clone().into()),
-            burst_incomplete: false,
-            fell_behind: false,
-            packets_left: stream.packets.unwrap_or(u64::MAX),
+            schedule: Schedule::new(stream, mean, profile.catch_up),
             ack_every: if requests_response { stream.ack_every } else { 0 },
             since_ack_req: vec![0; counted as usize].into(),
             malformed: stream.malformed,
             requester,
-            locks: vec![Lock::default(); locks as usize].into(),
+            locks: Locks::new(locks),
             epoch: profile.epoch,
-            due: NEVER,
         })
     }
 
-    /// Starts the rate.
-    pub(crate) fn begin(&mut self, now: Nanos, catch_up: Nanos) {
-        self.pace = Pace::new(self.rate, now, catch_up);
-        self.due = self.pace.next(now, self.burst(now) * self.packet_units);
+    /// Returns the memory for the state of a stream's queue pairs, in bytes: next PSNs and outstanding requests.
+    pub(crate) fn bytes_of(stream: &Stream) -> u64 {
+        let requests = stream.outstanding.map_or(0, |most| Requester::bytes_of(stream.qps, most));
+        u64::from(stream.qps) * size_of::<Qp>() as u64 + requests
     }
 
-    /// Returns the packets of a burst now.
+    /// Returns the stream's schedule.
     #[inline]
-    fn burst(&self, now: Nanos) -> u64 {
-        let burst =
-            |stream: &Stream| stream.burst_at(stream.rate.at(self.pace.time(now)) / self.packet_units);
-        self.ramp.as_deref().map_or(self.burst, burst)
+    pub(crate) const fn schedule(&self) -> &Schedule {
+        &self.schedule
     }
 
-    /// Stops sending. The stream was to send until `until`.
-    pub(crate) fn end(&mut self, until: Nanos, counters: &StreamCounters) {
-        // The timer of a stream that never began is not set.
-        if self.packets_left > 0 && self.due != NEVER {
-            self.note_time(until, counters);
-        }
-        self.due = NEVER;
-        self.packets_left = 0;
-    }
-
-    /// Notes how long the stream has sent.
-    fn note_time(&self, now: Nanos, counters: &StreamCounters) {
-        counters.sending_ns.add(self.pace.time(now).0.saturating_sub(counters.sending_ns.get()));
-    }
-
-    pub(crate) const fn is_over(&self) -> bool {
-        self.packets_left == 0
+    /// Returns the stream's schedule, to begin or end it.
+    pub(crate) const fn schedule_mut(&mut self) -> &mut Schedule {
+        &mut self.schedule
     }
 
     /// Returns whether the stream limits its outstanding requests.
@@ -280,85 +227,48 @@ impl Sender {
         self.qps
     }
 
-    /// Returns whether the stream has a rate other than the maximum.
-    pub(crate) fn is_paced(&self) -> bool {
-        self.rate != Rate::Max
-    }
-
-    /// Sends what is due at `at`, which may be before `now`, but no more than its `share` of the port's room.
-    /// Returns the packets sent. If the sending time `ends`, what is due need not be a whole burst.
+    /// Sends what is due: `times` and `share` are those of [`Schedule::turn`]. Returns the packets sent.
     pub(crate) fn send<O: Output>(
         &mut self,
-        (now, at, ends): (Nanos, Nanos, bool),
+        times: (Nanos, Nanos, bool),
         share: u64,
         port: PortId,
         out: &mut O,
         all: &Counters,
         counters: &StreamCounters,
     ) -> u64 {
-        let by_bits = self.rate.unit() == Some(Unit::Bits);
-        let left = if by_bits { u64::MAX } else { self.packets_left };
-        let burst = self.burst(at);
-        let allowance = self.pace.allowance(at, burst * self.packet_units, left);
-        let whole = if ends || self.burst_incomplete { 1 } else { burst };
-        let due = match self.rate {
-            Rate::Max => burst,
-            _ if by_bits && allowance < whole * self.packet_units => 0,
-            _ if by_bits => TURN,
-            // Whole bursts, or the rest of the packets to send
-            _ if allowance >= self.packets_left => self.packets_left,
-            _ => allowance / whole * whole,
-        };
-        let wanted = due.min(TURN).min(self.packets_left);
-        let most = wanted.min(share);
-        if most < wanted {
-            all.port_busy.add(1);
-        }
-        let (mut units, mut good, mut bytes) = (0, 0, 0);
+        let by_bits = self.schedule.is_by_bits();
+        let turn = self.schedule.turn(times, share, all);
+        let (now, most) = (times.0, turn.most);
+        let mut sent = Sent::default();
         if self.address_field.is_some() && !by_bits {
-            good = self.send_uniform(most, now, port, out, all, counters);
-            bytes = good * self.messages[0].first.template.bytes.len() as u64;
-            units = good;
-        }
-        let (one_by_one, mut taken) = (self.address_field.is_none() || by_bits, good);
-        while one_by_one && taken < most && (!by_bits || units < allowance) {
-            match self.packet(now, port, out, counters) {
-                Ok((len, counts)) => {
-                    taken += 1;
-                    units += if by_bits { (len + WIRE_OVERHEAD) as u64 * 8 } else { 1 };
-                    if counts {
-                        good += 1;
-                        bytes += len as u64;
+            let good = self.send_uniform(most, now, port, out, all, counters);
+            let bytes = good * self.messages[0].first.template.bytes.len() as u64;
+            sent = Sent { packets: good, good, bytes, units: good };
+        } else {
+            while sent.packets < most && (!by_bits || turn.allows(sent.units)) {
+                match self.packet(now, port, out, counters) {
+                    Ok((len, counts)) => {
+                        sent.packets += 1;
+                        sent.units += if by_bits { (len + WIRE_OVERHEAD) as u64 * 8 } else { 1 };
+                        if counts {
+                            sent.good += 1;
+                            sent.bytes += len as u64;
+                        }
                     }
-                }
-                Err(Blocked::NoBuffer) => {
-                    all.no_buffer.add(1);
-                    break;
-                }
-                Err(Blocked::Outstanding) => {
-                    counters.waited.add(1);
-                    break;
+                    Err(Blocked::NoBuffer) => {
+                        all.no_buffer.add(1);
+                        break;
+                    }
+                    Err(Blocked::Outstanding) => {
+                        counters.waited.add(1);
+                        break;
+                    }
                 }
             }
         }
-        counters.sent.count_many(good, bytes);
-        if self.packets_left != u64::MAX {
-            self.packets_left -= good;
-        }
-        self.pace.spend(units);
-        counters.forfeited.add(self.pace.forfeited() - counters.forfeited.get());
-        // A stream that had kept up until its worker came late to the end has sent until `at`, and not until
-        // `now`.
-        self.note_time(if taken > 0 && (self.fell_behind || !ends) { now } else { at }, counters);
-        let over = if by_bits { units >= allowance } else { taken == due };
-        self.burst_incomplete = due > 0 && !over;
-        if !ends {
-            self.fell_behind = self.burst_incomplete;
-        }
-        let next = if self.burst_incomplete { 1 } else { burst };
-        let next = if by_bits { next * self.packet_units } else { next.min(self.packets_left) };
-        self.due = if self.packets_left == 0 { NEVER } else { self.pace.next(at, next) };
-        taken
+        self.schedule.account(&turn, &sent, counters);
+        sent.packets
     }
 
     /// Sends packets of a stream whose packets are all alike: as [`packet`](Self::packet), without the checks
@@ -461,18 +371,12 @@ impl Sender {
             Verb::Write | Verb::Read | Verb::FetchAdd => packet.write_va(&mut fields, va(slot)),
             Verb::Send => {}
             Verb::CompareSwap => {
-                let (lock, owner) = (&mut self.locks[n as usize], u64::from(self.first_qpn + n));
-                let (swap, compare) = if lock.held { (0, owner) } else { (owner, 0) };
-                if !lock.held {
-                    lock.slot = slot;
-                }
+                let owner = u64::from(self.first_qpn + n);
+                let request = self.locks.request(n, owner, slot, self.requester.is_none());
                 let at = template.extended();
-                packet.write_va(&mut fields, va(lock.slot));
-                fields.set_u64(at + 12, swap);
-                fields.set_u64(at + 20, compare);
-                // Without responses it is unknown whether the lock is held, so the queue pair releases it
-                // with every other request.
-                lock.held ^= self.requester.is_none();
+                packet.write_va(&mut fields, va(request.slot));
+                fields.set_u64(at + 12, request.swap);
+                fields.set_u64(at + 20, request.compare);
             }
             Verb::Ack { .. } => {
                 let first = first_psn(self.seed, self.index, n, self.first_psn);
@@ -594,7 +498,7 @@ impl Sender {
                 && self.verb == Verb::CompareSwap
             {
                 let owner = u64::from(self.first_qpn + qp);
-                self.locks[qp as usize].on_response(response.original.get(), owner, counters);
+                self.locks.on_response(qp, response.original.get(), owner, counters);
             }
         } else if completed == Completed::default() && completes_request(opcode) {
             counters.stale_responses.add(1);
@@ -605,15 +509,4 @@ impl Sender {
 /// Returns whether a response of this kind can complete a request.
 const fn completes_request(opcode: Opcode) -> bool {
     !matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE)
-}
-
-impl Lock {
-    /// Handles the original value of the word.
-    fn on_response(&mut self, original: u64, owner: u64, counters: &StreamCounters) {
-        let compare = if self.held { owner } else { 0 };
-        let swapped = original == compare;
-        if swapped { &counters.swapped } else { &counters.not_swapped }.add(1);
-        // The lock may have been taken by an earlier request whose response was lost.
-        self.held = !self.held && (swapped || original == owner);
-    }
 }

@@ -10,8 +10,8 @@ use crate::group::{Depth, Group, QpUse, Resources, SwitchConnection};
 use core::net::IpAddr;
 use p4ce::SwitchAddress as Switch;
 use p4ce::wire::{GroupRequest, MemberRequest, Region, Replicas};
-use rnic::cm::{Conn, Event as CmEvent, PortSpace, private_data, service_id_of};
-use rnic::{Access, ConnParam, Rnic};
+use rnic::cm::{Conn, Event as CmEvent, private_data};
+use rnic::{Access, ConnError, ConnParam, Rnic};
 use std::collections::BTreeMap;
 use switch::Nanos;
 
@@ -46,7 +46,6 @@ pub(crate) fn request_groups(
         };
         let private_data = request.to_bytes().map_err(|_| failed)?;
         let depth = Depth::to_switch(group.config.ahead as usize);
-        let qpn = nic.create_qp(resources.queue_pair(depth)).map_err(|_| Failure::NoRoom(resources.own))?;
         let param = ConnParam {
             access: Access::LOCAL_READ,
             ack_timeout: resources.ack_timeout,
@@ -56,11 +55,12 @@ pub(crate) fn request_groups(
             src_port: number as u16,
             ..ConnParam::default()
         };
-        let service = service_id_of(PortSpace::Tcp, switch.port);
-        let Ok(conn) = nic.connect(qpn, switch.address, service, param, now) else {
-            _ = nic.destroy_qp(qpn);
-            return Err(failed);
-        };
+        let to = (switch.address, switch.port);
+        let connected = nic.connect_new(resources.queue_pair(depth), to, param, now);
+        let (qpn, conn) = connected.map_err(|error| match error {
+            ConnError::Qp(_) => Failure::NoRoom(resources.own),
+            _ => failed,
+        })?;
         let Some(switch_connections) = &mut group.switch_connections else { return Ok(()) };
         let qp_use = (number, QpUse::ToSwitch(switch_connections.to_switch.len()));
         switch_connections.to_switch.push(SwitchConnection { qpn, conn, connected: false, acknowledged: 0 });
@@ -87,21 +87,13 @@ pub(crate) fn accept_switch(
         .as_mut()
         .filter(|connections| group.own != 0 && connections.from_switch.is_none())?;
     let (buffer, mr) = nic.register_new(resources.pd, ANNOUNCED_LEN, 0, Access::LOCAL_READ).ok()?;
-    let free = |nic: &mut Rnic| {
-        _ = nic.deregister(mr);
-        _ = nic.free(buffer);
-    };
-    let Ok(qpn) = nic.create_qp(resources.queue_pair(depth)) else {
-        free(nic);
-        return None;
-    };
     let private_data = Region::new(0, mr.0, ANNOUNCED_LEN as u64).to_bytes();
     let param = ConnParam { access: Access::LOCAL_READ, private_data, ..ConnParam::default() };
-    if nic.accept(conn, qpn, param, now).is_err() {
-        _ = nic.destroy_qp(qpn);
-        free(nic);
+    let Ok(qpn) = nic.accept_new(conn, resources.queue_pair(depth), param, now) else {
+        _ = nic.deregister(mr);
+        _ = nic.free(buffer);
         return None;
-    }
+    };
     switch_connections.from_switch = Some((qpn, conn, mr, buffer));
     switch_connections.from_switch_connected = true;
     resources.uses.insert(qpn.get(), (number, QpUse::FromSwitch));

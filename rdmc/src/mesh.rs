@@ -12,7 +12,7 @@ use core::net::IpAddr;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use rnic::{
     Access, Buffer, Completion, CompletionOpcode, ConnParam, Cq, Data, Modify, Mr, Operation, Pd, QpInit,
-    RecvRequest, Rnic, SendRequest, Sge, Status, Transport,
+    RecvRequest, Rnic, SendRequest, Sge, Status,
 };
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
@@ -257,15 +257,7 @@ impl Mesh {
     }
 
     fn new_connection(nic: &mut Rnic, handles: NicHandles, now: Nanos) -> Option<Connection> {
-        let init = QpInit {
-            transport: Transport::Rc,
-            pd: handles.pd,
-            send_cq: handles.cq,
-            recv_cq: handles.cq,
-            srq: None,
-            max_send: QUEUES.send,
-            max_recv: QUEUES.recv,
-        };
+        let init = QpInit::rc(handles.pd, handles.cq, QUEUES.send, QUEUES.recv);
         let (buffer, mr) = nic.register_new(handles.pd, DEPTH * LEN, 0, Access::LOCAL_WRITE).ok()?;
         let Ok(qpn) = nic.create_qp(init) else {
             _ = nic.deregister(mr);

@@ -4,7 +4,7 @@
 
 use crate::cm::{self, Cm, Peer};
 use crate::neighbour::{Interface, Neighbours};
-use crate::qp::Path;
+use crate::path::Path;
 use crate::wire::{Route, RouteFields, src_port};
 use core::net::IpAddr;
 use rocev2::cm::{MAD_LEN, mad_of};
@@ -25,7 +25,7 @@ const HOP_LIMIT: u8 = 64;
 /// [`next_timer`](Self::next_timer) is due.
 #[derive(Debug)]
 pub struct Endpoint {
-    pub(crate) neighbours: Neighbours,
+    neighbours: Neighbours,
     cm: Cm,
     psn: Psn,
     /// MADs ready to send
@@ -35,7 +35,7 @@ pub struct Endpoint {
     /// MADs dropped because [`MAX_WAITING`] others waited for their neighbour
     dropped: u64,
     /// XORed into UDP source ports, so that packets take other ECMP paths
-    pub(crate) path_salt: u16,
+    path_salt: u16,
 }
 
 impl Endpoint {
@@ -108,6 +108,33 @@ impl Endpoint {
         let Some(mad) = mad_of(packet) else { return false };
         self.cm.on_mad(Peer { local: packet.dst(), remote: packet.src() }, mad, now);
         true
+    }
+
+    /// Changes the UDP source ports of all packets sent from now on.
+    pub(crate) const fn set_path_salt(&mut self, salt: u16) {
+        self.path_salt = salt;
+    }
+
+    /// Processes a frame that is not RoCEv2. Returns whether a neighbour was resolved.
+    pub(crate) fn on_neighbour_frame(&mut self, frame: &[u8], now: Nanos) -> bool {
+        self.neighbours.on_frame(frame, now)
+    }
+
+    /// Checks whether a neighbour still has the MAC address that is known.
+    pub(crate) fn verify(&mut self, ip: IpAddr, now: Nanos) {
+        self.neighbours.verify(ip, now);
+    }
+
+    /// Returns the version of the neighbour table, which changes with each MAC address.
+    #[inline]
+    pub(crate) fn neighbours_version(&self) -> u64 {
+        self.neighbours.version()
+    }
+
+    /// Returns the neighbours.
+    #[cfg(test)]
+    pub(crate) fn neighbours(&self) -> &Neighbours {
+        &self.neighbours
     }
 
     /// Retries MADs that wait for a neighbour, after a neighbour may have been resolved.

@@ -1,6 +1,6 @@
 //! A host as a switch function: a NIC on port 0, and the application that uses it.
 
-use crate::Rnic;
+use crate::nic::Rnic;
 use core::fmt;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 

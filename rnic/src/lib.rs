@@ -27,78 +27,38 @@
 #![forbid(unsafe_code)]
 
 pub mod cm;
+mod config;
 pub mod congestion;
+mod connections;
 mod counters;
 mod endpoint;
-mod gsi;
 mod host_function;
 pub mod memory;
 mod neighbour;
 mod nic;
+mod path;
 mod qp;
 mod queue;
-mod receive;
-mod requester;
-mod requester_rx;
-mod responder;
-mod responder_rx;
-mod responder_tx;
-mod send;
 mod timers;
 mod wire;
 
+#[cfg(debug_assertions)]
+pub use config::Bug;
+pub use config::{AckPolicy, Config};
 pub use congestion::Dcqcn;
+pub use connections::{ConnError, ConnParam};
 pub use counters::Counters;
 pub use endpoint::Endpoint;
-pub use gsi::{ConnError, ConnParam};
 pub use host_function::{App, HostCall, HostFunction, Outbox};
 pub use memory::{Access, AccessError, Buffer, MemoryError, Mr, Pd, Region};
 pub use neighbour::Interface;
-pub use nic::{Config, Event, ResourceCounts, Rnic};
-pub use qp::{Modify, Path, PathMtu, QpError, QpInit, ReadyToReceive, ReadyToSend, State, Transport};
+pub use nic::{ResourceCounts, Rnic};
+pub use path::{Path, PathMtu};
+pub use qp::{Event, Modify, QpError, QpInit, ReadyToReceive, ReadyToSend, State, Transport};
 pub use queue::{
     Completion, CompletionOpcode, Cq, Data, Datagram, Operation, RecvRequest, Remote, SendRequest, Sge, Srq,
     Status,
 };
-pub use responder::AckPolicy;
-
-/// Bugs that a test can plant with [`Config`]'s field `bug`, to check that the test suites find them. Debug
-/// builds only.
-#[cfg(debug_assertions)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Bug {
-    /// An acknowledgement covers one packet that has not arrived
-    AckTooFar,
-    /// A duplicate atomic is executed again
-    AtomicTwice,
-    /// A duplicate SEND is delivered again
-    NoDuplicateCheck,
-    /// PSNs are compared without wrap-around
-    WrongWrap,
-    /// A READ returns the data of the previous READ from the same address
-    StaleRead,
-    /// Requests leave only when no response is owed
-    ResponsesFirst,
-    /// An acknowledgement timeout is ignored while a packet waits for the DCQCN rate
-    PaceExcuses,
-    /// A queue pair's access flags are not checked
-    AnyAccess,
-}
-
-#[cfg(debug_assertions)]
-impl Bug {
-    /// Every bug.
-    pub const ALL: [Self; 8] = [
-        Self::AckTooFar,
-        Self::AtomicTwice,
-        Self::NoDuplicateCheck,
-        Self::WrongWrap,
-        Self::StaleRead,
-        Self::ResponsesFirst,
-        Self::PaceExcuses,
-        Self::AnyAccess,
-    ];
-}
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 //! Address resolution: ARP (RFC 826) for IPv4 and neighbour discovery (RFC 4861) for IPv6, as requester and
 //! as responder. ICMP echo requests are answered, too, so that `ping` works.
 
+use crate::path::Path;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rocev2::checksum::Sum;
 use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
@@ -90,6 +91,11 @@ impl Interface {
         self.is_on_link(ip) || self.gateways.contains(&ip)
     }
 
+    /// Returns whether a path starts at a local address, and both of its addresses are of the same family.
+    pub(crate) fn is_local(&self, path: &Path) -> bool {
+        self.has(path.src) && path.src.is_ipv4() == path.dst.is_ipv4()
+    }
+
     /// Returns the next hop to `ip`: `ip` itself on the port's networks, otherwise the gateway if there is
     /// one.
     pub(crate) fn next_hop(&self, ip: IpAddr) -> IpAddr {
@@ -134,9 +140,7 @@ pub(crate) struct Neighbours {
     version: u64,
     /// Entries that were examined, for tests of the cost
     #[cfg(test)]
-    pub(crate) examined: usize,
-    /// Slots of queue pairs that wait for a neighbour
-    pub(crate) waiting: BTreeSet<u32>,
+    examined: usize,
 }
 
 impl Neighbours {
@@ -151,8 +155,13 @@ impl Neighbours {
             version: 0,
             #[cfg(test)]
             examined: 0,
-            waiting: BTreeSet::new(),
         }
+    }
+
+    /// Returns the number of entries that were examined.
+    #[cfg(test)]
+    pub(crate) fn examined(&self) -> usize {
+        self.examined
     }
 
     pub(crate) fn interface(&self) -> &Interface {

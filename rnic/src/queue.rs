@@ -1,9 +1,10 @@
 //! Work requests, completions, completion queues and shared receive queues (IB 10.8, 11.4).
 
 use crate::memory::Mr;
-use crate::qp::Path;
+use crate::path::Path;
 use rocev2::Qpn;
 use std::collections::VecDeque;
+use switch::Full;
 
 /// Handle of a completion queue
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -241,10 +242,10 @@ pub(crate) struct CompletionQueue {
     queue: VecDeque<Completion>,
     capacity: usize,
     /// Send and receive queues that complete here
-    pub(crate) users: u32,
+    users: u32,
     /// A completion found the queue full (IB 11.6.3.2): it and later ones are lost, and the queue pairs go
     /// into the error state.
-    pub(crate) overrun: bool,
+    overrun: bool,
 }
 
 impl CompletionQueue {
@@ -252,12 +253,14 @@ impl CompletionQueue {
         Self { queue: VecDeque::new(), capacity, users: 0, overrun: false }
     }
 
-    pub(crate) fn push(&mut self, completion: Completion) {
+    /// Appends a completion. Returns whether the queue has overrun.
+    pub(crate) fn push(&mut self, completion: Completion) -> bool {
         if self.queue.len() < self.capacity {
             self.queue.push_back(completion);
         } else {
             self.overrun = true;
         }
+        self.overrun
     }
 
     pub(crate) fn pop(&mut self) -> Option<Completion> {
@@ -267,13 +270,60 @@ impl CompletionQueue {
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
+
+    /// Returns whether it has lost a completion.
+    pub(crate) const fn has_overrun(&self) -> bool {
+        self.overrun
+    }
+
+    /// Returns the number of send and receive queues that complete here, to change it.
+    pub(crate) const fn users(&mut self) -> &mut u32 {
+        &mut self.users
+    }
 }
 
 /// A queue of receive requests, of one queue pair or shared.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ReceiveQueue {
-    pub(crate) queue: VecDeque<RecvRequest>,
-    pub(crate) capacity: usize,
+    queue: VecDeque<RecvRequest>,
+    capacity: usize,
     /// Queue pairs that share it
-    pub(crate) users: u32,
+    users: u32,
+}
+
+impl ReceiveQueue {
+    pub(crate) const fn new(capacity: usize) -> Self {
+        Self { queue: VecDeque::new(), capacity, users: 0 }
+    }
+
+    /// Appends a request. Fails if the queue is full.
+    pub(crate) fn push(&mut self, request: RecvRequest) -> Result<(), Full> {
+        if self.queue.len() >= self.capacity {
+            return Err(Full);
+        }
+        self.queue.push_back(request);
+        Ok(())
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<RecvRequest> {
+        self.queue.pop_front()
+    }
+
+    /// Puts a removed request back to the front.
+    pub(crate) fn put_back(&mut self, request: RecvRequest) {
+        self.queue.push_front(request);
+    }
+
+    pub(crate) fn front(&self) -> Option<RecvRequest> {
+        self.queue.front().copied()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Returns the number of queue pairs that share it, to change it.
+    pub(crate) const fn users(&mut self) -> &mut u32 {
+        &mut self.users
+    }
 }

@@ -7,7 +7,7 @@ use crate::{Membership, SwitchAddress};
 use core::net::IpAddr;
 use p4ce::wire::{GroupRequest, MemberRequest, Refusal, Region, Replicas};
 use rnic::cm::{PortSpace, service_id_of};
-use rnic::{Access, Buffer, ConnParam, Cq, Pd, QpInit, Transport};
+use rnic::{Access, Buffer, ConnParam, Cq, Pd, QpInit};
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
 use switch::Nanos;
@@ -16,7 +16,7 @@ const SWITCH: u8 = 3;
 const PORT: u16 = 18_515;
 
 fn init(pd: Pd, cq: Cq) -> QpInit {
-    QpInit { transport: Transport::Rc, pd, send_cq: cq, recv_cq: cq, srq: None, max_send: 16, max_recv: 1 }
+    QpInit::rc(pd, cq, 16, 1)
 }
 
 impl Net {
@@ -52,10 +52,9 @@ impl Net {
         let pd = nic.alloc_pd();
         let cq = nic.create_cq(16).unwrap();
         let (memory, mr) = nic.register_new(pd, size as usize, va, Access::REMOTE_WRITE).unwrap();
-        let qpn = nic.create_qp(init(pd, cq)).unwrap();
         let private_data = Region::new(va, mr.0, size).to_bytes();
         let param = ConnParam { access: Access::REMOTE_WRITE, private_data, ..ConnParam::default() };
-        nic.accept(conn, qpn, param, self.now).unwrap();
+        nic.accept_new(conn, init(pd, cq), param, self.now).unwrap();
         memory
     }
 
@@ -244,10 +243,9 @@ fn is_granted(net: &mut Net, to: usize, leader: u8) -> bool {
     let nic = &mut net.nics[usize::from(SWITCH)];
     let pd = nic.alloc_pd();
     let cq = nic.create_cq(16).unwrap();
-    let qpn = nic.create_qp(init(pd, cq)).unwrap();
     let private_data = MemberRequest { leader: ip(leader), port: 1000 }.to_bytes();
     let param = ConnParam { access: Access::LOCAL_READ, private_data, ..ConnParam::default() };
-    nic.connect(qpn, ip(to as u8), service_id_of(PortSpace::Tcp, 7000), param, net.now).unwrap();
+    nic.connect_new(init(pd, cq), (ip(to as u8), 7000), param, net.now).unwrap();
     net.deliver_all();
     net.servers[to].queue_pairs() > before
 }

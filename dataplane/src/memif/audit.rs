@@ -8,19 +8,9 @@
 //!
 //! Offsets and limits are those of the memif protocol, version 2.0, as in DPDK's `drivers/net/memif/memif.h`.
 
-use super::socket::Message;
+use super::socket::{ACK, ADD_REGION, ADD_RING, CONNECT, CONNECTED, DISCONNECT, HELLO, Message};
 use rustix::fs::{OFlags, SealFlags, fcntl_get_seals, fcntl_getfl, fcntl_setfl, fstat};
 use std::os::fd::OwnedFd;
-
-/// Message types
-pub(super) const ACK: u16 = 1;
-pub(super) const HELLO: u16 = 2;
-pub(super) const INIT: u16 = 3;
-pub(super) const ADD_REGION: u16 = 4;
-pub(super) const ADD_RING: u16 = 5;
-pub(super) const CONNECT: u16 = 6;
-pub(super) const CONNECTED: u16 = 7;
-pub(super) const DISCONNECT: u16 = 8;
 
 /// Maximum count of regions that the driver supports
 const MAX_REGIONS: usize = 256;

@@ -3,12 +3,21 @@
 //! A message has 128 bytes, the first two of which are its type. It carries at most one file descriptor: that
 //! of a shared memory region, or the event descriptor of a ring.
 
-use super::audit::{DISCONNECT, INIT};
 use core::mem::MaybeUninit;
 use core::ops::Range;
 use socket2::{Domain, MaybeUninitSlice, MsgHdr, MsgHdrMut, SockAddr, Socket, Type};
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+
+/// Message types
+pub(super) const ACK: u16 = 1;
+pub(super) const HELLO: u16 = 2;
+pub(super) const INIT: u16 = 3;
+pub(super) const ADD_REGION: u16 = 4;
+pub(super) const ADD_RING: u16 = 5;
+pub(super) const CONNECT: u16 = 6;
+pub(super) const CONNECTED: u16 = 7;
+pub(super) const DISCONNECT: u16 = 8;
 
 /// Length of a message, in bytes
 const MESSAGE: usize = 128;

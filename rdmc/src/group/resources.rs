@@ -1,7 +1,7 @@
 //! Resources that a node shares among its groups.
 
 use core::net::IpAddr;
-use rnic::{Buffer, Cq, Mr, Pd, QpInit, Rnic, Transport};
+use rnic::{Buffer, Cq, Mr, Pd, QpInit, Rnic};
 use std::collections::BTreeMap;
 use switch::Rng;
 
@@ -84,14 +84,6 @@ impl Resources {
     }
 
     pub(crate) fn queue_pair(&self, depth: Depth) -> QpInit {
-        QpInit {
-            transport: Transport::Rc,
-            pd: self.pd,
-            send_cq: self.cq,
-            recv_cq: self.cq,
-            srq: None,
-            max_send: depth.send,
-            max_recv: depth.recv,
-        }
+        QpInit::rc(self.pd, self.cq, depth.send, depth.recv)
     }
 }

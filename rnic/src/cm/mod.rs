@@ -22,11 +22,12 @@ mod call;
 mod connection;
 mod receive;
 mod service;
+mod state;
 mod types;
 mod wire;
 
-pub use connection::State;
 pub use service::{PortSpace, port_of, service_id_of};
+pub use state::State;
 pub use types::{
     Accept, CallError, Config, Conn, ConnectError, ConnectRequest, Event, Info, ListenError, Listener, Peer,
     RemoteReply, RemoteRequest, Transport, private_data,

@@ -1,6 +1,6 @@
 //! Parameters, events and errors of the communication manager.
 
-use super::State;
+use super::state::State;
 use core::net::IpAddr;
 use rocev2::cm::{CmaHeader, RejReason};
 use rocev2::{Psn, Qpn};

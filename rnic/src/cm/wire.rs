@@ -1,6 +1,7 @@
 //! Encoding and decoding of CM messages.
 
-use super::connection::{Connection, State};
+use super::connection::Connection;
+use super::state::State;
 use super::types::{
     Accept, CallError, Config, Conn, ConnectError, ConnectRequest, Peer, RemoteReply, RemoteRequest,
     Transport, private_data,

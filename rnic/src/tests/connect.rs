@@ -16,8 +16,7 @@ fn end(pair: &mut Pair, nic: usize) -> End {
     let cq = nic.create_cq(64).unwrap();
     let (buffer, mr) = nic.register_new(pd, 4096, VA, Access::ALL).unwrap();
     let (max_send, max_recv) = (16, 16);
-    let init =
-        QpInit { transport: Transport::Rc, pd, send_cq: cq, recv_cq: cq, srq: None, max_send, max_recv };
+    let init = QpInit::rc(pd, cq, max_send, max_recv);
     End { cq, qpn: nic.create_qp(init).unwrap(), buffer, mr }
 }
 
@@ -74,6 +73,26 @@ fn transfer(pair: &mut Pair, ends: &[End; 2]) {
         assert_eq!(pair.statuses(from, &own), [(1, Status::Success), (2, Status::Success)]);
         assert_eq!(pair.nics[from].bytes(own.buffer)[3500..3600], [7; 100]);
     }
+}
+
+#[test]
+fn a_queue_pair_is_created_with_its_connection_or_not_at_all() {
+    let mut pair = Pair::new(1, [config(0), config(1)]);
+    let ends = [end(&mut pair, 0), end(&mut pair, 1)];
+    let inits = [0, 1].map(|nic| pair.nics[nic].qp_init(ends[nic].qpn).unwrap());
+    pair.nics[1].listen(PortSpace::Tcp, PORT).unwrap();
+    let (to, now) = ((address(1), PORT), pair.now);
+    let too_long = ConnParam { private_data: vec![0; 200], ..ConnParam::default() };
+    assert!(pair.nics[0].connect_new(inits[0], to, too_long.clone(), now).is_err());
+    let (ours, conn) = pair.nics[0].connect_new(inits[0], to, ConnParam::default(), now).unwrap();
+    let CmEvent::Requested { conn: theirs, .. } = event(&mut pair, 1) else { panic!("no request") };
+    let now = pair.now;
+    assert!(pair.nics[1].accept_new(theirs, inits[1], too_long, now).is_err());
+    assert_eq!(pair.nics[1].resource_counts().queue_pairs, 1, "only the unconnected one");
+    pair.nics[1].accept_new(theirs, inits[1], ConnParam::default(), now).unwrap();
+    assert_eq!(event(&mut pair, 0).conn(), conn);
+    assert_eq!(pair.nics[0].qp_state(ours), Some(State::Rts));
+    assert_eq!(pair.nics.each_ref().map(|nic| nic.resource_counts().queue_pairs), [2, 2]);
 }
 
 #[test]

@@ -404,15 +404,7 @@ fn numbers_of_destroyed_queue_pairs_are_not_reused_soon() {
     let mut nic = Rnic::new(Config { max_qps: 3, ..config(0) });
     let pd = nic.alloc_pd();
     let cq = nic.create_cq(1).unwrap();
-    let init = QpInit {
-        transport: Transport::Rc,
-        pd,
-        send_cq: cq,
-        recv_cq: cq,
-        srq: None,
-        max_send: 1,
-        max_recv: 1,
-    };
+    let init = QpInit::rc(pd, cq, 1, 1);
     let mut seen = std::collections::HashSet::new();
     for _ in 0..1000 {
         let qpn = nic.create_qp(init).unwrap();

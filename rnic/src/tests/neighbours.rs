@@ -50,13 +50,13 @@ fn resolves_nic_1(nic: &mut Rnic, now: Nanos) -> bool {
 fn hosts_outside_of_the_network_do_not_fill_the_table() {
     let mut nic = nic_requested_by_hosts(config(0), Ipv4Addr::new(172, 16, 0, 0), 24);
     assert!(resolves_nic_1(&mut nic, Nanos(u64::from(HOSTS))));
-    assert_eq!(nic.endpoint.neighbours.len(), 1, "no frame is ever sent to them");
+    assert_eq!(nic.endpoint().neighbours().len(), 1, "no frame is ever sent to them");
 }
 
 #[test]
 fn a_host_that_is_requested_gets_an_entry_in_a_full_table() {
     let mut nic = nic_requested_by_hosts(config(0), Ipv4Addr::new(10, 0, 0, 0), 8);
-    assert_eq!(nic.endpoint.neighbours.len(), 4096);
+    assert_eq!(nic.endpoint().neighbours().len(), 4096);
     assert!(resolves_nic_1(&mut nic, Nanos(u64::from(HOSTS))));
     // The oldest entry was removed.
     assert_eq!(nic.resolve(Ipv4Addr::new(10, 0, 1, 0).into(), Nanos(1)), None);
@@ -72,19 +72,19 @@ fn expired_entries_are_replaced_by_new_ones() {
     let new_host = Ipv4Addr::new(10, 9, 0, 2);
     nic.on_frame(&arp_request(new_host), Nanos::from_secs(61));
     assert!(nic.resolve(new_host.into(), Nanos::from_secs(61)).is_some());
-    assert!(nic.endpoint.neighbours.len() <= 4096);
+    assert!(nic.endpoint().neighbours().len() <= 4096);
 }
 
 #[test]
 fn the_cost_of_a_frame_is_bounded_with_a_full_table() {
     let mut nic = nic_requested_by_hosts(config(0), Ipv4Addr::new(10, 0, 0, 0), 8);
-    let examined = nic.endpoint.neighbours.examined;
+    let examined = nic.endpoint().neighbours().examined();
     for n in 0..100 {
         // While no entry has expired, new hosts are refused. Later each new host replaces an expired entry.
         nic.on_frame(&arp_request(Ipv4Addr::from_bits(0x0a09_0000 + n)), Nanos::from_secs(1));
         nic.on_frame(&arp_request(Ipv4Addr::from_bits(0x0a09_0000 + n)), Nanos::from_secs(90));
     }
-    let each = (nic.endpoint.neighbours.examined - examined) / 200;
+    let each = (nic.endpoint().neighbours().examined() - examined) / 200;
     assert!(each <= 2, "{each} neighbours examined for each frame");
 }
 
@@ -100,13 +100,13 @@ fn outstanding_requests_cost_no_search_in_the_timer() {
         assert_eq!(nic.resolve(Ipv4Addr::from_bits(0x0a09_0000 + n as u32).into(), now), None);
         while nic.poll_transmit(now, &mut frame) {}
     }
-    let (mut timers, before) = (0, nic.endpoint.neighbours.examined);
+    let (mut timers, before) = (0, nic.endpoint().neighbours().examined());
     while let Some(at) = nic.next_timer().filter(|at| *at < Nanos::from_secs(1)) {
         nic.on_timer(at);
         while nic.poll_transmit(at, &mut frame) {}
         timers += 1;
     }
-    let each = (nic.endpoint.neighbours.examined - before) / timers;
+    let each = (nic.endpoint().neighbours().examined() - before) / timers;
     assert!(timers >= 4000 && each <= 2, "{each} neighbours examined in each of {timers} timers");
 }
 

@@ -27,8 +27,7 @@ fn fetch_add(pair: &mut Pair, end: &End, psn: Psn) -> Option<u64> {
 }
 
 fn set_epsn(pair: &mut Pair, end: &End, psn: Psn) {
-    let slot = pair.nics[1].slot(end.qpn).unwrap();
-    pair.nics[1].qp_at(slot).unwrap().resp.advance_epsn(psn);
+    pair.nics[1].qp_mut(end.qpn).responder().advance_epsn(psn);
 }
 
 #[test]
@@ -145,10 +144,11 @@ fn acknowledgements_that_cannot_leave_do_not_pile_up() {
             assert_eq!(pair.frames(1).iter().filter(|frame| Packet::parse(frame).is_some()).count(), 0);
         }
     }
-    let qp = pair.nics[1].qp(b.qpn).unwrap();
-    assert_eq!(qp.resp.epsn, first.add(3000));
-    assert!(qp.resp.responses.len() <= 1024, "{} responses", qp.resp.responses.len());
-    assert!(matches!(qp.resp.responses.back(), Some(last) if last.psn() == first.add(2999)));
+    let responder = pair.nics[1].qp_mut(b.qpn).responder();
+    assert_eq!(responder.epsn(), first.add(3000));
+    let (count, newest) = responder.owed();
+    assert!(count <= 1024, "{count} responses");
+    assert_eq!(newest, Some(first.add(2999)));
 }
 
 #[test]

@@ -15,15 +15,7 @@ fn nic(number: usize, count: usize) -> (Rnic, Vec<Qpn>, Cq, Mr) {
     let pd = nic.alloc_pd();
     let cq = nic.create_cq(1 << 18).unwrap();
     let (_, mr) = nic.register_new(pd, 4096, VA, Access::ALL).unwrap();
-    let init = QpInit {
-        transport: Transport::Rc,
-        pd,
-        send_cq: cq,
-        recv_cq: cq,
-        srq: None,
-        max_send: 4,
-        max_recv: 4,
-    };
+    let init = QpInit::rc(pd, cq, 4, 4);
     let qpns: Vec<_> = (0..count).map(|_| nic.create_qp(init).unwrap()).collect();
     let setup = Setup { mtu: PathMtu::B256, ..Setup::default() };
     for qpn in &qpns {
@@ -80,7 +72,7 @@ fn a_queue_pair_has_one_timer_entry() {
         }
         pair.run_for(Nanos::from_micros(10));
         assert_eq!([0, 1].map(|nic| pair.statuses(nic, &ends[nic]).len()), [1, 1]);
-        assert!(pair.nics.iter().all(|nic| nic.timers.len() <= 1), "after {id} exchanges");
+        assert!(pair.nics.iter().all(|nic| nic.scheduled().1 <= 1), "after {id} exchanges");
     }
 }
 
@@ -96,7 +88,7 @@ fn destroyed_queue_pairs_do_not_accumulate_in_the_round() {
         nic.post_send(qpn, SendRequest::new(0, Operation::Send, Data::None)).unwrap();
         nic.destroy_qp(qpn).unwrap();
     }
-    assert!(pair.nics[0].ready_slots.len() <= 2, "{} entries for two slots", pair.nics[0].ready_slots.len());
+    assert!(pair.nics[0].scheduled().0 <= 2, "{} entries for two slots", pair.nics[0].scheduled().0);
 }
 
 #[test]
@@ -108,12 +100,12 @@ fn idle_queue_pairs_cost_nothing() {
         for id in 0..4 {
             nic.post_send(busy, SendRequest::new(id, Operation::Send, Data::Inline(vec![1; 700]))).unwrap();
         }
-        assert_eq!(nic.ready_slots.len(), 1, "of {count} queue pairs");
+        assert_eq!(nic.scheduled().0, 1, "of {count} queue pairs");
         let mut frame = Vec::new();
         let mut packets = 0;
         while nic.poll_transmit(Nanos(1), &mut frame) {
             assert_eq!(Packet::parse(&frame).unwrap().bth().dest_qp(), busy);
-            assert!(nic.ready_slots.len() <= 1 && nic.timers.len() <= 1);
+            assert!(nic.scheduled().0 <= 1 && nic.scheduled().1 <= 1);
             packets += 1;
         }
         assert_eq!(packets, 12);

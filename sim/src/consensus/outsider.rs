@@ -5,8 +5,8 @@
 use crate::App;
 use core::net::IpAddr;
 use p4ce::wire::{GroupRequest, MemberRequest, Replicas};
-use rnic::cm::{Event as CmEvent, PortSpace, service_id_of};
-use rnic::{ConnParam, QpInit, Rnic, Transport};
+use rnic::cm::Event as CmEvent;
+use rnic::{ConnParam, QpInit, Rnic};
 use rnic::{Cq, Pd};
 use switch::{Nanos, Rng};
 
@@ -102,18 +102,8 @@ impl Outsider {
             _ => self.hello(target),
         };
         let private_data = self.change_version_sometimes(private_data);
-        let init = QpInit {
-            transport: Transport::Rc,
-            pd,
-            send_cq: cq,
-            recv_cq: cq,
-            srq: None,
-            max_send: 1,
-            max_recv: 1,
-        };
-        let Ok(qp) = nic.create_qp(init) else { return };
         let param = ConnParam { private_data, ..ConnParam::default() };
-        if nic.connect(qp, to.0, service_id_of(PortSpace::Tcp, to.1), param, now).is_ok() {
+        if nic.connect_new(QpInit::rc(pd, cq, 1, 1), to, param, now).is_ok() {
             self.requests += 1;
         }
     }

@@ -7,9 +7,7 @@ use core::net::IpAddr;
 use core::sync::atomic::Ordering::Relaxed;
 use p4ce::wire::{GroupRequest, Refusal, Region, Replicas};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
-use rnic::{
-    Completion, ConnParam, Cq, Data, Operation, QpInit, Remote, Rnic, SendRequest, Status, Transport,
-};
+use rnic::{Completion, ConnParam, Cq, Data, Operation, QpInit, Remote, Rnic, SendRequest, Status};
 use rocev2::Qpn;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -157,15 +155,7 @@ impl LeaderApp {
         let cq = self.cq?;
         let seed = seed_of(self.seed, self.own_ip, number as u16);
         let pd = nic.alloc_pd();
-        let init = QpInit {
-            transport: Transport::Rc,
-            pd,
-            send_cq: cq,
-            recv_cq: cq,
-            srq: None,
-            max_send: self.groups.depth.max(1) as usize,
-            max_recv: 1,
-        };
+        let init = QpInit::rc(pd, cq, self.groups.depth.max(1) as usize, 1);
         let qpn = nic.create_qp(init).ok()?;
         let request = |replicas| GroupRequest {
             replicas,

@@ -6,7 +6,6 @@ use p4ce::wire::{MemberRequest, Region};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace};
 use rnic::{
     Access, Buffer, Completion, ConnParam, Cq, Event, Modify, Mr, Pd, QpInit, RecvRequest, Rnic, Sge, Status,
-    Transport,
 };
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
@@ -141,16 +140,14 @@ impl ReplicaApp {
         let (memory, mr) = nic.register_new(pd, size as usize, MEMORY_VA, Access::ALL).ok()?;
         let (count, each) = (self.groups.receives, self.groups.max_size.max(1));
         let receives = nic.register_new(pd, (count * each) as usize, RECEIVE_VA, Access::ALL).ok()?;
-        let init = QpInit {
-            transport: Transport::Rc,
-            pd,
-            send_cq: cq,
-            recv_cq: cq,
-            srq: None,
-            max_send: 1,
-            max_recv: count.max(1) as usize,
+        let announced = if self.answers == JoinReply::Nothing { 0 } else { size };
+        let param = ConnParam {
+            private_data: Region::new(MEMORY_VA, mr.0, announced).to_bytes(),
+            min_rnr_timer: rocev2::aeth::RnrTimer(1),
+            flow_control: true,
+            ..ConnParam::default()
         };
-        let qpn = nic.create_qp(init).ok()?;
+        let qpn = nic.accept_new(conn, QpInit::rc(pd, cq, 1, count.max(1) as usize), param, now).ok()?;
         let script = self.groups.script(seed);
         let joined = Membership {
             qpn,
@@ -163,14 +160,6 @@ impl ReplicaApp {
             open: true,
             revoked: false,
         };
-        let announced = if self.answers == JoinReply::Nothing { 0 } else { size };
-        let param = ConnParam {
-            private_data: Region::new(MEMORY_VA, mr.0, announced).to_bytes(),
-            min_rnr_timer: rocev2::aeth::RnrTimer(1),
-            flow_control: true,
-            ..ConnParam::default()
-        };
-        nic.accept(conn, qpn, param, now).ok()?;
         for slot in 0..count {
             self.post(nic, &joined, slot.into());
         }

@@ -2,7 +2,7 @@
 
 use super::{Config, fill};
 use core::net::IpAddr;
-use rnic::{Access, Cq, Modify, Path, Pd, QpInit, ReadyToReceive, ReadyToSend, Remote, Rnic, Transport};
+use rnic::{Access, Cq, Modify, Path, Pd, QpInit, ReadyToReceive, ReadyToSend, Remote, Rnic};
 use rocev2::aeth::RnrTimer;
 use rocev2::{Psn, Qpn};
 use switch::table::mix;
@@ -70,15 +70,7 @@ pub(super) fn message(conn_id: u32, number: u64, max_size: u32) -> Vec<u8> {
 
 /// Creates a queue pair with all access rights.
 pub(super) fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, max_send: u32, max_recv: u32) -> Qpn {
-    let init = QpInit {
-        transport: Transport::Rc,
-        pd,
-        send_cq: cq,
-        recv_cq: cq,
-        srq: None,
-        max_send: max_send as usize,
-        max_recv: max_recv as usize,
-    };
+    let init = QpInit::rc(pd, cq, max_send as usize, max_recv as usize);
     let qpn = nic.create_qp(init).expect("the NIC has room for a queue pair");
     nic.modify_qp(qpn, Modify::Init { access: Access::ALL, qkey: 0 })
         .expect("a new queue pair can be initialized");

@@ -3,7 +3,7 @@
 use super::region::Region;
 use core::fmt;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace};
-use rnic::{Access, App, Buffer, ConnParam, Cq, Pd, QpError, QpInit, Rnic, Transport};
+use rnic::{Access, App, Buffer, ConnParam, Cq, Pd, QpError, QpInit, Rnic};
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
 use std::collections::BTreeMap;
@@ -97,17 +97,12 @@ impl Server {
     /// # Errors
     /// There is no room for it, or the server has not started.
     pub fn prepare(&self, nic: &mut Rnic) -> Result<Qpn, QpError> {
-        let (pd, cq) = self.resources.ok_or(QpError::Queue)?;
-        // The server sends no requests and receives no messages.
-        nic.create_qp(QpInit {
-            transport: Transport::Rc,
-            pd,
-            send_cq: cq,
-            recv_cq: cq,
-            srq: None,
-            max_send: 1,
-            max_recv: 1,
-        })
+        nic.create_qp(self.queue_pair().ok_or(QpError::Queue)?)
+    }
+
+    /// Returns the attributes of a client's queue pair: the server sends no requests and receives no messages.
+    fn queue_pair(&self) -> Option<QpInit> {
+        self.resources.map(|(pd, cq)| QpInit::rc(pd, cq, 1, 1))
     }
 
     fn on_cm(&mut self, nic: &mut Rnic, event: &CmEvent, now: Nanos) {
@@ -118,14 +113,10 @@ impl Server {
                     private_data: Region::list_to_bytes(&self.regions()),
                     ..ConnParam::default()
                 };
-                let qpn = self.prepare(nic).ok();
-                if let Some(qpn) = qpn
-                    && nic.accept(conn, qpn, param, now).is_ok()
-                {
-                    self.clients.insert(conn, qpn);
-                } else {
-                    _ = qpn.map(|qpn| nic.destroy_qp(qpn));
-                    _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
+                let init = self.queue_pair();
+                match init.and_then(|init| nic.accept_new(conn, init, param, now).ok()) {
+                    Some(qpn) => _ = self.clients.insert(conn, qpn),
+                    None => _ = nic.reject(conn, RejReason::CONSUMER, &[], now),
                 }
             }
             event if event.is_last() => {

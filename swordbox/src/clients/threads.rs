@@ -11,7 +11,7 @@ use core::{fmt, mem};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use rnic::{
     Access, App, Buffer, Completion, ConnParam, Cq, Data, Mr, Operation, Pd, QpError, QpInit, Rnic,
-    SendRequest, Sge, Status, Transport,
+    SendRequest, Sge, Status,
 };
 use rocev2::Qpn;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -196,15 +196,7 @@ impl<P: Program> Threads<P> {
     /// There is no room for it, or the machine has not started.
     pub fn prepare(&mut self, nic: &mut Rnic, number: usize) -> Result<Qpn, QpError> {
         let resources = self.resources.ok_or(QpError::Queue)?;
-        let qpn = nic.create_qp(QpInit {
-            transport: Transport::Rc,
-            pd: resources.pd,
-            send_cq: resources.cq,
-            recv_cq: resources.cq,
-            srq: None,
-            max_send: MAX_SEND,
-            max_recv: 1,
-        })?;
+        let qpn = nic.create_qp(QpInit::rc(resources.pd, resources.cq, MAX_SEND, 1))?;
         self.workers[number].qpn = Some(qpn);
         self.by_qpn.insert(qpn.get(), number);
         Ok(qpn)

@@ -1,4 +1,5 @@
 use super::*;
+use crate::memif::socket::INIT;
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
 

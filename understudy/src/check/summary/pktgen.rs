@@ -22,7 +22,7 @@ pub(super) fn lines(profile: &Profile, ports: &[Port]) -> Vec<(&'static str, Str
 
 /// Returns the memory for the state of queue pairs, which packet buffers do not include.
 pub(super) fn state(profile: &Profile) -> String {
-    format!(", and {:.1} MB for the state of queue pairs", profile.state_bytes() as f64 / 1e6)
+    format!(", and {:.1} MB for the state of queue pairs", pktgen::Pktgen::state_bytes(profile) as f64 / 1e6)
 }
 
 fn line(stream: &Stream) -> String {

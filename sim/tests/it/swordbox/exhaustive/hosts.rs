@@ -4,7 +4,7 @@ use super::history::{History, NUMBER};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use rnic::{
     Access, AckPolicy, Buffer, ConnParam, Cq, Data, Interface, Mr, Operation, Pd, QpInit, Remote, Rnic,
-    SendRequest, Sge, Status, Transport,
+    SendRequest, Sge, Status,
 };
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
@@ -166,15 +166,7 @@ fn nic(host: u8) -> Rnic {
 }
 
 fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq) -> Qpn {
-    let init = QpInit {
-        transport: Transport::Rc,
-        pd,
-        send_cq: cq,
-        recv_cq: cq,
-        srq: None,
-        max_send: OUTSTANDING + 1,
-        max_recv: 1,
-    };
+    let init = QpInit::rc(pd, cq, OUTSTANDING + 1, 1);
     nic.create_qp(init).expect("room for a queue pair")
 }
 

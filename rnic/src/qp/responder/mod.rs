@@ -4,33 +4,23 @@
 //! Responses leave in the order of the requests. An acknowledgement never overtakes the response to an
 //! earlier READ, which the requester would otherwise take for lost.
 
+mod receive;
+mod transmit;
+
+use super::ReadyToReceive;
+use crate::config::AckPolicy;
+#[cfg(debug_assertions)]
+use crate::memory::Span;
+use crate::path::packets_of;
 use crate::queue::{RecvRequest, Remote};
-use crate::responder_rx::packets_of;
 use rocev2::aeth::{RnrTimer, Syndrome};
 use rocev2::{Msn, Psn};
 use std::collections::VecDeque;
 use switch::Nanos;
 
-/// When a responder acknowledges, apart from NAKs and responses with data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AckPolicy {
-    /// Acknowledges every request packet, with or without the AckReq bit
-    EveryPacket,
-    /// Acknowledges packets with the AckReq bit
-    OnRequest,
-    /// Coalesces: holds requested acknowledgements back until `packets` are owed, or the oldest has waited
-    /// for `time`
-    Every {
-        /// Limit of owed acknowledgements
-        packets: u32,
-        /// Limit of the oldest acknowledgement's waiting time
-        time: Nanos,
-    },
-}
-
 /// The message that is being received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Message {
+enum Message {
     /// A SEND, of which `len` bytes are in the memory of receive request `recv`
     Send { recv: RecvRequest, len: u32 },
     /// A WRITE of `len` bytes, of which `left` are still to come. The region is looked up for each packet.
@@ -41,7 +31,7 @@ pub(crate) enum Message {
 
 /// A response owed to the requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Response {
+enum Response {
     /// An acknowledgement or a NAK
     Ack { psn: Psn, syndrome: AckSyndrome, msn: Msn },
     /// A READ response, to be sent from packet `sent` on. `again` for a duplicate request
@@ -52,7 +42,7 @@ pub(crate) enum Response {
 
 impl Response {
     /// Returns its first PSN.
-    pub(crate) const fn psn(&self) -> Psn {
+    const fn psn(&self) -> Psn {
         match *self {
             Self::Ack { psn, .. } | Self::Read { psn, .. } | Self::Atomic { psn, .. } => psn,
         }
@@ -61,14 +51,14 @@ impl Response {
 
 /// Syndrome of an owed acknowledgement. Credits are filled in when it leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AckSyndrome {
+enum AckSyndrome {
     Ack,
     Other(Syndrome),
 }
 
 /// An executed READ or atomic, remembered for duplicates: a responder resource (IB 9.7.5.1.4, 12.7.30).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Executed {
+enum Executed {
     /// The memory from which a READ may be repeated, and the PSN after its last one. Only forgetful
     /// responders remember READs: others take everything they need from the duplicate request.
     Read { psn: Psn, end: Psn, from: Remote, len: u32 },
@@ -86,7 +76,7 @@ impl Executed {
 }
 
 /// Limit of owed responses in addition to READs and atomics: bounds the duplicate READs that can pile up.
-pub(crate) const SPARE_RESPONSES: usize = 8;
+const SPARE_RESPONSES: usize = 8;
 /// Number of owed responses from which on a new acknowledgement replaces the previous one. This is far more
 /// than arrive before a packet is sent, because observers may count every acknowledgement.
 const MAX_ACKS: usize = 1024;
@@ -95,30 +85,30 @@ const MAX_ACKS: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Responder {
     /// The expected PSN
-    pub(crate) epsn: Psn,
+    epsn: Psn,
     /// Messages completed
-    pub(crate) msn: Msn,
-    pub(crate) message: Option<Message>,
+    msn: Msn,
+    message: Option<Message>,
     /// A NAK was sent for the expected PSN; no further NAK until that request arrives (IB 9.7.5.1.2)
-    pub(crate) nak_sent: bool,
-    pub(crate) responses: VecDeque<Response>,
+    nak_sent: bool,
+    responses: VecDeque<Response>,
     /// The latest atomics, and READs of a forgetful responder, newest last; at most `max_rd_atomic`
-    pub(crate) executed: VecDeque<Executed>,
+    executed: VecDeque<Executed>,
     /// Acknowledgements held back, and when the oldest has to leave
-    pub(crate) held_acks: u32,
-    pub(crate) ack_deadline: Option<Nanos>,
+    held_acks: u32,
+    ack_deadline: Option<Nanos>,
     /// When a CNP was last sent
-    pub(crate) last_cnp_at: Option<Nanos>,
+    last_cnp_at: Option<Nanos>,
     /// A CNP is due
-    pub(crate) cnp_due: bool,
+    cnp_due: bool,
     /// The last acknowledgement announced zero credits
-    pub(crate) sent_zero_credits: bool,
+    sent_zero_credits: bool,
     /// State of the planted bug `StaleRead`
     #[cfg(debug_assertions)]
-    pub(crate) stale: Option<(crate::memory::Span, Vec<u8>)>,
+    stale: Option<(Span, Vec<u8>)>,
     /// Attributes
-    pub(crate) max_rd_atomic: usize,
-    pub(crate) min_rnr_timer: RnrTimer,
+    max_rd_atomic: usize,
+    min_rnr_timer: RnrTimer,
 }
 
 impl Default for Responder {
@@ -144,6 +134,66 @@ impl Default for Responder {
 }
 
 impl Responder {
+    /// Sets the attributes of RTR.
+    pub(super) const fn make_ready(&mut self, ready: &ReadyToReceive) {
+        (self.epsn, self.msn) = (ready.rq_psn, Msn::ZERO);
+        self.max_rd_atomic = ready.max_dest_rd_atomic as usize;
+        self.min_rnr_timer = ready.min_rnr_timer;
+    }
+
+    /// Returns the expected PSN.
+    #[inline]
+    pub(crate) const fn epsn(&self) -> Psn {
+        self.epsn
+    }
+
+    /// Returns whether a response or a CNP is owed.
+    #[inline]
+    pub(super) fn wants_to_send(&self) -> bool {
+        !self.responses.is_empty() || self.cnp_due
+    }
+
+    /// Returns when the oldest acknowledgement that is held back has to leave.
+    #[inline]
+    pub(super) const fn ack_deadline(&self) -> Option<Nanos> {
+        self.ack_deadline
+    }
+
+    /// Owes the acknowledgements that were held back until `now`.
+    pub(super) fn on_timer(&mut self, now: Nanos) {
+        if self.ack_deadline.is_some_and(|at| at <= now) {
+            self.owe_ack(self.epsn.sub(1));
+        }
+    }
+
+    /// Owes an acknowledgement that announces credits if the last one announced none: the requester would
+    /// find out only by sending a message without one (IB 9.7.7.2.5). Returns whether it does.
+    pub(super) fn announce_credits(&mut self) -> bool {
+        if self.sent_zero_credits {
+            self.owe_ack(self.epsn.sub(1));
+        }
+        self.sent_zero_credits
+    }
+
+    /// Owes a CNP, unless one was owed less than `interval` ago.
+    pub(super) fn owe_cnp(&mut self, now: Nanos, interval: Nanos) {
+        if self.last_cnp_at.is_none_or(|at| now.since(at) >= interval) {
+            (self.last_cnp_at, self.cnp_due) = (Some(now), true);
+        }
+    }
+
+    /// Returns whether a CNP was owed, and owes none any more.
+    #[inline]
+    pub(super) const fn take_cnp(&mut self) -> bool {
+        core::mem::replace(&mut self.cnp_due, false)
+    }
+
+    /// Returns the number of owed responses, and the PSN of the newest.
+    #[cfg(test)]
+    pub(crate) fn owed(&self) -> (usize, Option<Psn>) {
+        (self.responses.len(), self.responses.back().map(Response::psn))
+    }
+
     /// Owes an acknowledgement of everything up to `psn`. It replaces an acknowledgement at the end of the
     /// queue.
     pub(crate) fn owe_ack(&mut self, psn: Psn) {
@@ -159,7 +209,7 @@ impl Responder {
     }
 
     /// Owes a NAK of this PSN.
-    pub(crate) fn owe_nak(&mut self, psn: Psn, syndrome: Syndrome) {
+    fn owe_nak(&mut self, psn: Psn, syndrome: Syndrome) {
         self.owe(psn, AckSyndrome::Other(syndrome));
     }
 
@@ -175,7 +225,7 @@ impl Responder {
     }
 
     /// Applies the acknowledgement policy to a request with PSN `psn`; `ack_req` is its AckReq bit.
-    pub(crate) fn on_request(&mut self, ack_req: bool, policy: AckPolicy, psn: Psn, now: Nanos) {
+    fn on_request(&mut self, ack_req: bool, policy: AckPolicy, psn: Psn, now: Nanos) {
         match policy {
             AckPolicy::EveryPacket => self.owe_separate_ack(psn),
             AckPolicy::OnRequest if ack_req => self.owe_separate_ack(psn),
@@ -193,7 +243,7 @@ impl Responder {
 
     /// Returns the number of READs and atomics whose responses are owed. Responses to duplicates do not
     /// count: the requester may have received the first response meanwhile, and have sent another request.
-    pub(crate) fn fetches_owed(&self) -> usize {
+    fn fetches_owed(&self) -> usize {
         let first = |response: &&Response| {
             matches!(
                 response,
@@ -204,7 +254,7 @@ impl Responder {
     }
 
     /// Owes a response to a duplicate. Inserted in PSN order, in which the requester expects the responses.
-    pub(crate) fn owe_duplicate(&mut self, response: Response) {
+    fn owe_duplicate(&mut self, response: Response) {
         let psn = response.psn();
         let at = self.responses.iter().position(|owed| owed.psn().distance(psn) > 0);
         self.responses.insert(at.unwrap_or(self.responses.len()), response);
@@ -212,7 +262,7 @@ impl Responder {
 
     /// Owes the response to a duplicate READ, or to the rest of one; its last PSN is `end` - 1. A READ
     /// response is owed only once: an owed response restarts at the PSN of the duplicate.
-    pub(crate) fn owe_duplicate_read(&mut self, read: Response, end: Psn, mtu: usize, room: bool) {
+    fn owe_duplicate_read(&mut self, read: Response, end: Psn, mtu: usize, room: bool) {
         let same = self.responses.iter_mut().find(|owed| match owed {
             Response::Read { psn, len, .. } => psn.add(packets_of(*len as usize, mtu)) == end,
             _ => false,
@@ -230,7 +280,7 @@ impl Responder {
     /// Returns whether a forgetful responder remembers the READ that is repeated, completely or from a later
     /// packet on: the same memory or the rest of it. As in soft-RoCE, the part before the repeated packet is
     /// then forgotten.
-    pub(crate) fn recalls_read(&mut self, again: Psn, part: Remote, part_len: u32) -> bool {
+    fn recalls_read(&mut self, again: Psn, part: Remote, part_len: u32) -> bool {
         self.executed.iter_mut().rev().any(|executed| match executed {
             Executed::Read { psn, end, from, len } => {
                 let skipped = part.va.wrapping_sub(from.va);
@@ -248,7 +298,7 @@ impl Responder {
     }
 
     /// Returns the value that the atomic with this PSN fetched, and its MSN.
-    pub(crate) fn recall_atomic(&self, again: Psn) -> Option<(u64, Msn)> {
+    fn recall_atomic(&self, again: Psn) -> Option<(u64, Msn)> {
         self.executed.iter().rev().find_map(|executed| match *executed {
             Executed::Atomic { psn, original, msn } if psn == again => Some((original, msn)),
             _ => None,
@@ -264,7 +314,7 @@ impl Responder {
     }
 
     /// Remembers a READ or an atomic, in place of the oldest one.
-    pub(crate) fn remember(&mut self, executed: Executed) {
+    fn remember(&mut self, executed: Executed) {
         if self.executed.len() >= self.max_rd_atomic.max(1) {
             self.executed.pop_front();
         }

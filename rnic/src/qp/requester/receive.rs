@@ -1,10 +1,12 @@
 //! The receive side of the requester: acknowledgements, NAKs, READ and atomic responses, and timeouts
 //! (IB 9.7.5, 9.7.6).
 
+use super::SendWqe;
+#[cfg(debug_assertions)]
+use crate::config::Bug;
 use crate::memory::Access;
-use crate::nic::{Event, QpContext};
+use crate::qp::{QpContext, ReadyToSend};
 use crate::queue::{Completion, CompletionOpcode, Data, Operation, Status};
-use crate::requester::SendWqe;
 use rocev2::aeth::{Aeth, NakCode, Syndrome};
 use rocev2::{Msn, Opcode, Packet, Psn};
 use switch::Nanos;
@@ -257,7 +259,7 @@ impl QpContext<'_> {
             self.fail(Status::RetryExceeded);
             return false;
         }
-        if self.qp.req.retry_count != crate::qp::ReadyToSend::NO_LIMIT {
+        if self.qp.req.retry_count != ReadyToSend::NO_LIMIT {
             self.qp.req.retries_left -= 1;
         }
         true
@@ -295,10 +297,10 @@ impl QpContext<'_> {
     fn rate_release(&self) -> Option<Nanos> {
         let req = &self.qp.req;
         #[cfg(debug_assertions)]
-        if self.has_bug(crate::Bug::PaceExcuses) {
-            return req.pacer.wake_at();
+        if self.has_bug(Bug::PaceExcuses) {
+            return self.qp.pacer.wake_at();
         }
-        req.pacer.wake_at().filter(|_| req.rate_limited && !req.is_response_due())
+        self.qp.pacer.wake_at().filter(|_| req.rate_limited && !req.is_response_due())
     }
 
     /// Completes the request at the front with an error, and moves the queue pair to the error state.
@@ -307,12 +309,11 @@ impl QpContext<'_> {
             self.complete_send(wqe, status);
         }
         self.enter_error();
-        let qpn = self.qp.qpn;
-        self.events.push_back(Event::QpError(qpn));
+        self.report_error();
     }
 
     /// Generates the completion of a request, if one is wanted.
-    pub(crate) fn complete_send(&mut self, wqe: SendWqe, status: Status) {
+    pub(in crate::qp) fn complete_send(&mut self, wqe: SendWqe, status: Status) {
         let SendWqe { request, .. } = wqe;
         if status == Status::Success && !request.signaled {
             return;

@@ -1,11 +1,12 @@
 //! The receive side of the responder: checks, executes and acknowledges requests (IB 9.7.4, 9.8.2).
 
+use super::{Executed, Message, Response, SPARE_RESPONSES};
+#[cfg(debug_assertions)]
+use crate::config::Bug;
 use crate::memory::{Access, Mr, Region, Span};
-use crate::nic::{Event, QpContext};
-use crate::qp::State;
+use crate::path::packets_of;
+use crate::qp::{MAX_MESSAGE, QpContext, State};
 use crate::queue::{Completion, CompletionOpcode, Remote, Status};
-use crate::responder::{Executed, Message, Response, SPARE_RESPONSES};
-use crate::send::MAX_MESSAGE;
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
@@ -74,11 +75,6 @@ impl PacketKind {
     }
 }
 
-/// Returns the number of PSNs that the response to a READ of `len` bytes takes.
-pub(crate) const fn packets_of(len: usize, mtu: usize) -> u32 {
-    if len == 0 { 1 } else { len.div_ceil(mtu) as u32 }
-}
-
 /// Returns the memory and the length that a RETH names; the length is at most that of a message
 /// (IB 9.7.4.1.6).
 fn reth_target(packet: &Packet<'_>) -> Result<(Remote, u32), Refusal> {
@@ -125,8 +121,7 @@ impl QpContext<'_> {
             Err(Refusal::Nak(code)) => {
                 self.nak(Syndrome::Nak(code));
                 self.enter_error();
-                let qpn = self.qp.qpn;
-                self.events.push_back(Event::QpError(qpn));
+                self.report_error();
             }
         }
     }
@@ -134,7 +129,7 @@ impl QpContext<'_> {
     /// Returns how far a request is ahead of the expected PSN; negative for a duplicate.
     fn psns_ahead(&self, psn: Psn) -> i32 {
         #[cfg(debug_assertions)]
-        if self.has_bug(crate::Bug::WrongWrap) {
+        if self.has_bug(Bug::WrongWrap) {
             return psn.get() as i32 - self.qp.resp.epsn.get() as i32;
         }
         psn.distance(self.qp.resp.epsn)
@@ -144,7 +139,7 @@ impl QpContext<'_> {
     #[allow(clippy::unused_self, reason = "only a planted bug reads it")]
     fn ack_psn(&self, psn: Psn) -> Psn {
         #[cfg(debug_assertions)]
-        if self.has_bug(crate::Bug::AckTooFar) {
+        if self.has_bug(Bug::AckTooFar) {
             return psn.add(1);
         }
         psn
@@ -161,7 +156,7 @@ impl QpContext<'_> {
     /// remembered is dropped.
     fn on_duplicate(&mut self, packet: &Packet<'_>, psn: Psn) {
         #[cfg(debug_assertions)]
-        if self.has_bug(crate::Bug::NoDuplicateCheck) && packet.layout().opcode() == Opcode::RC_SEND_ONLY {
+        if self.has_bug(Bug::NoDuplicateCheck) && packet.layout().opcode() == Opcode::RC_SEND_ONLY {
             _ = self.execute(packet);
         }
         let room = self.qp.resp.responses.len() < self.qp.resp.max_rd_atomic + SPARE_RESPONSES;
@@ -184,7 +179,7 @@ impl QpContext<'_> {
             }
             PacketKind::CompareSwap | PacketKind::FetchAdd => {
                 #[cfg(debug_assertions)]
-                if self.has_bug(crate::Bug::AtomicTwice) {
+                if self.has_bug(Bug::AtomicTwice) {
                     _ = self.execute(packet);
                     return;
                 }
@@ -330,7 +325,7 @@ impl QpContext<'_> {
     /// Returns whether the queue pair's access flags allow this access.
     fn allows(&self, access: Access) -> bool {
         #[cfg(debug_assertions)]
-        if self.has_bug(crate::Bug::AnyAccess) {
+        if self.has_bug(Bug::AnyAccess) {
             return true;
         }
         self.qp.access.contains(access)
@@ -437,14 +432,10 @@ impl QpContext<'_> {
     /// Gives up the message in progress. The next message gets its receive request.
     fn break_message(&mut self) {
         self.counters.unreliable_dropped += 1;
-        if let Some(Message::Send { recv, .. }) = self.qp.resp.message.replace(Message::Broken) {
-            let queue = match self.qp.init.srq {
-                Some(srq) => self.srqs.get_mut(srq.0),
-                None => Some(&mut self.qp.recv),
-            };
-            if let Some(queue) = queue {
-                queue.queue.push_front(recv);
-            }
+        if let Some(Message::Send { recv, .. }) = self.qp.resp.message.replace(Message::Broken)
+            && let Some(queue) = self.recv_queue()
+        {
+            queue.put_back(recv);
         }
     }
 
@@ -453,7 +444,7 @@ impl QpContext<'_> {
         while let Some(wqe) = self.qp.req.pop() {
             self.complete_send(wqe, Status::Flushed);
         }
-        while let Some(recv) = self.qp.recv.queue.pop_front() {
+        while let Some(recv) = self.qp.recv.pop() {
             self.fail_receive(recv.id, Status::Flushed);
         }
     }
@@ -466,7 +457,7 @@ impl QpContext<'_> {
             self.fail_receive(recv.id, Status::Flushed);
         }
         self.flush();
-        (self.qp.req.deadline, self.qp.req.rnr_until) = (None, None);
+        self.qp.req.stop_timers();
         if self.qp.resp.held_acks > 0 {
             // Acknowledges what was received before the queue pair stops responding.
             self.qp.resp.owe_ack(self.qp.resp.epsn.sub(1));

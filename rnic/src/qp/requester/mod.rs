@@ -10,79 +10,81 @@
 //! After a loss the cursor goes back and `top` stays. A request gets its PSNs when it is posted, so a
 //! retransmission repeats the same packet, except for a READ, which requests only what is still missing.
 
-use crate::congestion::Pacer;
-use crate::queue::{Operation, SendRequest};
+mod receive;
+mod transmit;
+
+use super::ReadyToSend;
+use crate::queue::{Datagram, Operation, SendRequest};
 use rocev2::{Msn, Psn};
 use std::collections::VecDeque;
 use switch::Nanos;
 
 /// A request in the send queue.
 #[derive(Debug)]
-pub(crate) struct SendWqe {
-    pub(crate) request: SendRequest,
+pub(super) struct SendWqe {
+    request: SendRequest,
     /// Its first PSN, and the number of PSNs that it takes
-    pub(crate) first: Psn,
-    pub(crate) packets: u32,
+    first: Psn,
+    packets: u32,
     /// Packets of a READ response that have arrived
-    pub(crate) fetched: u32,
+    fetched: u32,
     /// Its send sequence number: the responder's MSN after the request is complete (IB 9.7.7.1)
-    pub(crate) ssn: Msn,
+    ssn: Msn,
 }
 
 impl SendWqe {
-    pub(crate) fn last(&self) -> Psn {
+    fn last(&self) -> Psn {
         self.first.add(self.packets - 1)
     }
 
     /// Returns whether `psn` belongs to the request.
-    pub(crate) fn contains(&self, psn: Psn) -> bool {
+    fn contains(&self, psn: Psn) -> bool {
         psn.get().wrapping_sub(self.first.get()) & 0x00ff_ffff < self.packets
     }
 }
 
 /// The send side of a queue pair.
 #[derive(Debug)]
-pub(crate) struct Requester {
+pub(super) struct Requester {
     /// Requests that have not completed, oldest first.
-    pub(crate) queue: VecDeque<SendWqe>,
+    queue: VecDeque<SendWqe>,
     /// Number of requests that have left the queue; the front request has this index
-    pub(crate) front_index: u64,
+    front_index: u64,
     /// PSN and SSN of the next request to be posted
-    pub(crate) next_psn: Psn,
-    pub(crate) next_ssn: Msn,
+    next_psn: Psn,
+    next_ssn: Msn,
     /// Oldest unacknowledged PSN
-    pub(crate) una: Psn,
+    una: Psn,
     /// First PSN that was never sent
-    pub(crate) top: Psn,
+    top: Psn,
     /// Index of the request that is being sent, counted as `front_index`, and its next packet
-    pub(crate) cursor: u64,
-    pub(crate) packet: u32,
+    cursor: u64,
+    packet: u32,
     /// READs and atomics in flight
-    pub(crate) fetches_in_flight: u32,
+    fetches_in_flight: u32,
     /// Packets since the last one with the AckReq bit
-    pub(crate) since_ack_req: u32,
+    since_ack_req: u32,
     /// Newest PSN for which an acknowledgement or response was requested since the cursor last went back
-    pub(crate) ack_requested: Option<Psn>,
+    ack_requested: Option<Psn>,
     /// Only the DCQCN rate holds the next packet back
-    pub(crate) rate_limited: bool,
+    rate_limited: bool,
     /// Limit sequence number: messages up to it may be sent (LSN, IB 9.7.7.2); `None` is unlimited
-    pub(crate) credit_limit: Option<Msn>,
+    credit_limit: Option<Msn>,
     /// When the acknowledgement timeout expires
-    pub(crate) deadline: Option<Nanos>,
+    deadline: Option<Nanos>,
     /// When to retry after an RNR NAK
-    pub(crate) rnr_until: Option<Nanos>,
-    pub(crate) retries_left: u8,
-    pub(crate) rnr_retries_left: u8,
+    rnr_until: Option<Nanos>,
+    retries_left: u8,
+    rnr_retries_left: u8,
     /// PSN to which the cursor went back because a response was missing, while no progress has been made
     /// since
-    pub(crate) retried_from: Option<Psn>,
-    pub(crate) pacer: Pacer,
+    retried_from: Option<Psn>,
     /// Attributes
-    pub(crate) max_rd_atomic: u32,
-    pub(crate) timeout: u8,
-    pub(crate) retry_count: u8,
-    pub(crate) rnr_retry: u8,
-    pub(crate) flow_control: bool,
+    max_rd_atomic: u32,
+    timeout: u8,
+    retry_count: u8,
+    rnr_retry: u8,
+    flow_control: bool,
 }
 
 impl Default for Requester {
@@ -106,7 +108,6 @@ impl Default for Requester {
             retries_left: 0,
             rnr_retries_left: 0,
             retried_from: None,
-            pacer: Pacer::default(),
             max_rd_atomic: 0,
             timeout: 0,
             retry_count: 0,
@@ -117,36 +118,87 @@ impl Default for Requester {
 }
 
 impl Requester {
+    /// Returns the number of requests that have not completed.
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Returns the destination of the request at the front.
+    pub(super) fn datagram(&self) -> Option<Datagram> {
+        self.queue.front()?.request.to
+    }
+
+    /// Returns whether READs and atomics may be posted.
+    pub(super) const fn may_fetch(&self) -> bool {
+        self.max_rd_atomic > 0
+    }
+
+    /// Sets the attributes of RTS. If it `begins`, also the first PSN and the credits.
+    pub(super) fn make_ready(&mut self, ready: &ReadyToSend, begins: bool) {
+        if begins {
+            (self.next_psn, self.una, self.top) = (ready.sq_psn, ready.sq_psn, ready.sq_psn);
+            self.credit_limit = ready.flow_control.then_some(Msn::ZERO);
+        }
+        self.max_rd_atomic = ready.max_rd_atomic.into();
+        (self.timeout, self.retry_count) = (ready.timeout.min(31), ready.retry_count);
+        (self.rnr_retry, self.flow_control) = (ready.rnr_retry, ready.flow_control);
+        (self.retries_left, self.rnr_retries_left) = (ready.retry_count, ready.rnr_retry);
+    }
+
+    /// Returns whether a request may be sent, if its window, credits and rate allow it.
+    #[inline]
+    pub(super) fn wants_to_send(&self) -> bool {
+        self.rnr_until.is_none() && self.next_to_send().is_some()
+    }
+
+    /// Returns the deadlines of the acknowledgement and of the RNR retry.
+    #[inline]
+    pub(super) const fn deadlines(&self) -> [Option<Nanos>; 2] {
+        [self.deadline, self.rnr_until]
+    }
+
+    /// Stops the timers.
+    pub(super) const fn stop_timers(&mut self) {
+        (self.deadline, self.rnr_until) = (None, None);
+    }
+
+    /// Starts the acknowledgement timer if it is stopped and there is a request, though nothing was sent.
+    pub(super) fn expect_response(&mut self, now: Nanos) {
+        if !self.queue.is_empty() {
+            self.deadline = self.deadline.or(self.timeout().map(|span| now + span));
+        }
+    }
+
     /// Returns the request at the cursor.
     #[inline]
-    pub(crate) fn current(&self) -> Option<&SendWqe> {
+    fn current(&self) -> Option<&SendWqe> {
         self.queue.get((self.cursor - self.front_index) as usize)
     }
 
     /// Returns the PSN of the next packet to send, if there is one.
     #[inline]
-    pub(crate) fn next_to_send(&self) -> Option<Psn> {
+    fn next_to_send(&self) -> Option<Psn> {
         self.current().map(|wqe| wqe.first.add(self.packet))
     }
 
     /// Returns whether any sent packet is unacknowledged.
     #[inline]
-    pub(crate) fn is_waiting(&self) -> bool {
+    fn is_waiting(&self) -> bool {
         self.una != self.top
     }
 
     /// Returns whether the responder owes a response: an acknowledgement that was requested, or data.
-    pub(crate) fn is_response_due(&self) -> bool {
+    fn is_response_due(&self) -> bool {
         self.ack_requested.is_some_and(|psn| psn.distance(self.una) >= 0)
     }
 
     /// Returns whether a request is partly sent or waits for its acknowledgement.
-    pub(crate) fn is_in_flight(&self) -> bool {
+    pub(super) fn is_in_flight(&self) -> bool {
         self.is_waiting() || self.packet > 0
     }
 
     /// Appends a request that takes `packets` PSNs.
-    pub(crate) fn push(&mut self, request: SendRequest, packets: u32) {
+    pub(super) fn push(&mut self, request: SendRequest, packets: u32) {
         self.queue.push_back(SendWqe {
             request,
             first: self.next_psn,
@@ -159,17 +211,17 @@ impl Requester {
     }
 
     /// Returns the acknowledgement timeout, or `None` if it is unlimited.
-    pub(crate) fn timeout(&self) -> Option<Nanos> {
+    fn timeout(&self) -> Option<Nanos> {
         (self.timeout > 0).then(|| Nanos(4096 << self.timeout.min(31)))
     }
 
     /// Restarts the acknowledgement timer, or stops it if nothing is in flight.
-    pub(crate) fn restart_timer(&mut self, now: Nanos) {
+    fn restart_timer(&mut self, now: Nanos) {
         self.deadline = if self.is_waiting() { self.timeout().map(|span| now + span) } else { None };
     }
 
     /// Resets the retry counters and the timer after progress.
-    pub(crate) fn refresh(&mut self, now: Nanos) {
+    fn refresh(&mut self, now: Nanos) {
         self.retries_left = self.retry_count;
         self.rnr_retries_left = self.rnr_retry;
         self.retried_from = None;
@@ -181,7 +233,7 @@ impl Requester {
     }
 
     /// Removes and returns the request at the front.
-    pub(crate) fn pop(&mut self) -> Option<SendWqe> {
+    pub(super) fn pop(&mut self) -> Option<SendWqe> {
         let wqe = self.queue.pop_front()?;
         self.front_index += 1;
         if self.cursor < self.front_index {
@@ -197,13 +249,13 @@ impl Requester {
     }
 
     /// Returns whether an acknowledgement of `psn` refers to something that was sent.
-    pub(crate) fn was_sent(&self, psn: Psn) -> bool {
+    fn was_sent(&self, psn: Psn) -> bool {
         let behind = self.top.distance(psn);
         behind > 0 && psn.distance(self.una) >= -1
     }
 
     /// Moves the cursor back to `psn`, which has been sent and not acknowledged.
-    pub(crate) fn go_back(&mut self, psn: Psn) {
+    fn go_back(&mut self, psn: Psn) {
         let Some(at) = self.queue.iter().position(|wqe| wqe.contains(psn)) else { return };
         let wqe = &self.queue[at];
         // A READ is requested again from its first missing packet.
@@ -221,7 +273,7 @@ impl Requester {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::queue::Data;
+    use crate::queue::{Data, Remote};
 
     fn send(id: u64) -> SendRequest {
         SendRequest::new(id, Operation::Send, Data::None)
@@ -291,10 +343,7 @@ mod tests {
     #[test]
     fn a_read_is_retried_from_its_first_missing_packet() {
         let mut req = Requester::default();
-        req.push(
-            SendRequest::new(1, Operation::Read(crate::queue::Remote { va: 0, rkey: 0 }), Data::None),
-            5,
-        );
+        req.push(SendRequest::new(1, Operation::Read(Remote { va: 0, rkey: 0 }), Data::None), 5);
         req.top = Psn::new(5);
         req.queue[0].fetched = 2;
         req.go_back(Psn::new(0));

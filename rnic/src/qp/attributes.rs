@@ -1,15 +1,10 @@
-//! Queue pairs: their states, attributes and parts (IB 10.2.4, 10.3, 11.2.4).
+//! States and attributes of queue pairs, and the events about them (IB 10.2.4, 10.3, 11.2.4).
 
 use crate::memory::{Access, Pd};
-use crate::queue::{Cq, ReceiveQueue, Srq};
-use crate::requester::Requester;
-use crate::responder::Responder;
-use crate::wire::Route;
-use core::net::IpAddr;
+use crate::path::{Path, PathMtu};
+use crate::queue::{Cq, Srq};
 use rocev2::aeth::RnrTimer;
-use rocev2::ethernet::MacAddr;
 use rocev2::{Psn, Qpn};
-use switch::Nanos;
 
 /// The transport service of a queue pair
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,72 +62,6 @@ impl State {
     }
 }
 
-/// The path MTU: the maximum payload of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PathMtu {
-    /// 256 bytes
-    B256,
-    /// 512 bytes
-    B512,
-    /// 1,024 bytes
-    B1024,
-    /// 2,048 bytes
-    B2048,
-    /// 4,096 bytes
-    B4096,
-}
-
-impl PathMtu {
-    /// Every path MTU, ascending.
-    pub const ALL: [Self; 5] = [Self::B256, Self::B512, Self::B1024, Self::B2048, Self::B4096];
-
-    /// Returns the MTU in bytes.
-    pub const fn bytes(self) -> usize {
-        256 << self as usize
-    }
-
-    /// Returns the MTU of `bytes` bytes, if there is one.
-    pub const fn of_bytes(bytes: u16) -> Option<Self> {
-        match bytes {
-            256 => Some(Self::B256),
-            512 => Some(Self::B512),
-            1024 => Some(Self::B1024),
-            2048 => Some(Self::B2048),
-            4096 => Some(Self::B4096),
-            _ => None,
-        }
-    }
-
-    /// Returns the largest path MTU that fits an Ethernet port's MTU with all headers, as Linux computes it.
-    pub fn for_port(port_mtu: usize) -> Self {
-        // IPv6 40, UDP 8, BTH 12, the longest extended headers 28 and 4, ICRC 4
-        let room = port_mtu.saturating_sub(96);
-        Self::ALL.into_iter().rev().find(|mtu| mtu.bytes() <= room).unwrap_or(Self::B256)
-    }
-}
-
-/// Addresses and IP attributes of the packets that a queue pair sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Path {
-    /// Local address
-    pub src: IpAddr,
-    /// Remote address
-    pub dst: IpAddr,
-    /// MAC address of the next hop; `None` to resolve it
-    pub mac: Option<MacAddr>,
-    /// DSCP (6 bits) and ECN (2 bits)
-    pub traffic_class: u8,
-    /// TTL or hop limit
-    pub hop_limit: u8,
-}
-
-impl Path {
-    /// Returns a path with traffic class 0 and hop limit 64.
-    pub fn new(src: IpAddr, dst: IpAddr) -> Self {
-        Self { src, dst, mac: None, traffic_class: 0, hop_limit: 64 }
-    }
-}
-
 /// Attributes with which a queue pair is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpInit {
@@ -150,6 +79,14 @@ pub struct QpInit {
     pub max_send: usize,
     /// Capacity of the receive queue, in requests
     pub max_recv: usize,
+}
+
+impl QpInit {
+    /// Returns the attributes of a reliable connection with one completion queue and a receive queue of its
+    /// own.
+    pub const fn rc(pd: Pd, cq: Cq, max_send: usize, max_recv: usize) -> Self {
+        Self { transport: Transport::Rc, pd, send_cq: cq, recv_cq: cq, srq: None, max_send, max_recv }
+    }
 }
 
 /// A change of a queue pair. Transitions to a [`State`] carry the attributes that the state requires.
@@ -255,57 +192,16 @@ pub enum QpError {
     Path,
 }
 
-/// A queue pair.
-#[derive(Debug)]
-pub(crate) struct Qp {
-    pub(crate) qpn: Qpn,
-    pub(crate) init: QpInit,
-    pub(crate) state: State,
-    pub(crate) access: Access,
-    pub(crate) qkey: u32,
-    pub(crate) path: Option<Path>,
-    /// Headers that do not change, and the version of the neighbour table with which they were made
-    pub(crate) route: Option<(Route, u64)>,
-    pub(crate) peer_qpn: Qpn,
-    pub(crate) mtu: PathMtu,
-    pub(crate) recv: ReceiveQueue,
-    pub(crate) req: Requester,
-    pub(crate) resp: Responder,
-    /// Whether the next packet is a request, if one is ready, rather than a response
-    pub(crate) request_next: bool,
-    /// Whether it waits for its neighbour's MAC address
-    pub(crate) unresolved: bool,
-    /// The event of the state has been reported: in RTR [`Event::Established`](crate::Event::Established), in
-    /// SQD [`Event::Drained`](crate::Event::Drained)
-    pub(crate) event_reported: bool,
-}
-
-impl Qp {
-    pub(crate) fn new(qpn: Qpn, init: QpInit) -> Self {
-        Self {
-            qpn,
-            init,
-            state: State::Reset,
-            access: Access::LOCAL_READ,
-            qkey: 0,
-            path: None,
-            route: None,
-            peer_qpn: Qpn::new(0),
-            mtu: PathMtu::B1024,
-            recv: ReceiveQueue { capacity: init.max_recv, ..ReceiveQueue::default() },
-            req: Requester::default(),
-            resp: Responder::default(),
-            request_next: false,
-            unresolved: false,
-            event_reported: false,
-        }
-    }
-
-    /// Returns the earliest deadline of the queue pair.
-    pub(crate) fn deadline(&self) -> Option<Nanos> {
-        let req = [self.req.deadline, self.req.rnr_until, self.req.pacer.wake_at()];
-        req.into_iter().chain([self.resp.ack_deadline]).flatten().min()
-    }
+/// Asynchronous events of a NIC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A queue pair went into the error state because of an error.
+    QpError(Qpn),
+    /// A queue pair in state SQD has no requests in flight any more.
+    Drained(Qpn),
+    /// A packet arrived on a connection before its handshake was complete (IB 11.6.3.1, communication
+    /// established).
+    Established(Qpn),
 }
 
 #[cfg(test)]
@@ -328,13 +224,5 @@ mod tests {
                 [1, 0, 0, 0, 0, 1],
             ]
         );
-    }
-
-    #[test]
-    fn path_mtus_convert_from_and_to_bytes() {
-        assert_eq!(PathMtu::ALL.map(PathMtu::bytes), [256, 512, 1024, 2048, 4096]);
-        assert_eq!(PathMtu::for_port(1500), PathMtu::B1024);
-        assert_eq!(PathMtu::for_port(9000), PathMtu::B4096);
-        assert_eq!(PathMtu::of_bytes(2048), Some(PathMtu::B2048));
     }
 }

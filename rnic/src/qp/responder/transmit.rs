@@ -1,9 +1,13 @@
 //! The send side of the responder: acknowledgements, and responses that are cut from memory packet by packet.
 
+use super::{AckSyndrome, Message, Response};
+#[cfg(debug_assertions)]
+use crate::config::Bug;
 use crate::memory::Access;
-use crate::nic::{Event, QpContext};
-use crate::responder::{AckSyndrome, Response};
-use crate::responder_rx::packets_of;
+#[cfg(debug_assertions)]
+use crate::memory::Span;
+use crate::path::packets_of;
+use crate::qp::QpContext;
 use rocev2::aeth::{Aeth, Credit, NakCode, Syndrome};
 use rocev2::atomic::AtomicAckEth;
 use rocev2::{Bth, Msn, Opcode, Psn};
@@ -18,8 +22,8 @@ impl QpContext<'_> {
         if !self.config.credits || self.qp.init.srq.is_some() {
             return Credit::UNLIMITED;
         }
-        let begun = matches!(self.qp.resp.message, Some(crate::responder::Message::Send { .. }));
-        let room = self.qp.recv.queue.len() as u32 + u32::from(begun);
+        let begun = matches!(self.qp.resp.message, Some(Message::Send { .. }));
+        let room = self.qp.recv.len() as u32 + u32::from(begun);
         self.qp.resp.sent_zero_credits = room == 0;
         Credit::at_most(room)
     }
@@ -47,7 +51,7 @@ impl QpContext<'_> {
             }
             // READ data is what congests the network, so it is subject to the DCQCN rate like requests. Later
             // responses wait behind it, because responses leave in order.
-            Response::Read { .. } if !self.qp.req.pacer.may_send(now) => return false,
+            Response::Read { .. } if !self.qp.pacer.may_send(now) => return false,
             Response::Read { .. } => {
                 self.transmit_read(response, frame);
                 self.qp.on_data_sent(frame.len(), now, self.config);
@@ -107,15 +111,14 @@ impl QpContext<'_> {
         self.qp.resp.responses.clear();
         self.qp.resp.held_acks = 0;
         self.enter_error();
-        let qpn = self.qp.qpn;
-        self.events.push_back(Event::QpError(qpn));
+        self.report_error();
     }
 
     /// Implements the planted bug `StaleRead`: returns the data that the last READ of the same address
     /// returned.
     #[cfg(debug_assertions)]
-    fn stale_bytes(&mut self, at: Option<crate::memory::Span>, bytes: Vec<u8>) -> Vec<u8> {
-        let Some(at) = at.filter(|_| self.has_bug(crate::Bug::StaleRead)) else { return bytes };
+    fn stale_bytes(&mut self, at: Option<Span>, bytes: Vec<u8>) -> Vec<u8> {
+        let Some(at) = at.filter(|_| self.has_bug(Bug::StaleRead)) else { return bytes };
         match &self.qp.resp.stale {
             Some((before, kept)) if *before == at && kept.len() == bytes.len() => kept.clone(),
             _ => {

@@ -2,123 +2,20 @@
 //! pairs, as `rdma_cm` offers them. The communication manager decides; this module moves queue pairs to the
 //! matching states.
 
+use super::Rnic;
 use crate::cm::{
-    self, Accept, CallError, Conn, ConnectError, ConnectRequest, Event as CmEvent, ListenError, Listener,
-    Peer, PortSpace, RemoteReply, RemoteRequest,
+    self, Accept, CallError, Conn, ConnectRequest, Event as CmEvent, ListenError, Listener, Peer, PortSpace,
+    RemoteReply, RemoteRequest,
 };
-use crate::memory::Access;
-use crate::nic::{Config, Rnic};
-use crate::qp::{Modify, Path, PathMtu, QpError, ReadyToReceive, ReadyToSend, State, Transport};
+use crate::connections::{Binding, ConnError, ConnParam};
+use crate::path::{Path, PathMtu};
+use crate::qp::{Modify, QpError, QpInit, ReadyToReceive, ReadyToSend, State, Transport};
 use core::net::IpAddr;
-use rocev2::aeth::RnrTimer;
 use rocev2::cm::RejReason;
 use rocev2::{Packet, Psn, Qpn};
-use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
 
 const HOP_LIMIT: u8 = 64;
-
-/// Parameters of one side of a connection, as in `rdma_conn_param`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConnParam {
-    /// Access that the remote side gets to local memory
-    pub access: Access,
-    /// READs and atomics from the remote side executed at once
-    pub responder_resources: u8,
-    /// READs and atomics outstanding at once
-    pub initiator_depth: u8,
-    /// How often either side retransmits a request that is not acknowledged (3 bits); the connecting side
-    /// sets it
-    pub retry_count: u8,
-    /// How often the remote side retries a request when no receive is posted here (3 bits); 7 is unlimited
-    pub rnr_retry_count: u8,
-    /// Acknowledgement timeout of both sides: 4.096 us times 2^`ack_timeout` (5 bits); the connecting side
-    /// sets it
-    pub ack_timeout: u8,
-    /// Time that the remote side waits after an RNR NAK
-    pub min_rnr_timer: RnrTimer,
-    /// Whether end-to-end credits are sent, and heeded if the remote side sends them as well
-    pub flow_control: bool,
-    /// DSCP and ECN of sent packets; the connecting side sets it for both
-    pub traffic_class: u8,
-    /// Source port that the connection carries in the RDMA IP CM header; only the connecting side has one
-    pub src_port: u16,
-    /// Private data for the application
-    pub private_data: Vec<u8>,
-}
-
-impl Default for ConnParam {
-    /// Returns full access, 16 READs and atomics each way, and seven retries with a timeout of 67 ms.
-    fn default() -> Self {
-        Self {
-            access: Access::ALL,
-            responder_resources: 16,
-            initiator_depth: 16,
-            retry_count: 7,
-            rnr_retry_count: 7,
-            ack_timeout: 14,
-            min_rnr_timer: RnrTimer(12),
-            flow_control: false,
-            traffic_class: 0,
-            src_port: 0,
-            private_data: Vec::new(),
-        }
-    }
-}
-
-/// Why a connection cannot be opened or changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ConnError {
-    /// The communication manager rejects the request
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The communication manager rejects another call
-    #[error(transparent)]
-    Call(#[from] CallError),
-    /// The queue pair rejects the change
-    #[error(transparent)]
-    Qp(#[from] QpError),
-    /// The queue pair already belongs to a connection
-    #[error("the queue pair already belongs to a connection; use another one")]
-    Busy,
-    /// No local address has the destination's address family
-    #[error("no local address of the address family of {0}; configure one")]
-    NoAddress(IpAddr),
-}
-
-/// A connection and its queue pair.
-#[derive(Debug)]
-struct Binding {
-    qpn: Qpn,
-    param: ConnParam,
-    /// The PSN of the first incoming request
-    rq_psn: Psn,
-    ready: Option<ReadyToSend>,
-}
-
-/// Connections and their queue pairs.
-#[derive(Debug, Default)]
-pub(crate) struct Gsi {
-    bindings: BTreeMap<Conn, Binding>,
-    by_qpn: BTreeMap<u32, Conn>,
-    /// Connection requests that the application has neither accepted nor rejected
-    requests: BTreeMap<Conn, Box<RemoteRequest>>,
-    events: VecDeque<CmEvent>,
-}
-
-/// Returns the configuration of the NIC's communication manager.
-pub(crate) fn cm_config(config: &Config) -> cm::Config {
-    cm::Config { capacity: config.max_qps.max(1024) * 2, ..cm::Config::default() }
-}
-
-impl Gsi {
-    fn unbind(&mut self, conn: Conn) -> Option<Binding> {
-        self.requests.remove(&conn);
-        let binding = self.bindings.remove(&conn)?;
-        self.by_qpn.remove(&binding.qpn.get());
-        Some(binding)
-    }
-}
 
 impl Rnic {
     /// Starts to report connection requests for a port, through [`poll_cm_event`](Self::poll_cm_event).
@@ -171,8 +68,7 @@ impl Rnic {
             self.modify_qp(qpn, Modify::Init { access: param.access, qkey: 0 })?;
         }
         let conn = self.endpoint.cm_mut().connect(&request, now)?;
-        self.gsi.by_qpn.insert(qpn.get(), conn);
-        self.gsi.bindings.insert(conn, Binding { qpn, param, rq_psn, ready: None });
+        self.connections.bind(conn, Binding { qpn, param, rq_psn, ready: None });
         self.process_cm_events(now);
         Ok(conn)
     }
@@ -181,7 +77,7 @@ impl Rnic {
     /// `Established` is reported. Post receives before `accept`, sends after `Established`.
     pub fn accept(&mut self, conn: Conn, qpn: Qpn, param: ConnParam, now: Nanos) -> Result<(), ConnError> {
         let transport = self.connectable(qpn)?;
-        let request = self.gsi.requests.get(&conn).ok_or(CallError::Unknown)?.clone();
+        let request = self.connections.request(conn).ok_or(CallError::Unknown)?.clone();
         if transport != request.transport {
             return Err(QpError::Transport.into());
         }
@@ -216,14 +112,60 @@ impl Rnic {
         if self.qp_state(qpn) == Some(State::Reset) {
             self.modify_qp(qpn, Modify::Init { access: param.access, qkey: 0 })?;
         }
-        let binding = Binding { qpn, param, rq_psn, ready: Some(ready) };
-        self.ready_to_receive(&binding, path, request.qpn, mtu, responder_resources)?;
+        let receive = ReadyToReceive {
+            path,
+            dest_qp: request.qpn,
+            mtu,
+            rq_psn,
+            max_dest_rd_atomic: responder_resources,
+            min_rnr_timer: param.min_rnr_timer,
+        };
+        self.modify_qp(qpn, Modify::Rtr(receive))?;
         self.endpoint.cm_mut().accept(conn, &reply, now)?;
-        self.gsi.requests.remove(&conn);
-        self.gsi.by_qpn.insert(qpn.get(), conn);
-        self.gsi.bindings.insert(conn, binding);
+        self.connections.bind(conn, Binding { qpn, param, rq_psn, ready: Some(ready) });
         self.process_cm_events(now);
         Ok(())
+    }
+
+    /// Creates a queue pair and requests a connection of it to port `to.1` of host `to.0`, in the TCP port
+    /// space. Post receives after this call, sends after `Replied`; destroy the queue pair after the
+    /// connection's last event. If the call fails, no queue pair is left.
+    pub fn connect_new(
+        &mut self,
+        init: QpInit,
+        to: (IpAddr, u16),
+        param: ConnParam,
+        now: Nanos,
+    ) -> Result<(Qpn, Conn), ConnError> {
+        let qpn = self.create_qp(init)?;
+        match self.connect(qpn, to.0, cm::service_id_of(PortSpace::Tcp, to.1), param, now) {
+            Ok(conn) => Ok((qpn, conn)),
+            Err(error) => Err(self.discard(qpn, error)),
+        }
+    }
+
+    /// Creates a queue pair and accepts a connection request with it. Post receives after this call, sends
+    /// after `Established`; destroy the queue pair after the connection's last event. If the call fails, no
+    /// queue pair is left, and the request is still to be accepted or rejected.
+    pub fn accept_new(
+        &mut self,
+        conn: Conn,
+        init: QpInit,
+        param: ConnParam,
+        now: Nanos,
+    ) -> Result<Qpn, ConnError> {
+        let qpn = self.create_qp(init)?;
+        match self.accept(conn, qpn, param, now) {
+            Ok(()) => Ok(qpn),
+            Err(error) => Err(self.discard(qpn, error)),
+        }
+    }
+
+    /// Destroys a queue pair that could not be connected. Returns the reason.
+    fn discard(&mut self, qpn: Qpn, error: ConnError) -> ConnError {
+        // It exists: the caller has just created it.
+        _ = self.destroy_qp(qpn);
+        error
     }
 
     /// Rejects a connection request, or gives up a connection before it is established.
@@ -250,63 +192,44 @@ impl Rnic {
 
     /// Returns the next connection event.
     pub fn poll_cm_event(&mut self) -> Option<CmEvent> {
-        self.gsi.events.pop_front()
+        self.connections.poll_event()
     }
 
     /// Returns the queue pair of a connection.
     pub fn connection_qp(&self, conn: Conn) -> Option<Qpn> {
-        self.gsi.bindings.get(&conn).map(|binding| binding.qpn)
+        self.connections.binding(conn).map(|binding| binding.qpn)
     }
 
     /// Returns the connection of a queue pair.
     pub fn connection_of(&self, qpn: Qpn) -> Option<Conn> {
-        self.gsi.by_qpn.get(&qpn.get()).copied()
+        self.connections.of_qp(qpn)
     }
 
     /// Returns the transport service with which a queue pair can be connected.
     fn connectable(&self, qpn: Qpn) -> Result<cm::Transport, ConnError> {
-        let qp = self.qp(qpn).ok_or(QpError::Unknown)?;
-        if self.gsi.by_qpn.contains_key(&qpn.get()) {
+        let qp = self.qps.find(qpn).ok_or(QpError::Unknown)?;
+        if self.connection_of(qpn).is_some() {
             return Err(ConnError::Busy);
         }
-        if !matches!(qp.state, State::Reset | State::Init) {
-            return Err(QpError::State(qp.state).into());
+        if !matches!(qp.state(), State::Reset | State::Init) {
+            return Err(QpError::State(qp.state()).into());
         }
-        match qp.init.transport {
+        match qp.init().transport {
             Transport::Rc => Ok(cm::Transport::Rc),
             Transport::Uc => Ok(cm::Transport::Uc),
             Transport::Ud => Err(QpError::Transport.into()),
         }
     }
 
-    fn ready_to_receive(
-        &mut self,
-        binding: &Binding,
-        path: Path,
-        dest_qp: Qpn,
-        mtu: PathMtu,
-        max_dest_rd_atomic: u8,
-    ) -> Result<(), QpError> {
-        let ready = ReadyToReceive {
-            path,
-            dest_qp,
-            mtu,
-            rq_psn: binding.rq_psn,
-            max_dest_rd_atomic,
-            min_rnr_timer: binding.param.min_rnr_timer,
-        };
-        self.modify_qp(binding.qpn, Modify::Rtr(ready))
-    }
-
     /// Moves queue pairs as the communication manager's events require, and reports the events.
-    pub(crate) fn process_cm_events(&mut self, now: Nanos) {
+    pub(super) fn process_cm_events(&mut self, now: Nanos) {
         while let Some(event) = self.endpoint.cm_mut().poll_event() {
             let conn = event.conn();
             let report = match &event {
                 CmEvent::Requested { request, .. } => self.on_requested(conn, request, now),
                 CmEvent::Replied { reply, .. } => self.on_replied(conn, reply, now),
                 CmEvent::Established { .. } => {
-                    if let Some(binding) = self.gsi.bindings.get(&conn)
+                    if let Some(binding) = self.connections.binding(conn)
                         && let Some(ready) = binding.ready
                     {
                         // This fails if the queue pair has failed meanwhile, which another event reports.
@@ -324,7 +247,7 @@ impl Rnic {
                 }
             };
             if report {
-                self.gsi.events.push_back(event);
+                self.connections.report(event);
             }
         }
     }
@@ -336,13 +259,13 @@ impl Rnic {
             _ = self.endpoint.cm_mut().reject(conn, RejReason::INVALID_PATH_MTU, &[], now);
             return false;
         }
-        self.gsi.requests.insert(conn, Box::new(request.clone()));
+        self.connections.add_request(conn, request);
         true
     }
 
     /// Handles the remote side's REP. Returns whether to report it to the application.
     fn on_replied(&mut self, conn: Conn, reply: &RemoteReply, now: Nanos) -> bool {
-        let Some(binding) = self.gsi.bindings.remove(&conn) else { return false };
+        let Some(binding) = self.connections.binding(conn) else { return false };
         let Some(peer) = self.endpoint.cm().info(conn).map(|info| info.peer) else { return false };
         let param = &binding.param;
         let path = Path { traffic_class: param.traffic_class, ..Path::new(peer.local, peer.remote) };
@@ -354,11 +277,17 @@ impl Rnic {
             rnr_retry: reply.rnr_retry_count,
             flow_control: param.flow_control && reply.flow_control,
         };
-        let (qpn, resources) = (binding.qpn, param.responder_resources.min(reply.initiator_depth));
-        let set_up = self
-            .ready_to_receive(&binding, path, reply.qpn, self.config.mtu, resources)
-            .and_then(|()| self.modify_qp(qpn, Modify::Rts(ready)));
-        self.gsi.bindings.insert(conn, binding);
+        let qpn = binding.qpn;
+        let receive = ReadyToReceive {
+            path,
+            dest_qp: reply.qpn,
+            mtu: self.config.mtu,
+            rq_psn: binding.rq_psn,
+            max_dest_rd_atomic: param.responder_resources.min(reply.initiator_depth),
+            min_rnr_timer: param.min_rnr_timer,
+        };
+        let set_up =
+            self.modify_qp(qpn, Modify::Rtr(receive)).and_then(|()| self.modify_qp(qpn, Modify::Rts(ready)));
         // The application may have destroyed or changed its queue pair while it was being connected.
         if set_up.is_err() || self.endpoint.cm_mut().confirm(conn, &[]).is_err() {
             _ = self.endpoint.cm_mut().reject(conn, RejReason::CONSUMER, &[], now);
@@ -377,11 +306,11 @@ impl Rnic {
 
     fn end_connection(&mut self, conn: Conn) {
         self.fail_qp(conn);
-        self.gsi.unbind(conn);
+        self.connections.unbind(conn);
     }
 
     /// Processes a packet to QP 1.
-    pub(crate) fn on_gsi(&mut self, packet: &Packet<'_>, now: Nanos) {
+    pub(super) fn on_gsi(&mut self, packet: &Packet<'_>, now: Nanos) {
         if self.endpoint.on_mad(packet, now) {
             self.process_cm_events(now);
         } else {
@@ -390,7 +319,7 @@ impl Rnic {
     }
 
     /// Completes the handshake of a queue pair that received data before the handshake was complete.
-    pub(crate) fn established_by_traffic(&mut self, qpn: Qpn, now: Nanos) {
+    pub(super) fn established_by_traffic(&mut self, qpn: Qpn, now: Nanos) {
         if let Some(conn) = self.connection_of(qpn) {
             self.endpoint.cm_mut().established_by_traffic(conn);
             self.process_cm_events(now);
@@ -398,9 +327,9 @@ impl Rnic {
     }
 
     /// Aborts the connection of a queue pair that is being destroyed.
-    pub(crate) fn release_connection(&mut self, qpn: Qpn) {
+    pub(super) fn release_connection(&mut self, qpn: Qpn) {
         if let Some(conn) = self.connection_of(qpn) {
-            self.gsi.unbind(conn);
+            self.connections.unbind(conn);
             self.endpoint.cm_mut().abort(conn);
         }
     }

@@ -1,0 +1,201 @@
+//! The schedule of a stream: how many packets are due, in which bursts, and when the next are.
+
+use crate::counters::{Counters, StreamCounters};
+use crate::pace::{Pace, Rate, Unit, WIRE_OVERHEAD};
+use crate::profile::Stream;
+use switch::Nanos;
+
+/// Packets that a stream sends in one turn of the worker at most, so that other streams and received frames
+/// get their turn
+const TURN: u64 = 256;
+/// Time of a timer that is not set
+pub(crate) const NEVER: Nanos = Nanos(u64::MAX);
+
+/// Schedule of a stream.
+pub(crate) struct Schedule {
+    rate: Rate,
+    pace: Pace,
+    /// Packets of a burst, and a packet's mean length in the rate's units
+    burst: u64,
+    packet_units: u64,
+    /// The stream, if its burst follows a ramp: the burst is recomputed from it
+    ramp: Option<Box<Stream>>,
+    /// Whether the last burst did not leave whole: the rest does not wait for a whole burst
+    burst_incomplete: bool,
+    /// Whether the last burst before the end of the sending time did not leave whole: the stream has not kept
+    /// up with its rate
+    fell_behind: bool,
+    /// Packets left to send
+    packets_left: u64,
+    due: Nanos,
+}
+
+/// What is due in a turn.
+#[derive(Clone, Copy)]
+pub(crate) struct Turn {
+    /// Time of the worker, and time for which the turn is, which may be before
+    now: Nanos,
+    at: Nanos,
+    /// Whether the sending time ends
+    ends: bool,
+    burst: u64,
+    /// Packets that are due, before the limits of a turn and of the port
+    due: u64,
+    /// Units that may be spent
+    allowance: u64,
+    /// Packets to send at most
+    pub(crate) most: u64,
+}
+
+/// What was sent in a turn.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Sent {
+    /// Packets, with malformed ones
+    pub(crate) packets: u64,
+    /// Packets of the stream, and their bytes
+    pub(crate) good: u64,
+    pub(crate) bytes: u64,
+    /// Units of the rate
+    pub(crate) units: u64,
+}
+
+impl Schedule {
+    /// Creates the schedule of a stream whose frames have this mean length in bytes.
+    pub(crate) fn new(stream: &Stream, mean: u64, catch_up: Nanos) -> Self {
+        let by_bits = stream.rate.unit() == Some(Unit::Bits);
+        let packet_units = if by_bits { (mean + WIRE_OVERHEAD as u64) * 8 } else { 1 };
+        let ramp = matches!(stream.rate, Rate::Ramp { .. }) && stream.burst.is_none();
+        Self {
+            rate: stream.rate,
+            pace: Pace::new(stream.rate, Nanos::ZERO, catch_up),
+            burst: stream.burst_at(stream.rate.at(Nanos::ZERO) / packet_units),
+            packet_units,
+            ramp: ramp.then(|| stream.clone().into()),
+            burst_incomplete: false,
+            fell_behind: false,
+            packets_left: stream.packets.unwrap_or(u64::MAX),
+            due: NEVER,
+        }
+    }
+
+    /// Starts the rate.
+    pub(crate) fn begin(&mut self, now: Nanos, catch_up: Nanos) {
+        self.pace = Pace::new(self.rate, now, catch_up);
+        self.due = self.pace.next(now, self.burst(now) * self.packet_units);
+    }
+
+    /// Stops sending. The stream was to send until `until`.
+    pub(crate) fn end(&mut self, until: Nanos, counters: &StreamCounters) {
+        // The timer of a stream that never began is not set.
+        if self.packets_left > 0 && self.due != NEVER {
+            self.note_time(until, counters);
+        }
+        self.due = NEVER;
+        self.packets_left = 0;
+    }
+
+    /// Returns when the next packets are due.
+    #[inline]
+    pub(crate) const fn due(&self) -> Nanos {
+        self.due
+    }
+
+    /// Returns whether all packets were sent.
+    #[inline]
+    pub(crate) const fn is_over(&self) -> bool {
+        self.packets_left == 0
+    }
+
+    /// Returns whether something is due at `at`. When the sending time `ends`, a part of a burst may be due.
+    #[inline]
+    pub(crate) fn is_due(&self, at: Nanos, ends: bool) -> bool {
+        if ends { self.is_paced() && !self.is_over() } else { self.due <= at }
+    }
+
+    /// Returns whether something is due by the end of the sending time, at a rate other than the maximum.
+    #[inline]
+    pub(crate) fn is_pending(&self, end: Nanos) -> bool {
+        self.is_paced() && self.due <= end
+    }
+
+    /// Returns whether the stream has a rate other than the maximum.
+    fn is_paced(&self) -> bool {
+        self.rate != Rate::Max
+    }
+
+    /// Returns whether the rate is in bits.
+    #[inline]
+    pub(crate) fn is_by_bits(&self) -> bool {
+        self.rate.unit() == Some(Unit::Bits)
+    }
+
+    /// Returns the packets of a burst now.
+    #[inline]
+    fn burst(&self, now: Nanos) -> u64 {
+        let burst =
+            |stream: &Stream| stream.burst_at(stream.rate.at(self.pace.time(now)) / self.packet_units);
+        self.ramp.as_deref().map_or(self.burst, burst)
+    }
+
+    /// Notes how long the stream has sent.
+    fn note_time(&self, now: Nanos, counters: &StreamCounters) {
+        counters.sending_ns.add(self.pace.time(now).0.saturating_sub(counters.sending_ns.get()));
+    }
+
+    /// Returns what is due at `at`, which may be before `now`, but no more than its `share` of the port's
+    /// room. If the sending time `ends`, what is due need not be a whole burst.
+    #[inline]
+    pub(crate) fn turn(&mut self, (now, at, ends): (Nanos, Nanos, bool), share: u64, all: &Counters) -> Turn {
+        let by_bits = self.is_by_bits();
+        let left = if by_bits { u64::MAX } else { self.packets_left };
+        let burst = self.burst(at);
+        let allowance = self.pace.allowance(at, burst * self.packet_units, left);
+        let whole = if ends || self.burst_incomplete { 1 } else { burst };
+        let due = match self.rate {
+            Rate::Max => burst,
+            _ if by_bits && allowance < whole * self.packet_units => 0,
+            _ if by_bits => TURN,
+            // Whole bursts, or the rest of the packets to send
+            _ if allowance >= self.packets_left => self.packets_left,
+            _ => allowance / whole * whole,
+        };
+        let wanted = due.min(TURN).min(self.packets_left);
+        let most = wanted.min(share);
+        if most < wanted {
+            all.port_busy.add(1);
+        }
+        Turn { now, at, ends, burst, due, allowance, most }
+    }
+
+    /// Accounts for what was sent in a turn, and sets the timer.
+    #[inline]
+    pub(crate) fn account(&mut self, turn: &Turn, sent: &Sent, counters: &StreamCounters) {
+        let Turn { now, at, ends, .. } = *turn;
+        counters.sent.count_many(sent.good, sent.bytes);
+        if self.packets_left != u64::MAX {
+            self.packets_left -= sent.good;
+        }
+        self.pace.spend(sent.units);
+        counters.forfeited.add(self.pace.forfeited() - counters.forfeited.get());
+        // A stream that had kept up until its worker came late to the end has sent until `at`, and not until
+        // `now`.
+        self.note_time(if sent.packets > 0 && (self.fell_behind || !ends) { now } else { at }, counters);
+        let by_bits = self.is_by_bits();
+        let over = if by_bits { sent.units >= turn.allowance } else { sent.packets == turn.due };
+        self.burst_incomplete = turn.due > 0 && !over;
+        if !ends {
+            self.fell_behind = self.burst_incomplete;
+        }
+        let next = if self.burst_incomplete { 1 } else { turn.burst };
+        let next = if by_bits { next * self.packet_units } else { next.min(self.packets_left) };
+        self.due = if self.packets_left == 0 { NEVER } else { self.pace.next(at, next) };
+    }
+}
+
+impl Turn {
+    /// Returns whether more may be sent after this, at a rate in bits.
+    #[inline]
+    pub(crate) const fn allows(&self, units: u64) -> bool {
+        units < self.allowance
+    }
+}
