@@ -6,7 +6,6 @@ use crate::log::{DECIDED, HEAD};
 use crate::{Membership, SwitchAddress};
 use core::net::IpAddr;
 use p4ce::wire::{GroupRequest, MemberRequest, Refusal, Region, Replicas};
-use rnic::cm::{PortSpace, service_id_of};
 use rnic::{Access, Buffer, ConnParam, Cq, Pd, QpInit};
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
