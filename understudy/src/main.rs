@@ -3,10 +3,9 @@
 
 mod check;
 mod config;
-mod consensus;
 mod decode;
 mod doctor;
-mod host;
+mod functions;
 mod observe;
 mod output;
 mod plan;
@@ -15,6 +14,7 @@ mod rdmc;
 mod rfc2544;
 mod run;
 mod sim;
+mod system;
 mod top;
 mod trace;
 

@@ -5,7 +5,7 @@ mod device;
 mod trial;
 
 use crate::config::{self, Rfc2544Config};
-use crate::run::{catch_signals, explain};
+use crate::system::{catch_signals, explain};
 use bench::rfc2544::{Most, measure};
 use dataplane::Runtime;
 use device::Device;
