@@ -5,10 +5,9 @@
 
 mod check;
 mod config;
-mod consensus;
 mod decode;
 mod doctor;
-mod host;
+mod functions;
 mod log;
 mod observe;
 mod output;
@@ -18,6 +17,7 @@ mod rdmc;
 mod rfc2544;
 mod run;
 mod sim;
+mod system;
 mod top;
 mod trace;
 

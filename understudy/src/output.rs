@@ -1,5 +1,7 @@
 //! Output to the terminal.
 
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use core::fmt::Write as _;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -57,6 +59,39 @@ pub(crate) fn printable_json(text: &str) -> String {
         }
     }
     escaped
+}
+
+/// Returns a row of a table for [`section`].
+pub(crate) fn row(words: &[&str], numbers: &[u64]) -> Vec<Cell> {
+    let words = words.iter().map(Cell::new);
+    let numbers = numbers.iter().map(|n| Cell::new(n).set_alignment(CellAlignment::Right));
+    words.chain(numbers).collect()
+}
+
+/// Appends a titled table, in which the first `words` columns are left-aligned and the others right-aligned.
+/// Appends nothing if there are no rows.
+pub(crate) fn section(
+    text: &mut String,
+    title: &str,
+    columns: &[&str],
+    words: usize,
+    rows: impl IntoIterator<Item = Vec<Cell>>,
+) {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(columns.iter().enumerate().map(|(at, name)| {
+        let alignment = if at < words { CellAlignment::Left } else { CellAlignment::Right };
+        Cell::new(name).set_alignment(alignment)
+    }));
+    table.add_rows(rows);
+    if table.is_empty() {
+        return;
+    }
+    _ = writeln!(text, "{title}");
+    for line in table.lines() {
+        _ = writeln!(text, " {}", line.trim_end());
+    }
+    text.push('\n');
 }
 
 #[cfg(test)]

@@ -1,41 +1,17 @@
 //! Describes what a configuration would run.
 
-mod consensus;
-mod impair;
-mod onepipe;
-mod p4ce;
-mod pktgen;
-mod process;
-mod swordbox;
-mod tunnel;
-
-use crate::config::{Config, FunctionConfig};
-use crate::host::{Client, HostConfig, PerftestConfig};
+use crate::config::Config;
+use crate::functions::tunnel;
 use crate::machine::{Machine, cpu_list};
 use core::fmt::Write;
 use dataplane::config::{Device, Idle, Memory, Port};
-use rocev2::Fault;
 use std::collections::BTreeSet;
 use std::path::Path;
-use switch::PortId;
-use switch::drop::FaultSet;
-use switch::forward::Config as Forward;
-use switch::forward::config::{Topology, Ttl};
 
 /// Returns a description of the ports, the function and the workers, followed by notes.
 pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
     let runtime = &config.runtime;
-    let function = match &config.function {
-        FunctionConfig::Forward(forward) => forward_lines(forward, &runtime.ports),
-        FunctionConfig::Impair(config) => impair::lines(config, &runtime.ports),
-        FunctionConfig::Nic(nic) => nic_lines(nic),
-        FunctionConfig::Consensus(config) => consensus::lines(config),
-        FunctionConfig::P4ce(config) => p4ce::lines(config),
-        FunctionConfig::Swordbox(config) => swordbox::lines(config, &runtime.ports),
-        FunctionConfig::OnePipe(config) => onepipe::lines(config, &runtime.ports),
-        FunctionConfig::Process(config) => process::lines(config),
-        FunctionConfig::Pktgen(profile) => pktgen::lines(profile, &runtime.ports),
-    };
+    let function = config.function.summary(&runtime.ports);
     let rest = [
         ("workers", workers(&runtime.workers.cpus) + idle(runtime.workers.idle)),
         (
@@ -43,22 +19,17 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
             match runtime.eal.memory {
                 Memory::Ordinary { mb } => format!("{mb} MB in ordinary pages"),
                 Memory::HugePages { mb } => format!("{mb} MB in huge pages"),
-            } + &match &config.function {
-                FunctionConfig::Pktgen(profile) => pktgen::state(profile),
-                _ => String::new(),
-            },
+            } + &config.function.memory(),
         ),
         (
             "ends",
-            match config.stop_when_idle {
-                _ if matches!(config.function, FunctionConfig::Pktgen(_)) => {
-                    "when all packets are sent and received, or when interrupted (Ctrl-C)".into()
-                }
-                Some(idle) => format!(
+            match (config.function.end(), config.stop_when_idle) {
+                (Some(end), _) => format!("{end}, or when interrupted (Ctrl-C)"),
+                (None, Some(idle)) => format!(
                     "when no frame was received for {} ms, or when interrupted (Ctrl-C)",
                     idle.as_millis()
                 ),
-                None => "when interrupted (Ctrl-C)".into(),
+                (None, None) => "when interrupted (Ctrl-C)".into(),
             },
         ),
     ];
@@ -75,12 +46,7 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
         let _ = writeln!(text, "{key:<9} {value}");
     }
     let mut notes = notes(runtime, machine);
-    if let FunctionConfig::Impair(config) = &config.function {
-        notes.extend(impair::notes(config, runtime.workers.cpus.len()));
-    }
-    if let FunctionConfig::Swordbox(config) = &config.function {
-        notes.extend(swordbox::notes(config));
-    }
+    notes.extend(config.function.notes(runtime.workers.cpus.len()));
     if !notes.is_empty() {
         text.push('\n');
     }
@@ -154,83 +120,6 @@ fn device(device: &Device) -> String {
         }
         Device::Null { size, copy } => {
             format!("makes frames of {size} bytes{}", if *copy { ", copied" } else { "" })
-        }
-    }
-}
-
-fn nic_lines(nic: &HostConfig) -> Vec<(&'static str, String)> {
-    let addresses: Vec<_> = nic.addresses.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")).collect();
-    let mac = nic.mac.map_or("the port's MAC address".into(), |mac| mac.to_string());
-    let host = format!(
-        "{} at {mac}, path MTU {}, up to {} connections",
-        addresses.join(", "),
-        nic.mtu.bytes(),
-        nic.max_qps
-    );
-    let mut lines = vec![("host", host)];
-    for service in &nic.services {
-        let name = service.kind.name(service.client.is_some());
-        let line = match &service.client {
-            None => format!("{name} at port {}", service.port),
-            Some(Client { server, connections, .. }) => {
-                format!("{name} to {server} port {}, {connections} connections", service.port)
-            }
-        };
-        lines.push(("service", line));
-    }
-    for PerftestConfig { test, port, size, .. } in &nic.perftests {
-        let line =
-            format!("{} of ib_{} at TCP port {port}, up to {size} bytes", PerftestConfig::NAME, test.name());
-        lines.push(("service", line));
-    }
-    lines
-}
-
-fn forward_lines(forward: &Forward, ports: &[Port]) -> Vec<(&'static str, String)> {
-    let verified =
-        [(true, "headers"), (forward.verify_icrc, "ICRC"), (forward.verify_udp_checksum, "UDP checksum")];
-    let verified: Vec<_> = verified.iter().filter(|(wanted, _)| *wanted).map(|(_, what)| *what).collect();
-    let dropped = match forward.drop {
-        FaultSet::NONE => "nothing".into(),
-        FaultSet::ALL => "all that fail".into(),
-        some => some.iter().map(Fault::name).collect::<Vec<_>>().join(", "),
-    };
-    let counted = match forward.counted_qps {
-        0 => "no queue pair individually".into(),
-        count => format!("up to {count} queue pairs individually"),
-    };
-    vec![
-        ("forward", topology(&forward.topology, ports)),
-        ("", format!("verifies {}; drops {dropped}; counts {counted}", verified.join(", "))),
-    ]
-}
-
-fn pairs_text(pairs: &[(PortId, PortId)], ports: &[Port]) -> String {
-    let name = |port: PortId| ports[port.index()].name.as_str();
-    let pair = |&(a, b): &(PortId, PortId)| {
-        if a == b { format!("{} reflects", name(a)) } else { format!("{} <-> {}", name(a), name(b)) }
-    };
-    pairs.iter().map(pair).collect::<Vec<_>>().join(", ")
-}
-
-fn topology(topology: &Topology, ports: &[Port]) -> String {
-    match topology {
-        Topology::Pairs(pairs) => pairs_text(pairs, ports),
-        Topology::Routes(table) => {
-            let max_hops = table.routes.iter().map(|route| route.via.len()).max().unwrap_or(0);
-            let hop = match table.ttl {
-                Ttl::Keep => "TTLs are kept",
-                Ttl::Decrement => "TTLs are decremented",
-            };
-            format!("a router of {} routes, with up to {max_hops} equal next hops; {hop}", table.routes.len())
-        }
-        Topology::Mac(table) => {
-            let fixed = match table.fixed.len() {
-                0 => String::new(),
-                count => format!(", and has {count} fixed ones"),
-            };
-            let seconds = table.ageing.0 / 1_000_000_000;
-            format!("a bridge that learns up to {} stations, each for {seconds} s{fixed}", table.capacity)
         }
     }
 }

@@ -1,47 +1,27 @@
 //! Reads configuration files: TOML in; plain values of `dataplane` and `switch` out, or all problems of the
 //! file.
 //!
-//! A file has ports (`[[port]]`) and one function, which is a table named after it ([`FUNCTIONS`]).
-//! `[consensus]` may stand beside `[nic]`, and `[tunnel]` beside `[forward]` or `[onepipe]`. `[runtime]` and
-//! `[observe]` change the defaults. To add a function, add a variant to [`FunctionConfig`], a file like
-//! `forward.rs`, and a line to [`FUNCTIONS`].
+//! A file has ports (`[[port]]`) and one function, which is a table named after it (`functions`). `[consensus]`
+//! may stand beside `[nic]`, and `[tunnel]` beside `[forward]` or `[onepipe]`. `[runtime]` and `[observe]`
+//! change the defaults.
 
-mod consensus;
-mod forward;
-mod impair;
-mod nic;
-mod observe;
-mod onepipe;
-mod p4ce;
-mod pairs;
-mod pktgen;
 mod rfc2544;
-mod routes;
 mod scenario;
-mod swordbox;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod topology;
-mod tunnel;
 
 pub(crate) use settings::{Finding, Report};
 
-pub(crate) use observe::ObserveConfig;
-pub(crate) use onepipe::{Clock, OnePipeConfig};
-pub(crate) use p4ce::P4ceConfig;
 pub(crate) use rfc2544::{Rfc2544Config, Traffic};
-pub(crate) use swordbox::SwordboxConfig;
 pub(crate) use topology::{Network, System};
-pub(crate) use tunnel::TunnelConfig;
 
-use crate::consensus::ConsensusConfig;
-use crate::host::HostConfig;
-use core::ops::Range;
+use crate::functions::tunnel::{self, TunnelConfig};
+use crate::functions::{self, File, FunctionConfig, Reloaded};
+use crate::observe::{self, ObserveConfig, Target};
 use core::time::Duration;
 use settings::file::{parsed, text_of};
-use settings::port::Ports;
-use settings::report::Problem;
-use settings::tree::{Problems, Table, absent, section};
+use settings::tree::{Problems, Table};
 // Modules that the readers of tables import as `super::...`
 use settings::{Dpdk, Machine, port, report, tree, words};
 use std::path::{Path, PathBuf};
@@ -67,73 +47,41 @@ pub(crate) struct Config {
     pub(crate) path: PathBuf,
 }
 
-/// Switch function and its configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum FunctionConfig {
-    /// Wires, a learning bridge or a router
-    Forward(switch::forward::Config),
-    /// Wires with injected faults
-    Impair(switch::impair::Config),
-    /// Host with a software NIC
-    Nic(HostConfig),
-    /// Host that is one of the servers of a replicated service
-    Consensus(ConsensusConfig),
-    /// Switch that replicates writes, and a bridge
-    P4ce(P4ceConfig),
-    /// Switch that resolves atomics, and a bridge
-    Swordbox(SwordboxConfig),
-    /// Switch that keeps barriers, and a bridge
-    OnePipe(OnePipeConfig),
-    /// 1Pipe process
-    Process(::onepipe::Settings),
-    /// Packet generator
-    Pktgen(::pktgen::Profile),
-}
-
-impl FunctionConfig {
-    /// Returns the name of the table that configures the function.
-    pub(crate) const fn name(&self) -> &'static str {
-        match self {
-            Self::Forward(_) => "forward",
-            Self::Impair(_) => "impair",
-            Self::Nic(_) => "nic",
-            Self::Consensus(_) => "consensus",
-            Self::P4ce(_) => "p4ce",
-            Self::Swordbox(_) => "swordbox",
-            Self::OnePipe(_) => "onepipe",
-            Self::Process(_) => "process",
-            Self::Pktgen(_) => "pktgen",
-        }
+impl Config {
+    /// Returns the function of `again`, which was read from the same file later, and whether the rest is as in
+    /// this configuration.
+    pub(crate) fn reloaded(&self, again: Self) -> Reloaded<FunctionConfig> {
+        let function = again.function.clone();
+        let rest = Self { function: self.function.clone(), ..again };
+        Reloaded { function, rest_is_unchanged: rest == *self }
     }
-}
-
-/// Table that configures a function.
-struct FunctionTable {
-    key: &'static str,
-    read: fn(&Table<'_>, &Ports) -> Option<FunctionConfig>,
-}
-
-/// All functions.
-const FUNCTIONS: [FunctionTable; 8] = [
-    FunctionTable { key: "forward", read: forward::read },
-    FunctionTable { key: "impair", read: impair::read },
-    FunctionTable { key: "nic", read: nic::read },
-    FunctionTable { key: "p4ce", read: p4ce::read },
-    FunctionTable { key: "swordbox", read: swordbox::read },
-    FunctionTable { key: "onepipe", read: onepipe::read },
-    FunctionTable { key: "process", read: process },
-    FunctionTable { key: "pktgen", read: pktgen::read },
-];
-
-/// Reads `[process]` with the reader of the host library.
-fn process(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
-    ::onepipe::file::read(table, ports).map(FunctionConfig::Process)
 }
 
 /// Reads a configuration file. Relative paths in it begin in its folder.
 pub(crate) fn load(path: &Path) -> Result<Config, Report> {
     let text = text_of(path)?;
     parse_on(path, &text, path.parent().unwrap_or(Path::new("")), &Machine::this())
+}
+
+/// Returns the address of an instance for its socket's path or its configuration file. The error is a text for
+/// users.
+pub(crate) fn target(path: &Path) -> Result<Target, String> {
+    if !path.is_file() {
+        // The path of a socket, which may not exist yet.
+        return if path.extension().is_some_and(|extension| extension == "toml") {
+            Err(format!("{}: there is no such file", path.display()))
+        } else {
+            Ok(Target { socket: path.to_owned() })
+        };
+    }
+    let config = load(path).map_err(|report| report.render())?;
+    config.observe.socket.map(|socket| Target { socket }).ok_or_else(|| {
+        format!(
+            "{} has no `socket` to connect to; add\n\n[observe]\nsocket = \"/run/understudy/observe.sock\"\n\nand restart the \
+             instance",
+            path.display()
+        )
+    })
 }
 
 /// Reads a scenario of the simulator.
@@ -215,33 +163,11 @@ fn read(
     let root = Table::root(root, problems);
     let dpdk = Dpdk::read(&root, folder, machine);
     let (runtime, ports) = (&dpdk.runtime, &dpdk.ports);
-    let mut function = consensus::read_optional(&root, function(&root, ports, &FUNCTIONS));
-    let tunnel = tunnel::read_optional(&root, function.as_ref());
-    let observe = observe::read(&root, function.as_ref(), folder);
-    match &mut function {
-        Some(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) => {
-            runtime.check_one_worker("a host supports one worker", problems);
-        }
-        Some(FunctionConfig::P4ce(_)) => runtime.check_one_worker("[p4ce] supports one worker", problems),
-        Some(FunctionConfig::Swordbox(config)) => {
-            let why = "[swordbox] supports one worker, which puts the operations on each word into one order";
-            runtime.check_one_worker(why, problems);
-            config.journal = config.journal.take().map(|journal| folder.join(journal));
-        }
-        Some(FunctionConfig::OnePipe(_)) => {
-            let why = "[onepipe] supports one worker: barriers need the order of each link's frames";
-            runtime.check_one_worker(why, problems);
-        }
-        Some(FunctionConfig::Process(_)) => {
-            ::onepipe::file::check_runtime(runtime, problems);
-        }
-        Some(FunctionConfig::Pktgen(_)) => {
-            let why = "[pktgen] supports one worker: the receiver needs the sender's state";
-            runtime.check_one_worker(why, problems);
-            let ends = "the run ends by `duration_s`, or by `packets` of each stream";
-            runtime.reject_stop_when_idle("[pktgen]", ends, problems);
-        }
-        Some(FunctionConfig::Forward(_) | FunctionConfig::Impair(_)) | None => {}
+    let mut function = functions::read(&root, ports);
+    let tunnel = tunnel::read_optional(&root, function.as_ref().and_then(FunctionConfig::behind_tunnels));
+    let observe = observe::read_config(&root, folder);
+    if let Some(function) = &mut function {
+        function.check(&File { root: &root, runtime, folder });
     }
     root.finish();
     let stop_when_idle = runtime.stop_when_idle;
@@ -253,46 +179,4 @@ fn read(
         stop_when_idle,
         path: path.to_owned(),
     })
-}
-
-/// Reads the function. The file has to have exactly one of `functions`.
-fn function(root: &Table<'_>, ports: &Ports, functions: &[FunctionTable]) -> Option<FunctionConfig> {
-    let problems = root.problems();
-    let mut first: Option<Range<usize>> = None;
-    let mut found = None;
-    for FunctionTable { key, read, .. } in functions {
-        let Some(given) = root.get(key, "") else {
-            // The keys of absent tables are registered, so that a misplaced key is recognised.
-            let unreported = Problems::default();
-            let table = absent(key, &unreported);
-            read(&table, ports);
-            table.finish();
-            problems.add_known_tables(unreported);
-            continue;
-        };
-        if let Some(first) = &first {
-            let problem = Problem::at(given.key_span(), "the file has two functions").label("the second");
-            problems.add(
-                problem
-                    .also(first.clone(), "the first")
-                    .help("keep one, and run another instance for the other"),
-            );
-        }
-        first = first.or(Some(given.key_span()));
-        if let Some(table) = section(root, key) {
-            found = read(&table, ports);
-            table.finish();
-        }
-    }
-    // An unknown table, which is reported anyway, may be a function whose name is misspelt.
-    if first.is_none() && !root.has_unknown_tables() {
-        let problem = Problem::of_file("no table defines what happens to frames");
-        let tables: Vec<_> = functions.iter().map(|table| format!("[{}]", table.key)).collect();
-        problems.add(problem.help(format!(
-            "add a function, such as\n\n{}\n\nit can be {}; configs/ has an example of each",
-            forward::example(ports),
-            words::one_of(&tables)
-        )));
-    }
-    found
 }

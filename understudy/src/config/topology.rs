@@ -1,9 +1,8 @@
 //! Reads topologies of 1Pipe networks: `[topology]`, `[[switch]]`, `[[host]]` and `[[link]]`. The plan is
 //! made at once, because some problems of a topology show only then.
 
-use super::forward::station;
 use super::report::Problem;
-use super::scenario::{address, network::Names};
+use super::scenario::network::Names;
 use super::tree::{Problems, Table, Value, section, sections};
 use super::words;
 use core::net::IpAddr;
@@ -11,6 +10,7 @@ use core::ops::Range;
 use representative::MIN_DEAD_AFTER;
 use representative::plan::{self, About, Host, Link, Node, Plan, Settings, Switch, Topology};
 use rocev2::Qpn;
+use settings::address::{address, ip, station};
 use switch::Nanos;
 use toml::de::DeTable;
 
@@ -152,7 +152,7 @@ impl Spans {
 
 /// Longest name, in bytes. Files for `understudy run` use it as the name of a link, with the kind of the node
 /// in front
-const MAX_NAME: usize = super::onepipe::MAX_NAME - "switch ".len();
+const MAX_NAME: usize = crate::functions::onepipe::config::MAX_NAME - "switch ".len();
 
 /// Reads a name, which becomes part of file names and of switches' configurations.
 fn name(table: &Table<'_>, names: &mut Names) -> Option<(String, Range<usize>)> {
@@ -244,7 +244,7 @@ fn optional<T>(read: Option<Option<T>>) -> Option<Option<T>> {
 }
 
 fn unicast(value: &Value<'_>) -> Option<IpAddr> {
-    let ip = super::nic::ip(value)?;
+    let ip = ip(value)?;
     if ip.is_multicast() || ip.is_unspecified() || ip.is_loopback() {
         let problem = value
             .problem(format!("{ip} is not a routable unicast address"))

@@ -2,12 +2,11 @@
 
 use super::socket::{Refusal, Request};
 use super::{Snapshot, TraceLine, TraceRequest};
-use crate::config;
 use crate::output::printable_json;
 use serde::de::DeserializeOwned;
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Time within which an instance has to respond
@@ -42,28 +41,6 @@ pub(crate) enum ClientError {
 impl From<io::Error> for ClientError {
     fn from(error: io::Error) -> Self {
         Self::Disconnected(error)
-    }
-}
-
-impl Target {
-    /// Returns the address for a socket's path or a configuration file. The error is a text for users.
-    pub(crate) fn of(path: &Path) -> Result<Self, String> {
-        if !path.is_file() {
-            // The path of a socket, which may not exist yet.
-            return if path.extension().is_some_and(|extension| extension == "toml") {
-                Err(format!("{}: there is no such file", path.display()))
-            } else {
-                Ok(Self { socket: path.to_owned() })
-            };
-        }
-        let config = config::load(path).map_err(|report| report.render())?;
-        config.observe.socket.map(|socket| Self { socket }).ok_or_else(|| {
-            format!(
-                "{} has no `socket` to connect to; add\n\n[observe]\nsocket = \"/run/understudy/observe.sock\"\n\nand restart the \
-                 instance",
-                path.display()
-            )
-        })
     }
 }
 

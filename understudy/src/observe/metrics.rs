@@ -54,7 +54,7 @@ pub(super) fn serve(address: SocketAddr, requests: RequestSender) -> Result<(), 
 
 /// Reads a request up to the empty line, within [`IO_TIMEOUT`]. Returns `None` if it is too long.
 fn head(mut stream: &TcpStream) -> io::Result<Option<Vec<u8>>> {
-    let began = crate::run::now();
+    let began = crate::system::now();
     let mut head = Vec::new();
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
         let remaining = IO_TIMEOUT.checked_sub(began.elapsed()).filter(|remaining| !remaining.is_zero());

@@ -6,6 +6,7 @@
 //! down the workers.
 
 mod client;
+mod config;
 mod connections;
 mod metrics;
 mod snapshot;
@@ -13,10 +14,13 @@ mod socket;
 mod trace;
 
 pub(crate) use client::{Client, ClientError, Target};
-pub(crate) use snapshot::{FunctionMetrics, Instance, Latency, Port, Row, Snapshot, Table, busiest};
+pub(crate) use config::{ObserveConfig, read as read_config};
+pub(crate) use snapshot::{
+    FunctionMetrics, Instance, Latency, Port, Row, Snapshot, Table, busiest, queue_pairs,
+};
 pub(crate) use trace::{Line as TraceLine, Part, Request as TraceRequest, TraceError, TraceRecord};
 
-use crate::config::Config;
+use crate::system::now;
 use core::net::IpAddr;
 use crossbeam_channel::{Receiver, Sender};
 use dataplane::{ControlOutput, Live};
@@ -71,8 +75,7 @@ pub(crate) struct Observer {
 impl Observer {
     /// Starts what `[observe]` configures; returns `None` if that is nothing. DPDK has to be initialised,
     /// because it measures the TSC frequency.
-    pub(crate) fn start(config: &Config) -> Result<Option<Self>, Report> {
-        let observe = &config.observe;
+    pub(crate) fn start(observe: &ObserveConfig, instance: Instance) -> Result<Option<Self>, Report> {
         if observe.socket.is_none() && observe.prometheus.is_none() {
             return Ok(None);
         }
@@ -82,8 +85,7 @@ impl Observer {
         if let Some(address) = observe.prometheus {
             metrics::serve(address, sender)?;
         }
-        let (instance, began) = (Instance::of(config), crate::run::now());
-        Ok(Some(Self { instance, began, requests, traces: TraceControl::default(), _socket: socket }))
+        Ok(Some(Self { instance, began: now(), requests, traces: TraceControl::default(), _socket: socket }))
     }
 
     /// Responds to the requests since the last call. `metrics` returns the function's own metrics, and

@@ -8,6 +8,8 @@ use dataplane::counters::{PortCounters, WorkerCounters};
 use dataplane::{DeviceCounters, Live, PortInfo, Runtime};
 use rocev2::Qpn;
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use switch::DropReason;
 use switch::forward::Counters as Forwarded;
@@ -207,10 +209,11 @@ impl Port {
 }
 
 impl Instance {
-    pub(crate) fn of(config: &crate::config::Config) -> Self {
+    /// Returns the identity of this process, with the path of its configuration and the table of its function.
+    pub(crate) fn this(config: &Path, function: &str) -> Self {
         Self {
-            config: config.path.display().to_string(),
-            function: config.function.name().into(),
+            config: config.display().to_string(),
+            function: function.into(),
             version: env!("CARGO_PKG_VERSION").into(),
             dpdk: Runtime::version(),
             pid: std::process::id(),
@@ -324,7 +327,7 @@ impl Table {
     fn queue_pairs(counters: &[Arc<Forwarded>]) -> Self {
         type Counted = (IpAddr, Qpn, u64, u64);
         let order = |&(host, qpn, frames, bytes): &Counted| (Reverse((frames, bytes)), host, qpn.get());
-        let all = crate::run::queue_pairs(counters);
+        let all = queue_pairs(counters);
         let row = |(host, qpn, frames, bytes): Counted| Row {
             queue_pairs: vec![(Some(host), qpn.get())],
             ..Row::new([host.to_string(), format!("{:#x}", qpn.get())], [frames, bytes])
@@ -332,6 +335,26 @@ impl Table {
         let busiest = busiest(all, |a, b| order(a).cmp(&order(b)));
         Self::of_busiest("queue_pair", &["host", "qpn"], 2, &["frames", "bytes"], busiest, row)
     }
+}
+
+/// Returns the queue pairs of all workers, unsorted: host, QPN, packets, bytes.
+pub(crate) fn queue_pairs(counters: &[Arc<Forwarded>]) -> impl Iterator<Item = (IpAddr, Qpn, u64, u64)> {
+    let (one, several) = match counters {
+        [one] => (Some(one), HashMap::new()),
+        several => (None, sums(several)),
+    };
+    let several = several.into_iter().map(|((host, qpn), (frames, bytes))| (host, qpn, frames, bytes));
+    one.into_iter().flat_map(|one| one.qps.iter()).chain(several)
+}
+
+fn sums(counters: &[Arc<Forwarded>]) -> HashMap<(IpAddr, Qpn), (u64, u64)> {
+    let mut sums = HashMap::new();
+    for (host, qpn, frames, bytes) in counters.iter().flat_map(|counters| counters.qps.iter()) {
+        let (f, b) = sums.entry((host, qpn)).or_insert((0, 0));
+        *f += frames;
+        *b += bytes;
+    }
+    sums
 }
 
 /// Returns the first [`ROWS`] items in this order, and the number of the rest. There may be tens of thousands

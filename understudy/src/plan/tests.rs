@@ -1,5 +1,6 @@
 use super::*;
 use crate::config::System;
+use crate::functions::FunctionConfig;
 use core::net::IpAddr;
 use dataplane::config::Idle;
 use representative::Config;
@@ -40,7 +41,7 @@ fn files_of_representatives_have_the_values_of_the_plan() {
         std::fs::write(&path, &file.content).unwrap();
         let read = config::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
         assert_eq!(read.runtime.workers.idle, Idle::Sleep);
-        let config::FunctionConfig::OnePipe(read) = read.function else { panic!("{}", file.content) };
+        let FunctionConfig::OnePipe(read) = read.function else { panic!("{}", file.content) };
         assert_eq!(read.mac, Some(planned.mac));
         assert_eq!(read.names.len(), planned.links.len());
         detours += planned.links.iter().filter(|link| !link.detour.is_empty()).count();
@@ -72,7 +73,7 @@ fn files_of_processes_have_the_values_of_the_plan() {
         assert_eq!(read.runtime.workers.idle, Idle::Sleep);
         let interface = network.interfaces[number].clone();
         assert_eq!(read.runtime.ports[0].device, dataplane::config::Device::AfPacket { interface });
-        let config::FunctionConfig::Process(read) = read.function else { panic!("{path:?}") };
+        let FunctionConfig::Process(read) = read.function else { panic!("{path:?}") };
         assert_eq!(read, by_library.process);
         detours += planned.tor.detour.len();
         assert_eq!(planned.peers.len(), 31);

@@ -2,9 +2,10 @@
 
 mod report;
 
-use crate::config::{self, FunctionConfig};
+use crate::config;
+use crate::functions::FunctionConfig;
 use crate::output::print_error;
-use crate::run::{catch_signals, now, parse_seconds};
+use crate::system::{catch_signals, now, parse_seconds};
 use ::onepipe::{Config, Endpoint, Event, Failure, InitError, ProcessId, Scattering, SendError, Timestamp};
 use miette::MietteDiagnostic;
 use report::ReceiveStats;
@@ -108,7 +109,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn explain(error: InitError) -> miette::Report {
     match error {
         InitError::Dataplane { what, remedy, log } => {
-            crate::run::explain(&dataplane::Error { what, remedy, log })
+            crate::system::explain(&dataplane::Error { what, remedy, log })
         }
         other => MietteDiagnostic::new(other.to_string()).into(),
     }

@@ -334,7 +334,7 @@ impl Args {
             timing: Timing::default(),
             progress: Arc::clone(&progress),
         };
-        let began = crate::run::now();
+        let began = crate::system::now();
         let outcome = run_transfer(runtime, &host, app, &progress, "sending")?;
         let seconds = began.elapsed().as_secs_f64();
         let digest = reader_thread.join().map_err(|_| failed(&"the reader thread panicked"))?;

@@ -1,10 +1,11 @@
 //! Common parts of sending and receiving: the host, progress, and the outcome.
 
-use crate::config::{self, EXIT_CODE, FunctionConfig};
-use crate::host::HostConfig;
+use crate::config::{self, EXIT_CODE};
+use crate::functions::FunctionConfig;
+use crate::functions::host::HostConfig;
 use crate::log;
 use crate::output::print_error;
-use crate::run::{catch_signals, explain};
+use crate::system::{catch_signals, explain};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use dataplane::{Control, ControlOutput, Live, Mbuf, NoControl, PortInfo, Runtime, Stop};
@@ -214,7 +215,7 @@ pub(super) fn node_config(own: IpAddr, patience: Nanos) -> ::rdmc::Config {
         ack_timeout: 16,
         dead_after: Nanos::from_secs(6),
         create_timeout: patience,
-        seed: crate::run::random_u64(),
+        seed: crate::system::random_u64(),
         ..::rdmc::Config::new(own)
     }
 }

@@ -6,7 +6,7 @@ mod trial;
 
 use crate::config::{self, Rfc2544Config};
 use crate::output::print_error;
-use crate::run::{catch_signals, explain};
+use crate::system::{catch_signals, explain};
 use bench::rfc2544::{Most, measure};
 use dataplane::Runtime;
 use device::Device;

@@ -2,9 +2,9 @@
 
 use super::device::Device;
 use crate::config::{Rfc2544Config, Traffic};
+use crate::functions::pktgen::invalid::{self, Links};
 use crate::log;
-use crate::run::now;
-use crate::run::pktgen::invalid::{self, Links};
+use crate::system::now;
 use bench::rfc2544::{Load, Outcome, Test, Tester, Times, Trial};
 use dataplane::config::Device as PortDevice;
 use dataplane::counters::WorkerCounters;

@@ -7,10 +7,10 @@ mod rates;
 mod tests;
 mod text;
 
-use crate::config::EXIT_CODE;
+use crate::config::{self, EXIT_CODE};
 use crate::observe::{Client, ClientError, Snapshot, Target};
 use crate::output::{print, print_error};
-use crate::run::parse_seconds;
+use crate::system::parse_seconds;
 use app::App;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
@@ -47,7 +47,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let target = match Target::of(&args.target) {
+    let target = match config::target(&args.target) {
         Ok(target) => target,
         Err(why) => {
             print_error(why);

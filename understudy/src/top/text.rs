@@ -2,7 +2,7 @@
 
 use super::rates::{clock, time};
 use crate::observe::Snapshot;
-use crate::run::{row, section};
+use crate::output::{row, section};
 use core::fmt::Write as _;
 
 /// Returns the counts since the run began.

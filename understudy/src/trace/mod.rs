@@ -2,11 +2,11 @@
 
 mod pcapng;
 
-use crate::config::EXIT_CODE;
+use crate::config::{self, EXIT_CODE};
 use crate::decode::describe;
 use crate::observe::{Client, ClientError, Part, Target, TraceLine, TraceRecord, TraceRequest};
 use crate::output::print_error;
-use crate::run::catch_signals;
+use crate::system::catch_signals;
 use core::net::IpAddr;
 use pcapng::Capture;
 use std::io::{self, ErrorKind, Write as _};
@@ -70,7 +70,7 @@ impl From<ClientError> for Failure {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let target = match Target::of(&args.target) {
+    let target = match config::target(&args.target) {
         Ok(target) => target,
         Err(why) => {
             print_error(why);

@@ -7,13 +7,12 @@ mod work;
 
 use super::report::Problem;
 use super::tree::{Problems, Table, Value, absent, section, sections};
+use crate::functions::host::read_ack;
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
 use network::{Names, Network};
-pub(in crate::config) use settings::address::address;
-use sim::scenario::{
-    AckSpec, EcnSpec, HostSpec, LinkSpec, NumberRange, Scenario, SwitchKind, SwitchSpec, Work,
-};
+use settings::address::address;
+use sim::scenario::{EcnSpec, HostSpec, LinkSpec, NumberRange, Scenario, SwitchKind, SwitchSpec, Work};
 use toml::de::DeTable;
 
 const MICRO: f64 = 1e3;
@@ -147,22 +146,6 @@ fn host(table: Table<'_>, names: &mut Names) -> Option<HostSpec> {
     };
     table.finish();
     Some(HostSpec { name: name?, address: address?, ..spec })
-}
-
-pub(in crate::config) fn read_ack(value: &Value<'_>) -> Option<AckSpec> {
-    if value.text_if_any().is_some() {
-        return Some(match value.word(&["any", "every-packet", "on-request"])? {
-            "any" => AckSpec::Any,
-            "every-packet" => AckSpec::EveryPacket,
-            _ => AckSpec::OnRequest,
-        });
-    }
-    let value = value.clone().with_example("{ packets = 4, time_us = 20 }");
-    let table = value.table("`ack`")?;
-    let packets = table.require("packets", "4").and_then(|value| value.number(1..=1 << 20, 4));
-    let time = table.require("time_us", "20").and_then(|value| value.fraction(0.0..=1e9));
-    table.finish();
-    Some(AckSpec::Every { packets: packets? as u32, time: (time? * MICRO).round() as u64 })
 }
 
 fn switch(table: Table<'_>, names: &mut Names) -> Option<SwitchSpec> {

@@ -1,23 +1,14 @@
 //! Tests of the parser: what it reads, and the line, the message and the help of each problem.
 
-mod consensus;
 mod devices;
-mod forward;
-mod impair;
 mod keys;
-mod nic;
 mod observe;
-mod onepipe;
-mod p4ce;
 mod ports;
 mod reports;
-mod routes;
 mod runtime;
 mod scenario;
-mod swordbox;
 mod syntax;
 mod topology;
-mod tunnel;
 mod valid;
 
 use super::{Config, Report, parse_on};
@@ -27,7 +18,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 /// Two ports, and a function that joins them
-const PORTS: &str = r#"
+pub(crate) const PORTS: &str = r#"
 [[port]]
 name = "a"
 ring = {}
@@ -35,33 +26,33 @@ ring = {}
 name = "b"
 ring = {}
 "#;
-const FORWARD: &str = r#"
+pub(crate) const FORWARD: &str = r#"
 [forward]
 pairs = [["a", "b"]]
 "#;
 
 /// Returns a file with these lines in `[runtime]`.
-fn runtime(lines: &str) -> String {
+pub(crate) fn runtime(lines: &str) -> String {
     format!("[runtime]\n{lines}\n{PORTS}{FORWARD}")
 }
 
 /// Returns a file with these lines in the first of two ports.
-fn port(lines: &str) -> String {
+pub(crate) fn port(lines: &str) -> String {
     device(&format!("ring = {{}}\n{lines}"))
 }
 
 /// Returns a file with these lines in place of the first port's device.
-fn device(lines: &str) -> String {
+pub(crate) fn device(lines: &str) -> String {
     PORTS.replacen("ring = {}", lines, 1) + FORWARD
 }
 
 /// Returns a file with these lines in `[forward]`.
-fn forward(lines: &str) -> String {
+pub(crate) fn forward(lines: &str) -> String {
     format!("{PORTS}\n[forward]\n{lines}\n")
 }
 
 /// Returns a folder that stands for a machine with four CPUs.
-fn folder() -> TempDir {
+pub(crate) fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let cpus = folder.path().join("sys/devices/system/cpu");
     fs::create_dir_all(&cpus).unwrap();
@@ -70,7 +61,7 @@ fn folder() -> TempDir {
 }
 
 /// Returns such a folder with valid and invalid captures in it.
-fn captures() -> TempDir {
+pub(crate) fn captures() -> TempDir {
     let folder = folder();
     let capture = |name: &str, link_type: u32, frames: &[u32]| {
         let header = [0xa1b2_c3d4, 0x0004_0002, 0, 0, 65535, link_type];
@@ -91,19 +82,19 @@ fn captures() -> TempDir {
     folder
 }
 
-fn read_in(folder: &Path, text: &str) -> Result<Config, Report> {
+pub(crate) fn read_in(folder: &Path, text: &str) -> Result<Config, Report> {
     parse_on(Path::new("test.toml"), text, folder, &Machine::at(folder))
 }
 
 /// Reads a valid file.
 #[track_caller]
-fn read(text: &str) -> Config {
+pub(crate) fn read(text: &str) -> Config {
     let folder = folder();
     read_in(folder.path(), text).unwrap_or_else(|report| panic!("{}", report.render()))
 }
 
 /// Returns the lines, messages and helps of the problems of an invalid file.
-fn problems_in(folder: &Path, text: &str) -> Vec<(usize, String, String)> {
+pub(crate) fn problems_in(folder: &Path, text: &str) -> Vec<(usize, String, String)> {
     let report = read_in(folder, text).expect_err("the file is invalid");
     // The folder's name differs from run to run.
     let plain = |text: &str| text.replace(&format!("{}/", folder.display()), "");
@@ -113,12 +104,12 @@ fn problems_in(folder: &Path, text: &str) -> Vec<(usize, String, String)> {
 /// Asserts that there is exactly one problem, with this message and this help, on the line that is marked
 /// with `#!` (or on the first line, if none is marked).
 #[track_caller]
-fn fails(text: &str, message: &str, help: &str) {
+pub(crate) fn fails(text: &str, message: &str, help: &str) {
     fails_in(folder().path(), text, message, help);
 }
 
 #[track_caller]
-fn fails_in(folder: &Path, text: &str, message: &str, help: &str) {
+pub(crate) fn fails_in(folder: &Path, text: &str, message: &str, help: &str) {
     let line = text.lines().position(|line| line.contains("#!")).map_or(1, |index| index + 1);
     let found = problems_in(folder, text);
     assert_eq!(found, [(line, message.to_owned(), help.to_owned())], "in:{text}");

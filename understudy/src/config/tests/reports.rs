@@ -3,7 +3,8 @@
 use super::{FORWARD, PORTS, folder, problems_in, read_in, runtime};
 use crate::config::port::Ports;
 use crate::config::tree::{Problems, Table};
-use crate::config::{FUNCTIONS, FunctionConfig, FunctionTable, function, load, port};
+use crate::config::{load, port};
+use crate::functions::{FUNCTIONS, FunctionConfig, FunctionTable, read_one_of};
 use miette::MietteHandlerOpts;
 use std::fs;
 use std::path::Path;
@@ -145,15 +146,14 @@ fn problems_with(functions: &[FunctionTable], text: &str) -> Vec<(String, String
     let (root, problems) = (DeTable::parse(text).unwrap(), Problems::default());
     let table = Table::root(root.get_ref(), &problems);
     let ports = port::read(&table, Path::new(""));
-    function(&table, &ports, functions);
+    read_one_of(functions, &table, &ports);
     table.finish();
     problems.into_found().into_iter().map(|problem| (problem.message, problem.help)).collect()
 }
 
 #[test]
 fn a_file_has_exactly_one_function() {
-    let [forward, ..] = FUNCTIONS;
-    let functions = [forward, LATER];
+    let functions = [FUNCTIONS[0], LATER];
     let problem = |message: &str, help: &str| vec![(message.to_owned(), help.to_owned())];
     assert_eq!(
         problems_with(&functions, &[PORTS, FORWARD, "[later]\n"].concat()),

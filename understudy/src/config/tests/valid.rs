@@ -1,7 +1,7 @@
 //! Tests of valid files, and of the configurations that they make.
 
 use super::{FORWARD, PORTS, captures, device, forward, read, read_in, runtime};
-use crate::config::FunctionConfig;
+use crate::functions::FunctionConfig;
 use core::time::Duration;
 use dataplane::config::{Device, Eal, Idle, Memory, Port, Workers};
 use rocev2::Fault;

@@ -1,0 +1,223 @@
+//! Reads the table `[forward]`.
+
+pub(in crate::functions) mod pairs;
+pub(in crate::functions) mod routes;
+#[cfg(test)]
+mod routes_tests;
+#[cfg(test)]
+mod tests;
+
+use core::ops::Range;
+use pairs::example_pairs;
+use rocev2::Fault;
+use rocev2::ethernet::MacAddr;
+use settings::address::station;
+use settings::port::Ports;
+use settings::report::Problem;
+use settings::tree::{Table, Value};
+use settings::words::{all_of, closest};
+use switch::drop::FaultSet;
+use switch::forward::Config;
+use switch::forward::config::{MacTable, Topology};
+use switch::{Nanos, PortId};
+
+/// Default of `counted_qps`: the number of queue pairs that are counted individually
+pub(in crate::functions) const DEFAULT_COUNTED_QPS: u64 = 1024;
+/// Faults that are checked only if `verify` lists them, because the checks need the whole packet
+const VERIFIABLE: [Fault; 2] = [Fault::Icrc, Fault::UdpChecksum];
+
+/// Keys that define where frames go, each with its label in messages
+const TOPOLOGIES: [(&str, &str); 3] = [("pairs", "wires"), ("mac_table", "a bridge"), ("routes", "a router")];
+
+/// Advice for a port that is in two pairs
+const IN_TWO_PAIRS_HELP: &str =
+    "remove it from one of them; to join more than two ports use `mac_table = {}` in place of `pairs`";
+
+/// Example of an element of `fixed`
+const STATION_EXAMPLE: &str = "{ mac = \"52:54:00:00:00:01\", port = \"host-a\" }";
+
+/// Returns an example of the table for these ports.
+pub(in crate::functions) fn example(ports: &Ports) -> String {
+    format!("[forward]\npairs = {}", example_pairs(ports))
+}
+
+/// Reads the keys of `[forward]` from the table of any function that otherwise forwards.
+pub(in crate::functions) fn forwarding(table: &Table<'_>, ports: &Ports) -> Option<Config> {
+    forwarding_or(table, ports, None)
+}
+
+/// Reads the same keys as [`forwarding`]. `default` is the topology if the file defines none.
+pub(in crate::functions) fn forwarding_or(
+    table: &Table<'_>,
+    ports: &Ports,
+    default: Option<Topology>,
+) -> Option<Config> {
+    let topology = topology(table, ports, default);
+    let verify = table.get("verify", "[\"icrc\"]").map_or(FaultSet::NONE, |value| read_verify(&value));
+    let drop = table.get("drop", "[\"icrc\"]").map_or(FaultSet::NONE, |value| read_drop(&value, verify));
+    let counted_qps = table.number("counted_qps", 0..=1 << 20, DEFAULT_COUNTED_QPS) as usize;
+    Some(Config {
+        ports: ports.list.len() as u16,
+        topology: topology?,
+        drop,
+        verify_icrc: verify.has(Fault::Icrc),
+        verify_udp_checksum: verify.has(Fault::UdpChecksum),
+        counted_qps,
+    })
+}
+
+fn topology(table: &Table<'_>, ports: &Ports, default: Option<Topology>) -> Option<Topology> {
+    let pairs = table.get("pairs", "[[\"host-a\", \"host-b\"]]");
+    let mac_table = table.get("mac_table", "{ capacity = 4096 }");
+    let routes = table.get("routes", "{}");
+    let given = [&pairs, &mac_table, &routes].into_iter().zip(TOPOLOGIES);
+    let mut given = given.filter_map(|(value, is)| Some((value.as_ref()?, is)));
+    if let (Some((first, (key, label))), Some((second, (other, other_label)))) = (given.next(), given.next())
+    {
+        let message = format!("{} has both `{key}` and `{other}`", table.name());
+        let problem = Problem::at(second.key_span(), message).label(other_label);
+        second.add(problem.also(first.key_span(), label).help(
+            "keep `pairs` to join ports two by two, `mac_table` for a learning bridge, or `routes` for a \
+             router",
+        ));
+    }
+    // All three are read, so that the problems of each are reported.
+    let routes = routes.as_ref().map(|routes| routes::read(routes, table, ports).map(Topology::Routes));
+    let bridge = mac_table.as_ref().map(|bridge| self::mac_table(bridge, ports).map(Topology::Mac));
+    let pairs = pairs.as_ref().map(|pairs| pairs::read(pairs, ports, IN_TWO_PAIRS_HELP).map(Topology::Pairs));
+    match pairs.or(bridge).or(routes) {
+        Some(topology) => topology,
+        None if default.is_some() => default,
+        None => {
+            let message = format!("{} does not define where frames go", table.name());
+            let problem = table.problem(message).label("no topology");
+            table.problems().add(problem.help(format!(
+                "add `pairs = {}` to join ports two by two, `mac_table = {{}}` for a learning bridge, or \
+                 `routes` for a router",
+                example_pairs(ports)
+            )));
+            None
+        }
+    }
+}
+
+/// Returns the MAC address of a router that has one. Such a router writes the next hop's MAC address into
+/// each frame.
+pub(in crate::functions) fn router_mac(topology: &Topology) -> Option<MacAddr> {
+    match topology {
+        Topology::Routes(table) => Some(table.mac).filter(|&mac| mac != MacAddr([0; 6])),
+        Topology::Pairs(_) | Topology::Mac(_) => None,
+    }
+}
+
+fn mac_table(value: &Value<'_>, ports: &Ports) -> Option<MacTable> {
+    let table = value.table("`mac_table`")?;
+    let capacity = table.number("capacity", 1..=1 << 20, 4096) as usize;
+    let ageing = Nanos::from_secs(table.number("ageing_s", 1..=1_000_000, 300));
+    let fixed = table.get("fixed", "[{ mac = \"52:54:00:00:00:01\", port = \"host-a\" }]");
+    let fixed = fixed.as_ref().map_or(Some(Vec::new()), |value| fixed_stations(value, ports));
+    if let [only] = ports.list.as_slice() {
+        let problem = table.problem("a bridge needs at least two ports").label("a bridge");
+        let problem = match &only.name {
+            Some(name) => problem.also(name.span(), "the only port"),
+            None => problem,
+        };
+        table.problems().add(
+            problem
+                .help(format!("add a [[port]], or reflect frames with `pairs = {}`", example_pairs(ports))),
+        );
+    }
+    table.finish();
+    Some(MacTable { capacity, ageing, fixed: fixed? })
+}
+
+fn fixed_stations(value: &Value<'_>, ports: &Ports) -> Option<Vec<(MacAddr, PortId)>> {
+    let mut stations: Vec<(MacAddr, PortId)> = Vec::new();
+    let mut spans: Vec<(MacAddr, Range<usize>)> = Vec::new();
+    for element in value.list()? {
+        let element = element.with_example(STATION_EXAMPLE);
+        let Some(table) = element.table("`fixed`") else { continue };
+        let mac = table.require("mac", "\"52:54:00:00:00:01\"");
+        let port = table.require("port", "\"host-a\"").and_then(|value| ports.find(&value));
+        table.finish();
+        let Some((mac, span)) = mac.and_then(|value| Some((station(&value)?, value.span()))) else {
+            continue;
+        };
+        if let Some((_, first)) = spans.iter().find(|(other, _)| *other == mac) {
+            let problem = Problem::at(span.clone(), format!("`fixed` lists {mac} twice"));
+            element
+                .add(problem.label("again").also(first.clone(), "first here").help("remove one of the two"));
+        }
+        spans.push((mac, span));
+        stations.extend(port.map(|port| (mac, port)));
+    }
+    Some(stations)
+}
+
+/// Reads `verify`: a list of faults, `"all"` or `"none"`.
+fn read_verify(value: &Value<'_>) -> FaultSet {
+    let words = VERIFIABLE.map(Fault::name);
+    let verifiable = VERIFIABLE.into_iter().fold(FaultSet::NONE, FaultSet::with);
+    read_faults(value, verifiable, |element| {
+        let text = element.text()?;
+        let fault = Fault::ALL.into_iter().find(|fault| fault.name() == text);
+        if let Some(fault) = fault.filter(|fault| VERIFIABLE.contains(fault)) {
+            return Some(fault);
+        }
+        let (message, help) = match (fault, closest(text, words)) {
+            (Some(_), _) => (format!("`{text}` is always verified"), "remove it: ".into()),
+            (None, Some(word)) => {
+                (format!("`{text}` cannot be verified"), format!("did you mean `{word}`? "))
+            }
+            (None, None) => (format!("`{text}` cannot be verified"), String::new()),
+        };
+        let help = format!(
+            "{help}`verify` takes {}, which cost time; the headers are always verified",
+            all_of(words)
+        );
+        element.add(element.problem(message).label("not a value of `verify`").help(help));
+        None
+    })
+}
+
+/// Reads `drop`: a list of faults, `"all"` or `"none"`.
+fn read_drop(value: &Value<'_>, verify: FaultSet) -> FaultSet {
+    let words = Fault::ALL.map(Fault::name);
+    read_faults(value, FaultSet::ALL, |element| {
+        let fault = element.word(&words)?;
+        let fault = Fault::ALL.into_iter().find(|known| known.name() == fault)?;
+        if VERIFIABLE.contains(&fault) && !verify.has(fault) {
+            let name = fault.name();
+            let problem = element.problem(format!(
+                "frames with a wrong `{name}` are never dropped, because nothing verifies it"
+            ));
+            element.add(problem.label("not in `verify`").help(format!(
+                "add `\"{name}\"` to `verify`, such as `verify = [\"{name}\"]`, or remove it here"
+            )));
+        }
+        Some(fault)
+    })
+}
+
+/// Reads a list of faults, `"all"` or `"none"`. `fault` reads an element of the list.
+fn read_faults(
+    value: &Value<'_>,
+    all: FaultSet,
+    mut fault: impl FnMut(&Value<'_>) -> Option<Fault>,
+) -> FaultSet {
+    match value.text_if_any() {
+        Some("all") => all,
+        Some("none") => FaultSet::NONE,
+        Some(_) => {
+            let key = value.name();
+            let problem =
+                value.problem(format!("{key} takes a list, `\"all\"` or `\"none\"`")).label("none of these");
+            value.add(problem.help(format!("write a list in brackets{}", value.such_as())));
+            FaultSet::NONE
+        }
+        None => {
+            let elements = value.list().unwrap_or_default();
+            elements.iter().filter_map(&mut fault).fold(FaultSet::NONE, FaultSet::with)
+        }
+    }
+}

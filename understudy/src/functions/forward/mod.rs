@@ -1,0 +1,35 @@
+//! Wires, a bridge or a router (`[forward]`).
+
+pub(in crate::functions) mod config;
+mod run;
+pub(in crate::functions) mod summary;
+
+use crate::functions::function::SwitchFunction;
+use crate::functions::launch::{Closing, Launch};
+use crate::functions::tunnel::config::InnerFunction;
+use dataplane::config::Port;
+use miette::Report;
+use settings::port::Ports;
+use settings::tree::Table;
+use switch::forward::Config;
+
+impl SwitchFunction for Config {
+    const KEY: &'static str = "forward";
+
+    fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
+        config::forwarding(table, ports)
+    }
+
+    fn summary(&self, ports: &[Port]) -> Vec<(&'static str, String)> {
+        summary::lines(self, ports)
+    }
+
+    fn behind_tunnels(&self) -> Option<InnerFunction> {
+        let router_mac = config::router_mac(&self.topology);
+        Some(InnerFunction { router_mac, mac: router_mac })
+    }
+
+    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
+        run::run(self, launch).map(Into::into)
+    }
+}

@@ -1,0 +1,163 @@
+//! The host's control plane, which ends the run when all clients are done, and the host's report.
+
+use super::{Event, Host, HostConfig, HostStatus, ServiceRow};
+use crate::functions::launch::{ClosingReport, Launch};
+use crate::observe::{FunctionMetrics, Row, Table};
+use comfy_table::{Cell, CellAlignment, presets};
+use core::fmt::Write as _;
+use dataplane::{Control, ControlOutput, Live, Mbuf};
+use serde_json::json;
+use std::process::ExitCode;
+use switch::PortId;
+
+/// Ends the run when all clients are done.
+#[derive(Default)]
+struct ClientWatch {
+    done: bool,
+}
+
+impl Control<Host> for ClientWatch {
+    fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, Host>) {
+        self.done |= event == Event::Done;
+    }
+
+    fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Host>) {}
+
+    fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, Host>) -> bool {
+        !self.done
+    }
+}
+
+/// The closing report of a host.
+pub(super) struct Report {
+    seconds: f64,
+    status: HostStatus,
+}
+
+pub(super) fn run(config: &HostConfig, launch: Launch<'_, HostConfig>) -> Result<Report, miette::Report> {
+    let mut run = launch.start()?;
+    let host = Host::new(config, run.port_mac().0).map_err(|error| miette::miette!("{error}"))?;
+    let status = host.status();
+    let metrics =
+        |_: &ClientWatch| metrics_of(&status.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+    let (_, seconds) = run.run(vec![host], &mut ClientWatch::default(), metrics);
+    let status = status.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+    Ok(Report { seconds, status })
+}
+
+/// Returns the host's metrics for observation.
+fn metrics_of(status: &HostStatus) -> FunctionMetrics {
+    let services = status.services.iter().map(|row| {
+        let counts = [row.connections, row.finished, row.failed, row.refused, row.operations, row.bytes];
+        Row::new([row.service, &row.port.to_string()], counts)
+    });
+    let counts = ["connections", "finished", "failed", "refused", "operations", "bytes"];
+    FunctionMetrics::default().counters(counters_of(status)).table(Table::new(
+        "service",
+        &["service", "port"],
+        2,
+        &counts,
+        services,
+    ))
+}
+
+impl ClosingReport for Report {
+    /// Returns failure if a service failed.
+    fn code(&self) -> ExitCode {
+        let failed = self.status.services.iter().any(|row| row.failed > 0 || row.error.is_some());
+        if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    }
+
+    fn json(&self) -> String {
+        let counters: serde_json::Map<_, _> =
+            counters_of(&self.status).map(|(name, value)| (name.to_owned(), json!(value))).collect();
+        json!({ "seconds": self.seconds, "nic": counters, "services": self.status.services }).to_string()
+    }
+
+    fn text(&self) -> String {
+        let mut table = comfy_table::Table::new();
+        table.load_style(presets::NOTHING);
+        let numbers = ["connections", "finished", "failed", "refused", "operations", "bytes"];
+        let head = |name: &str| Cell::new(name).set_alignment(CellAlignment::Right);
+        let words = [Cell::new("service"), head("port")];
+        table.set_header(words.into_iter().chain(numbers.into_iter().map(head)));
+        for row in &self.status.services {
+            let ServiceRow { connections, finished, failed, refused, operations, bytes, .. } = row;
+            let numbers = [&u64::from(row.port), connections, finished, failed, refused, operations, bytes];
+            let numbers = numbers.map(|n| Cell::new(n).set_alignment(CellAlignment::Right));
+            table.add_row([Cell::new(row.service)].into_iter().chain(numbers));
+        }
+        let mut text = String::new();
+        if !table.is_empty() {
+            for line in table.lines() {
+                text += line.trim_end();
+                text.push('\n');
+            }
+        }
+        for row in &self.status.services {
+            if let Some(error) = &row.error {
+                // Writing to a string does not fail.
+                _ = writeln!(text, "{} at port {}: {error}", row.service, row.port);
+            }
+        }
+        text + "\n" + &counters_line(counters_of(&self.status), self.seconds)
+    }
+}
+
+/// Returns the named counters of a host: the NIC's, and frames dropped because the port was blocked.
+fn counters_of(status: &HostStatus) -> impl Iterator<Item = (&'static str, u64)> {
+    let dropped = [("control_dropped", status.control_dropped), ("tcp_dropped", status.tcp_dropped)];
+    counters(&status.counters).into_iter().chain(dropped)
+}
+
+/// Returns the named counters of the NIC that are reported.
+pub(in crate::functions) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 19] {
+    [
+        ("received", c.received),
+        ("sent", c.sent),
+        ("malformed", c.malformed),
+        ("icrc_errors", c.icrc_errors),
+        ("not_for_us", c.not_for_us),
+        ("no_qp", c.no_qp),
+        ("duplicates", c.duplicates),
+        ("forgotten", c.forgotten),
+        ("out_of_sequence", c.out_of_sequence),
+        ("naks_sent", c.naks_sent),
+        ("naks_received", c.naks_received),
+        ("rnr_naks_sent", c.rnr_naks_sent),
+        ("retransmitted", c.retransmitted),
+        ("timeouts", c.timeouts),
+        ("retries_exceeded", c.retries_exceeded),
+        ("lost_responses", c.lost_responses),
+        ("reserved_syndromes", c.reserved_syndromes),
+        ("stale_responses", c.stale_responses),
+        ("unreliable_dropped", c.unreliable_dropped),
+    ]
+}
+
+/// Returns the counters that are not zero, in one line.
+pub(in crate::functions) fn counters_line(
+    all: impl IntoIterator<Item = (&'static str, u64)>,
+    seconds: f64,
+) -> String {
+    let counters: Vec<_> = all
+        .into_iter()
+        .filter(|(_, value)| *value > 0)
+        .map(|(name, value)| format!("{value} {}", name.replace('_', " ")))
+        .collect();
+    format!("NIC: {}, in {seconds:.2} s", counters.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dropped_frames_are_in_the_report_of_a_host() {
+        let status = HostStatus { control_dropped: 5, tcp_dropped: 7, ..HostStatus::default() };
+        let report = Report { seconds: 1.0, status };
+        let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
+        assert_eq!((&json["nic"]["control_dropped"], &json["nic"]["tcp_dropped"]), (&json!(5), &json!(7)));
+        assert_eq!(report.text(), "\nNIC: 5 control dropped, 7 tcp dropped, in 1.00 s");
+    }
+}

@@ -1,0 +1,34 @@
+//! Wires with injected faults (`[impair]`).
+
+mod config;
+mod report;
+mod run;
+mod summary;
+
+use crate::functions::function::SwitchFunction;
+use crate::functions::launch::{Closing, Launch};
+use dataplane::config::Port;
+use miette::Report;
+use settings::port::Ports;
+use settings::tree::Table;
+use switch::impair::Config;
+
+impl SwitchFunction for Config {
+    const KEY: &'static str = "impair";
+
+    fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
+        config::read(table, ports)
+    }
+
+    fn summary(&self, ports: &[Port]) -> Vec<(&'static str, String)> {
+        summary::lines(self, ports)
+    }
+
+    fn notes(&self, workers: usize) -> Vec<String> {
+        summary::notes(self, workers)
+    }
+
+    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
+        run::run(self, launch).map(Into::into)
+    }
+}

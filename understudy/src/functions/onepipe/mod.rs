@@ -1,0 +1,43 @@
+//! Switch that keeps 1Pipe's barriers, and a bridge (`[onepipe]`).
+
+pub(crate) mod config;
+mod report;
+mod run;
+mod summary;
+
+pub(crate) use config::OnePipeConfig;
+
+use crate::functions::forward::config::router_mac;
+use crate::functions::function::{File, SwitchFunction};
+use crate::functions::launch::{Closing, Launch};
+use crate::functions::tunnel::config::InnerFunction;
+use dataplane::config::Port;
+use miette::Report;
+use settings::port::Ports;
+use settings::tree::Table;
+
+impl SwitchFunction for OnePipeConfig {
+    const KEY: &'static str = "onepipe";
+    const LIVE: bool = true;
+
+    fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
+        config::read(table, ports)
+    }
+
+    fn check(&mut self, file: &File<'_>) {
+        file.check_one_worker("[onepipe] supports one worker: barriers need the order of each link's frames");
+    }
+
+    fn summary(&self, ports: &[Port]) -> Vec<(&'static str, String)> {
+        summary::lines(self, ports)
+    }
+
+    fn behind_tunnels(&self) -> Option<InnerFunction> {
+        let router_mac = router_mac(&self.switch.forward.topology);
+        Some(InnerFunction { router_mac, mac: router_mac.or(self.mac) })
+    }
+
+    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
+        run::run(self, launch).map(Into::into)
+    }
+}

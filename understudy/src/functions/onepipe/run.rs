@@ -1,0 +1,221 @@
+//! 1Pipe's switch: the data plane on a worker; on the control thread, the clock, neighbour discovery and the
+//! monitoring of links; and its part of the report.
+
+use super::{OnePipeConfig, report};
+use crate::functions::launch::Launch;
+use crate::functions::report::Report;
+use crate::functions::tunnel;
+use crate::observe::FunctionMetrics;
+use crate::system::{now, random_u64};
+use dataplane::{Control, ControlOutput, Live, Mbuf};
+use representative::{
+    Command, Event, Gauges, LagMonitor, LagReport, LinkId, LinkState, Representative, View,
+};
+use rnic::{Endpoint, Interface, cm};
+use rocev2::ethernet::MacAddr;
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use switch::{Frame as _, Function, Nanos, PortId};
+use tracing::{info, warn};
+
+/// Interval at which the control thread sends the time to the worker and reads the state of its links.
+/// Between two updates, the worker uses the TSC, which drifts by microseconds at most in this time
+const UPDATE_INTERVAL: Duration = Duration::from_millis(10);
+/// Maximum number of lines about links per second; counters cover the rest
+const MAX_LINES_PER_S: u32 = 20;
+
+/// Returns the configuration of a representative on a switch whose first port has this MAC address.
+fn switch(config: &OnePipeConfig, port_mac: MacAddr) -> representative::Config {
+    let mac = config.mac.unwrap_or(port_mac);
+    representative::Config { mac, clock: config.clock.now(), ..config.switch.clone() }
+}
+
+/// The control plane.
+struct Plane<'a> {
+    config: &'a OnePipeConfig,
+    began: Instant,
+    updated_at: Option<Instant>,
+    /// Responds to neighbour discovery for the switch's addresses, and rejects connections
+    endpoint: Endpoint,
+    frame: Vec<u8>,
+    gauges: Arc<Gauges>,
+    /// Links at the last reading
+    view: Option<View>,
+    watch: Option<LagMonitor>,
+    /// Number of times that a link held a barrier and lagged
+    lagging: u64,
+    /// Start of the current second, and lines printed in it
+    printed: (Instant, u32),
+    live: Option<Lines<'a>>,
+}
+
+/// State of the periodic lines of JSON.
+struct Lines<'a> {
+    every: Duration,
+    next: Instant,
+    counters: &'a representative::Counters,
+}
+
+impl Plane<'_> {
+    fn nanos(&self) -> Nanos {
+        Nanos(self.began.elapsed().as_nanos() as u64)
+    }
+
+    /// Returns the name of a link for messages: its number in the configuration, and its name.
+    fn name(&self, LinkId(number): LinkId) -> String {
+        format!("Link {number} ({})", self.config.names[usize::from(number)])
+    }
+
+    /// Emits an event about a link, unless the limit per second is reached.
+    fn event(&mut self, emit: impl FnOnce()) {
+        let now = now();
+        if now.duration_since(self.printed.0) >= Duration::from_secs(1) {
+            self.printed = (now, 0);
+        }
+        self.printed.1 += 1;
+        match self.printed.1 {
+            ..=MAX_LINES_PER_S => emit(),
+            line if line == MAX_LINES_PER_S + 1 => {
+                info!("There are more messages about links; the report counts them.");
+            }
+            _ => {}
+        }
+    }
+
+    /// Checks the last state of the links, and requests a new one.
+    fn update<F: Function<Command = Command>>(&mut self, out: &mut ControlOutput<'_, F>) {
+        self.view = self.gauges.read().or(self.view.take());
+        let now = self.nanos();
+        let lagging: Vec<LagReport> = match (&mut self.watch, &self.view) {
+            (Some(watch), Some(view)) => watch.check(view, now).collect(),
+            _ => Vec::new(),
+        };
+        for LagReport { link, state, lag } in lagging {
+            self.lagging += 1;
+            let name = self.name(link);
+            self.event(|| {
+                if state == LinkState::Waiting {
+                    warn!(
+                        "{name} has not sent a barrier for {} us, and the barrier waits for its first.",
+                        lag.0 / 1_000
+                    );
+                } else {
+                    warn!(
+                        "{name} holds the barrier, {} us behind the others: check the clock and the path of its neighbour.",
+                        lag.0 / 1_000
+                    );
+                }
+            });
+        }
+        // If the queue is full, the commands are sent again at the next interval.
+        _ = out.command(0, Command::PublishGauges);
+        _ = out.command(0, Command::Clock(self.config.clock.now()));
+    }
+
+    fn print_line(&mut self) {
+        let now = now();
+        let Some(lines) = self.live.as_mut().filter(|lines| lines.next <= now) else { return };
+        lines.next = now + lines.every;
+        let report = report::switch_report(self.config, lines.counters, self.view.as_ref(), self.lagging);
+        let seconds = self.began.elapsed().as_secs_f64();
+        // A closed pipe does not end the switch.
+        _ = writeln!(std::io::stdout(), "{}", serde_json::json!({ "seconds": seconds, "onepipe": report }));
+    }
+}
+
+impl<F: Function<Command = Command, Event = Event>> Control<F> for Plane<'_> {
+    fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, F>) {
+        match event {
+            Event::Dead(link, _) => {
+                let name = self.name(link);
+                let silent =
+                    self.config.switch.beacon_interval.0 * u64::from(self.config.switch.dead_after_intervals);
+                self.event(|| {
+                    warn!(
+                        "{name} is dead: silent for {} us. The barrier continues without it.",
+                        silent / 1_000
+                    );
+                });
+            }
+            Event::Left(link, _) => {
+                let name = self.name(link);
+                self.event(|| {
+                    info!("{name} has left: its neighbour reports that it sends nothing on this link.");
+                });
+            }
+            Event::Joined(link) => {
+                let name = self.name(link);
+                self.event(|| info!("{name} has joined again."));
+            }
+        }
+    }
+
+    fn on_punt(&mut self, _worker: usize, frame: Mbuf, port: PortId, out: &mut ControlOutput<'_, F>) {
+        let now = self.nanos();
+        self.endpoint.on_frame(frame.bytes(), now);
+        while self.endpoint.poll_transmit(now, &mut self.frame) {
+            // A frame that does not fit is lost, as on a link: the host that waits for it asks again.
+            if let Ok(frame) = out.make(&self.frame) {
+                drop(out.send(0, frame, port));
+            }
+        }
+    }
+
+    fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
+        let now = now();
+        if self.updated_at.is_none_or(|updated_at| now.duration_since(updated_at) >= UPDATE_INTERVAL) {
+            self.updated_at = Some(now);
+            let nanos = self.nanos();
+            if self.endpoint.next_timer().is_some_and(|at| at <= nanos) {
+                self.endpoint.on_timer(nanos);
+            }
+            self.update(out);
+            self.print_line();
+        }
+        true
+    }
+}
+
+pub(super) fn run(
+    config: &OnePipeConfig,
+    launch: Launch<'_, OnePipeConfig>,
+) -> Result<Report, miette::Report> {
+    let mut run = launch.start()?;
+    let switch = switch(config, run.port_mac());
+    let interface = Interface {
+        mac: switch.mac,
+        addresses: config.addresses.clone(),
+        gateways: Vec::new(),
+        vlan: None,
+        neighbours: Vec::new(),
+    };
+    let counted_qps = switch.forward.counted_qps;
+    let function = Representative::new(switch)
+        .map_err(|error| miette::miette!("invalid [onepipe]: {error}"))?
+        .salted(random_u64());
+    let (counters, bridged) = (function.counters(), function.forward_counters());
+    let began = now();
+    let mut plane = Plane {
+        config,
+        began,
+        updated_at: None,
+        endpoint: Endpoint::new(interface, cm::Config::default(), random_u64()),
+        frame: Vec::new(),
+        gauges: function.gauges(),
+        view: None,
+        watch: config.lag_alarm.map(LagMonitor::new),
+        lagging: 0,
+        printed: (began, 0),
+        live: run.options.live.map(|every| Lines { every, next: began + every, counters: &counters }),
+    };
+    let metrics = |plane: &Plane<'_>| {
+        let of_bridge = FunctionMetrics::forwarded(core::slice::from_ref(&bridged));
+        report::switch_report(config, &counters, plane.view.as_ref(), plane.lagging).add_metrics(of_bridge)
+    };
+    let (outcome, seconds, tunnel) = tunnel::run(&mut run, vec![function], &mut plane, metrics);
+    let report = Report::of(&run.runtime, &outcome, &[bridged], counted_qps, seconds);
+    let view = plane.gauges.read().or(plane.view);
+    let onepipe = report::switch_report(config, &counters, view.as_ref(), plane.lagging);
+    Ok(tunnel.iter().fold(report.with(&onepipe), Report::with))
+}

@@ -1,0 +1,57 @@
+//! Describes what `[onepipe]` would run.
+
+use super::OnePipeConfig;
+use crate::functions::forward::summary::topology;
+use ::onepipe::Clock;
+use dataplane::config::Port;
+use representative::config::{BeaconForm, Incarnation, Link, Pace, Side};
+
+pub(super) fn lines(config: &OnePipeConfig, ports: &[Port]) -> Vec<(&'static str, String)> {
+    let switch = &config.switch;
+    let addresses: Vec<_> = config.addresses.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")).collect();
+    let mac = config.mac.map_or("the first port's MAC address".into(), |mac| mac.to_string());
+    let incarnation = match switch.incarnation {
+        Incarnation::Chip => "barriers in the switch: messages carry them",
+        Incarnation::SwitchCpu => "barriers on the switch's CPU: beacons alone carry them",
+        Incarnation::Host => {
+            "barriers on a host beside the switch: beacons pass the links that they describe"
+        }
+    };
+    let pace = match switch.pace {
+        Pace::Passing => "when the barrier passes an interval",
+        Pace::Instants => "when the switch's clock reaches the end of an interval",
+    };
+    let clock = match config.clock {
+        Clock::Realtime => "UTC (CLOCK_REALTIME)",
+        Clock::Tai => "TAI (CLOCK_TAI)",
+    };
+    let alarm = config
+        .lag_alarm
+        .map_or_else(String::new, |alarm| format!("; a lag of more than {} us is reported", alarm.0 / 1_000));
+    let mut lines = vec![
+        ("1Pipe", format!("{} at {mac}; {incarnation}", addresses.join(", "))),
+        (
+            "",
+            format!(
+                "a beacon every {} ns, {pace}; a link is dead after {} intervals without one{alarm}",
+                switch.beacon_interval.0, switch.dead_after_intervals
+            ),
+        ),
+        ("", format!("the time is {clock}; other frames: {}", topology(&switch.forward.topology, ports))),
+    ];
+    lines.extend(
+        config.names.iter().zip(&switch.links).map(|(name, link)| ("link", self::link(name, link, ports))),
+    );
+    lines
+}
+
+fn link(name: &str, link: &Link, ports: &[Port]) -> String {
+    let side = if link.side == Side::Below { "below" } else { "above" };
+    let beacon = match link.beacon {
+        BeaconForm::Datagram => "datagrams".into(),
+        BeaconForm::Write { va, rkey } => format!("WRITEs to {va:#x} with key {rkey:#x}"),
+    };
+    let no_barriers = if link.barriers_in_messages { "" } else { "; its messages carry no barriers" };
+    let port = &ports[link.port.index()].name;
+    format!("{name}, {side}, at {port}: {beacon} to queue pair {} of {}{no_barriers}", link.qpn, link.address)
+}

@@ -1,0 +1,36 @@
+//! Switch that replicates writes, and a bridge (`[p4ce]`).
+
+pub(in crate::functions) mod config;
+mod report;
+mod run;
+mod summary;
+
+pub(crate) use config::P4ceConfig;
+pub(crate) use run::load;
+
+use crate::functions::function::{File, SwitchFunction};
+use crate::functions::launch::{Closing, Launch};
+use dataplane::config::Port;
+use miette::Report;
+use settings::port::Ports;
+use settings::tree::Table;
+
+impl SwitchFunction for P4ceConfig {
+    const KEY: &'static str = "p4ce";
+
+    fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
+        config::read(table, ports)
+    }
+
+    fn check(&mut self, file: &File<'_>) {
+        file.check_one_worker("[p4ce] supports one worker");
+    }
+
+    fn summary(&self, _ports: &[Port]) -> Vec<(&'static str, String)> {
+        summary::lines(self)
+    }
+
+    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
+        run::run(self, launch).map(Into::into)
+    }
+}

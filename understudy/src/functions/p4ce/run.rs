@@ -1,0 +1,214 @@
+//! P4CE's switch: the data plane on a worker, the control plane on the control thread, and its part of the
+//! report.
+
+use super::P4ceConfig;
+use super::report::{GroupRow, P4ceReport};
+use crate::functions::launch::Launch;
+use crate::functions::report::Report;
+use crate::observe::{FunctionMetrics, QueuePair, Row, Table, TraceError, busiest};
+use crate::system::random_u64;
+use dataplane::{NoControl, Runtime, SingleWorkerControl, Stop};
+use p4ce::{Command, Control, ControlConfig, Event, Group, GroupStatus, P4ce};
+use rnic::Interface;
+use rocev2::Qpn;
+use rocev2::ethernet::MacAddr;
+use std::collections::HashMap;
+use std::sync::Arc;
+use switch::drop::FaultSet;
+use switch::forward::config::Topology;
+use switch::forward::{Config as ForwardConfig, Counters};
+use switch::memory::run_frame;
+use switch::{Function, Nanos, PortId};
+
+/// Returns the capacity for queue pairs: one for the leader and one for each replica of each group.
+fn queue_pairs(config: &P4ceConfig) -> usize {
+    (config.groups * (config.max_replicas + 1)).next_power_of_two()
+}
+
+pub(crate) fn data_plane(config: &P4ceConfig, mac: MacAddr) -> p4ce::Config {
+    p4ce::Config {
+        forward: ForwardConfig {
+            ports: config.ports,
+            topology: Topology::Mac(config.stations.clone()),
+            drop: FaultSet::NONE,
+            verify_icrc: false,
+            verify_udp_checksum: false,
+            counted_qps: config.counted_qps,
+        },
+        mac,
+        addresses: config.addresses.iter().map(|(ip, _)| *ip).collect(),
+        groups: config.groups,
+        queue_pairs: queue_pairs(config),
+        silent_after: config.silent_after,
+        #[cfg(debug_assertions)]
+        bug: None,
+    }
+}
+
+pub(crate) fn control_plane(config: &P4ceConfig, mac: MacAddr, seed: u64) -> ControlConfig {
+    ControlConfig {
+        interface: Interface {
+            mac,
+            addresses: config.addresses.clone(),
+            gateways: config.gateways.clone(),
+            vlan: config.vlan,
+            neighbours: Vec::new(),
+        },
+        port: config.port,
+        groups: config.groups,
+        queue_pairs: queue_pairs(config),
+        max_replicas: config.max_replicas,
+        lists: config.lists.clone(),
+        limits: config.limits.clone(),
+        secret: config.secret.clone(),
+        setup_timeout: config.setup_timeout,
+        max_lag: p4ce::gather::MAX_LAG,
+        seed,
+        first_psn: None,
+    }
+}
+
+pub(super) fn run(config: &P4ceConfig, launch: Launch<'_, P4ceConfig>) -> Result<Report, miette::Report> {
+    let mut run = launch.start()?;
+    let mac = config.mac.unwrap_or_else(|| run.port_mac());
+    let function = P4ce::new(data_plane(config, mac)).salted(random_u64());
+    let (counters, bridged) = (function.counters(), function.forward_counters());
+    let control = Control::new(control_plane(config, mac, config.seed.unwrap_or_else(random_u64)));
+    let mut plane = SingleWorkerControl::new(control);
+    let metrics = |plane: &SingleWorkerControl<Control>| {
+        let of_bridge = FunctionMetrics::forwarded(core::slice::from_ref(&bridged));
+        let open = plane.control.groups().filter(|group| group.open).count() as u64;
+        let groups = groups(&plane.control, config, &bridged);
+        metrics_of(&counters_report(&plane.control, &counters), open, groups, of_bridge)
+    };
+    let group = |plane: &SingleWorkerControl<Control>, id| {
+        let found = plane.control.groups().find(|group| group.id.0 == id);
+        found.map(|group| queue_pairs_of(&group, config)).ok_or_else(|| TraceError::NoSuchGroup {
+            requested: id,
+            existing: plane.control.groups().map(|group| group.id.0).collect(),
+        })
+    };
+    let (outcome, seconds) = run.run_groups(vec![function], &mut plane, metrics, group);
+    let report = Report::of(&run.runtime, &outcome, &[bridged], config.counted_qps, seconds);
+    let p4ce = P4ceReport { groups: rows(&plane.control), ..counters_report(&plane.control, &counters) };
+    Ok(report.with(&p4ce))
+}
+
+/// Returns the switch's metrics for observation.
+fn metrics_of(report: &P4ceReport, open: u64, groups: Table, of_bridge: FunctionMetrics) -> FunctionMetrics {
+    of_bridge
+        .counters([
+            ("groups_requested", report.requested),
+            ("groups_opened", report.opened),
+            ("groups_refused", report.refused),
+            ("groups_limited", report.limited),
+            ("groups_closed", report.closed),
+            ("replicas_excluded", report.excluded),
+            ("hosts_moved", report.moved),
+            ("requests", report.requests),
+            ("copies", report.copies),
+            ("responses", report.responses),
+            ("acks", report.acks),
+            ("naks", report.naks),
+            ("rnr_naks", report.rnr_naks),
+            ("fatal_naks", report.fatal_naks),
+            ("repeated", report.repeated),
+            ("cnps", report.cnps),
+        ])
+        .gauges([("groups", open)])
+        .first(groups)
+}
+
+/// Returns the table of groups, with the packets received for them. The bridge counts these by queue pair, up
+/// to `counted_qps`.
+fn groups(control: &Control, config: &P4ceConfig, bridged: &Counters) -> Table {
+    let own: HashMap<_, _> = bridged
+        .qps
+        .iter()
+        .filter(|(host, ..)| config.addresses.iter().any(|(ip, _)| ip == host))
+        .map(|(_, qpn, frames, bytes)| (qpn, (frames, bytes)))
+        .collect();
+    let counted = |group: GroupStatus| {
+        let received = |qpn: &Qpn| own.get(qpn).copied().unwrap_or((0, 0));
+        let (requests, bytes) = group.own.first().map_or((0, 0), received);
+        let responses: u64 = group.own.iter().skip(1).map(|qpn| received(qpn).0).sum();
+        ([requests, bytes, responses], group)
+    };
+    let groups = busiest(control.groups().map(counted), |(a, one), (b, other)| {
+        b.cmp(a).then_with(|| one.id.0.cmp(&other.id.0))
+    });
+    let row = |(counts, group): ([u64; 3], GroupStatus)| {
+        let replicas: Vec<_> = group
+            .replicas
+            .iter()
+            .map(|(ip, there)| format!("{ip}{}", if *there { "" } else { " (excluded)" }))
+            .collect();
+        let state = if group.open { "open" } else { "not open" };
+        let cells = [&group.id.0.to_string(), &group.leader.to_string(), &replicas.join(" "), state];
+        Row { queue_pairs: queue_pairs_of(&group, config), ..Row::new(cells, counts) }
+    };
+    let counts = ["requests", "request_bytes", "responses"];
+    Table::of_busiest("group", &["group", "leader", "replicas", "state"], 2, &counts, groups, row)
+}
+
+/// Returns the queue pairs of a group: the switch's at each of its addresses, the leader's and the replicas'.
+fn queue_pairs_of(group: &GroupStatus, config: &P4ceConfig) -> Vec<QueuePair> {
+    let own = group.own.iter().flat_map(|qpn| config.addresses.iter().map(|(ip, _)| (Some(*ip), qpn.get())));
+    own.chain(group.peers.iter().map(|(ip, qpn)| (Some(*ip), qpn.get()))).collect()
+}
+
+/// Returns the counters, without the list of groups.
+fn counters_report(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
+    let setup = control.counters();
+    P4ceReport {
+        requested: setup.requested,
+        opened: setup.opened,
+        refused: setup.refused,
+        limited: setup.limited,
+        closed: setup.closed,
+        excluded: setup.excluded,
+        requests: counters.requests.get(),
+        copies: counters.copies.get(),
+        responses: counters.responses.get(),
+        acks: counters.acks.get(),
+        naks: counters.naks.get(),
+        rnr_naks: counters.rnr_naks.get(),
+        fatal_naks: counters.fatal_naks.get(),
+        repeated: counters.repeated.get(),
+        cnps: counters.cnps.get(),
+        moved: counters.moved.get(),
+        groups: Vec::new(),
+    }
+}
+
+/// Returns the list of groups for the report.
+fn rows(control: &Control) -> Vec<GroupRow> {
+    let row = |group: GroupStatus| GroupRow {
+        group: group.id.0,
+        leader: group.leader.to_string(),
+        replicas: group.replicas.iter().map(|(ip, _)| ip.to_string()).collect(),
+        excluded: group.replicas.iter().filter(|(_, there)| !there).map(|(ip, _)| ip.to_string()).collect(),
+        quorum: group.quorum,
+        open: group.open,
+    };
+    control.groups().map(row).collect()
+}
+
+/// Runs the data plane with groups that are open from the start, until `stop` is set. `bench p4ce` measures
+/// it.
+pub(crate) fn load(runtime: &mut Runtime, config: &P4ceConfig, args: &bench::p4ce::LoadArgs, stop: &Stop) {
+    let mac = config.mac.unwrap_or(MacAddr([2, 0, 0, 0, 0, 1]));
+    let mut function = P4ce::new(data_plane(config, mac));
+    for (n, group) in (0..).zip(bench::p4ce::groups(args.groups, args.replicas)) {
+        let group = Group::new(group).expect("the groups are valid");
+        function.on_command(Command::Open(group), Nanos::ZERO);
+        assert!(
+            matches!(function.poll_event(), Some(Event::Opened(_, true))),
+            "the switch has room for the group"
+        );
+        // Only requests that were sent can be acknowledged.
+        let write = bench::traffic::write_only(n, 64);
+        run_frame(&mut function, &write, PortId(0), Nanos::ZERO);
+    }
+    runtime.run(vec![function], &mut NoControl, stop);
+}

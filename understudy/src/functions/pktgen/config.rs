@@ -1,0 +1,222 @@
+//! Reads the table `[pktgen]`: a packet generator, its receiver, and its streams.
+
+mod stream;
+
+use ::pktgen::profile::MAX_STREAMS;
+use ::pktgen::{Profile, ProfileError};
+use core::ops::Range;
+use dataplane::config::Device;
+use rocev2::onepipe::Timestamp;
+use settings::port::{Ports, ReadPort};
+use settings::report::Problem;
+use settings::tree::{Table, Value, subsections};
+use stream::ReadStream;
+use switch::{Nanos, PortId};
+
+/// Header of a stream
+const STREAM_HEADER: &str = "[[pktgen.stream]]";
+/// Packets that a ring device holds between its two ends, whatever its number of descriptors
+const RING_CAPACITY: u32 = 1024;
+/// Longest duration, in seconds: one day
+const MAX_DURATION_S: f64 = 86_400.0;
+
+pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<Profile> {
+    let sends = table.require("send", "\"out\"");
+    let send_port = sends.as_ref().and_then(|value| ports.find(value));
+    let receive = table.get("receive", "\"in\"");
+    let receive_port = receive.as_ref().and_then(|value| ports.find(value));
+    let respond = table.get("respond", "true");
+    let responds = respond.as_ref().and_then(Value::boolean).unwrap_or(false);
+    let seed = table.number("seed", 0..=i64::MAX as u64, 1);
+    let duration = seconds(table, "duration_s", "10");
+    let drain = Nanos::from_millis(table.number("drain_ms", 0..=60_000, 100));
+    let catch_up = Nanos::from_millis(table.number("catch_up_ms", 0..=10_000, 10));
+    let window = table.power_of_two("window", 64..=1 << 16, 1024) as u32;
+    if let (Some(value), true, None) = (&respond, responds, &receive) {
+        let problem = value.problem("`respond` needs `receive`");
+        value.add(
+            problem
+                .label("no receive port")
+                .help("add `receive = \"in\"`, the port at which requests arrive, or remove `respond`"),
+        );
+    }
+    for (value, port) in [(&sends, send_port), (&receive, receive_port)] {
+        if let (Some(value), Some(port)) = (value, port) {
+            check_queues(value, &ports.list[port.index()]);
+        }
+    }
+    // Packets that wait in the worker and in the devices
+    let descriptors =
+        |port: Option<PortId>| port.map_or(0, |port| u32::from(ports.list[port.index()].descriptors));
+    let queued =
+        dataplane::TX_QUEUE as u32 + (descriptors(send_port) + descriptors(receive_port)).max(RING_CAPACITY);
+    let mtu = send_port.map(|port| ports.list[port.index()].mtu);
+    let streams = streams(table, receive.is_some(), mtu);
+    let (spans, streams): (Vec<_>, Vec<_>) =
+        streams?.into_iter().map(|ReadStream { spans, stream }| (spans, stream)).unzip();
+    let profile = Profile {
+        seed,
+        send: send_port?,
+        receive: if receive.is_some() { Some(receive_port?) } else { None },
+        respond: responds && receive.is_some(),
+        duration: duration?,
+        drain,
+        catch_up,
+        window,
+        queued,
+        epoch: Timestamp::default(),
+        streams,
+    };
+    if let Err(error) = profile.check() {
+        table.problems().add(explain(&error, &profile, &spans, table));
+        return None;
+    }
+    Some(profile)
+}
+
+/// Reads a time in seconds. An absent key is `Some(None)`.
+#[expect(clippy::option_option, reason = "invalid, absent, or a time")]
+fn seconds(table: &Table<'_>, key: &'static str, example: &'static str) -> Option<Option<Nanos>> {
+    let Some(value) = table.get(key, example) else { return Some(None) };
+    let seconds = value.fraction(0.001..=MAX_DURATION_S)?;
+    Some(Some(Nanos((seconds * 1e9) as u64)))
+}
+
+/// Reports a port with several receive queues: they would change the order of packets, which the receiver
+/// checks.
+fn check_queues(value: &Value<'_>, port: &ReadPort) {
+    let queues = match port.device.as_ref().map(|device| &device.device) {
+        Some(Device::Pcap { rx, .. }) => rx.len(),
+        _ => usize::from(port.rx_queues),
+    };
+    if queues > 1 {
+        let name = value.text_if_any().unwrap_or_default();
+        let problem = value.problem(format!("port `{name}` has {queues} receive queues"));
+        value.add(problem.label("queues do not keep the order").help(
+            "write `rx_queues = 1` for that port, or one capture: the receiver checks the order of \
+                 packets",
+        ));
+    }
+}
+
+fn streams(table: &Table<'_>, received: bool, mtu: Option<u16>) -> Option<Vec<ReadStream>> {
+    let tables = subsections(table, "stream", STREAM_HEADER)?;
+    if tables.is_empty() {
+        let problem = table.problem("[pktgen] has no stream").label("no [[pktgen.stream]]");
+        table.problems().add(problem.help(format!(
+            "add one, such as\n\n{STREAM_HEADER}\nverb = \"write\"\nsize = 64\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nrate = {{ packets_per_s = 1_000_000 }}"
+        )));
+        return None;
+    }
+    if let Some(excess) = tables.get(MAX_STREAMS) {
+        let problem = excess.problem(format!("[pktgen] has {} streams", tables.len()));
+        let problem = problem.label("the first one too many");
+        table.problems().add(problem.help(format!("keep at most {MAX_STREAMS}")));
+        for table in tables {
+            table.discard();
+        }
+        return None;
+    }
+    let mut names: Vec<(String, Range<usize>)> = Vec::new();
+    let read: Vec<_> = tables
+        .into_iter()
+        .enumerate()
+        .map(|(index, table)| stream::read(table, index, received, mtu, &mut names))
+        .collect();
+    read.into_iter().collect()
+}
+
+/// Explains why a profile is invalid, at the key that causes it.
+fn explain(error: &ProfileError, profile: &Profile, spans: &[stream::Spans], table: &Table<'_>) -> Problem {
+    let text = error.to_string();
+    let at = |stream: usize| &spans[stream];
+    let name = |stream: usize| &profile.streams[stream].name;
+    match *error {
+        ProfileError::PsnsCollide { first, second, qpn, host } => {
+            let (one, other) = (&profile.streams[first], &profile.streams[second]);
+            let free = profile.streams.iter().map(|s| s.first_qpn.get() + s.qps).max().unwrap_or(2);
+            Problem::at(
+                at(second).qpn(),
+                format!(
+                    "streams `{}` and `{}` both use queue pair {qpn} of {host}: their PSNs collide",
+                    one.name, other.name
+                ),
+            )
+            .label("these queue pairs are taken")
+            .also(at(first).qpn(), "by this stream")
+            .help(format!("give each stream its own queue pairs: write `first_qpn = {free:#x}` here"))
+        }
+        ProfileError::StampDoesNotFit { stream, size, needed } => Problem::at(
+            at(stream).latency.clone().unwrap_or_else(|| at(stream).size()),
+            format!("the timestamp, {needed} bytes, does not fit into a payload of {size}"),
+        )
+        .label("no room")
+        .help(format!("write `size = {needed}` or more for `{}`, or `latency = false`", name(stream))),
+        ProfileError::NothingToStamp { stream, .. } => {
+            let answered = profile.streams[stream].verb.is_request();
+            let help = if answered {
+                "remove `latency`: these requests are answered, and `outstanding` measures the round trip"
+            } else {
+                "remove `latency`"
+            };
+            let at = at(stream).latency.clone().unwrap_or_else(|| at(stream).header.clone());
+            Problem::at(at, text).label("no payload").help(help)
+        }
+        ProfileError::OneHost { stream, .. } => {
+            Problem::at(at(stream).dst(), text).label("the same as `src`").help(
+                "give `dst` its own address, such as `dst = \"10.0.0.2\"`, which separates requests from \
+             responses",
+            )
+        }
+        ProfileError::ReadSizes { stream } => {
+            Problem::at(at(stream).size(), text).label("several sizes").help(
+                "keep one, and write a stream for each of the others: a READ takes as many PSNs as its \
+             response has packets",
+            )
+        }
+        ProfileError::NeverAsked { stream, .. } => Problem::at(at(stream).outstanding(), text)
+            .label("would wait for ever")
+            .help("write `ack_every = 1`, or a number up to `outstanding`"),
+        ProfileError::CasOutstanding { stream } => {
+            Problem::at(at(stream).outstanding(), text).label("too many").help(
+                "write `outstanding = 1`: the next request depends on the response; use more queue pairs for \
+             more requests in flight",
+            )
+        }
+        ProfileError::NeverEnds { stream, .. } => Problem::at(at(stream).malformed(), text)
+            .label("all packets")
+            .help("write `malformed = 0.99` or less, or replace `packets` by `duration_s`"),
+        ProfileError::HalfTheCircle { stream, step, .. } => {
+            Problem::at(at(stream).step(), text).label(format!("{step} PSNs each")).help(
+                "write a smaller `window` or `outstanding`, or use fewer PSNs, by a smaller `coalesce` or \
+                 a smaller READ; there are 2^24 PSNs",
+            )
+        }
+        ProfileError::Window { stream, packets, .. } => {
+            Problem::at(at(stream).outstanding(), text).label(format!("{packets} packets")).help(format!(
+                "write `window = {}` for `[pktgen]`, a smaller `outstanding`, or shorter messages",
+                packets.next_power_of_two()
+            ))
+        }
+        ProfileError::NotAnswered { stream, .. } => Problem::at(at(stream).outstanding(), text)
+            .label("would wait for ever")
+            .help("remove `outstanding`"),
+        ProfileError::Versions { stream } => Problem::at(at(stream).header.clone(), text)
+            .label("IPv4 and IPv6")
+            .help("write `src` and `dst` of the same IP version"),
+        ProfileError::Qpns { stream, .. } => Problem::at(at(stream).qpn(), text).label("out of range").help(
+            "lower `first_qpn` or `qps`: numbers have 24 bits, and the first two and the last are reserved",
+        ),
+        ProfileError::Value { stream: Some(stream), .. } => {
+            let stamped = Problem::at(at(stream).size(), format!("`{}`: {text}", name(stream)));
+            stamped.label("out of range").help("see configs/pktgen/mix.toml for the values of each key")
+        }
+        ProfileError::Qps(_)
+        | ProfileError::Memory { .. }
+        | ProfileError::Streams(_)
+        | ProfileError::NobodyReceives
+        | ProfileError::Value { stream: None, .. } => {
+            table.problem(text).label("here").help("see configs/pktgen/mix.toml for the values of each key")
+        }
+    }
+}

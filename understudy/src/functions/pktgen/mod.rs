@@ -1,0 +1,47 @@
+//! Packet generator (`[pktgen]`).
+
+mod config;
+mod hgrm;
+pub(crate) mod invalid;
+mod report;
+mod run;
+mod summary;
+
+use crate::functions::function::{File, SwitchFunction};
+use crate::functions::launch::{Closing, Launch};
+use dataplane::config::Port;
+use miette::Report;
+use pktgen::Profile;
+use settings::port::Ports;
+use settings::tree::Table;
+
+impl SwitchFunction for Profile {
+    const KEY: &'static str = "pktgen";
+    const LIVE: bool = true;
+
+    fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
+        config::read(table, ports)
+    }
+
+    fn check(&mut self, file: &File<'_>) {
+        file.check_one_worker("[pktgen] supports one worker: the receiver needs the sender's state");
+        let ends = "the run ends by `duration_s`, or by `packets` of each stream";
+        file.runtime.reject_stop_when_idle("[pktgen]", ends, file.root.problems());
+    }
+
+    fn summary(&self, ports: &[Port]) -> Vec<(&'static str, String)> {
+        summary::lines(self, ports)
+    }
+
+    fn memory(&self) -> String {
+        summary::state(self)
+    }
+
+    fn end(&self) -> Option<&'static str> {
+        Some("when all packets are sent and received")
+    }
+
+    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
+        run::run(self, launch)
+    }
+}

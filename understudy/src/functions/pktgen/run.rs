@@ -1,0 +1,245 @@
+//! The packet generator's control plane, which starts it when its ports are up and ends the run when it is
+//! done, and its report.
+
+use super::invalid::{InvalidReason, Links};
+use super::report::{self, PktgenReport};
+use super::{hgrm, invalid};
+use crate::functions::launch::{Closing, Launch};
+use crate::log;
+use crate::observe::{Observer, no_groups};
+use crate::system::now;
+use dataplane::config::Device;
+use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Stop};
+use pktgen::{Command, Counters, Event, Pktgen, Profile};
+use rocev2::onepipe::Timestamp;
+use rustix::time::{ClockId, clock_gettime};
+use std::io::{IsTerminal as _, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use switch::PortId;
+use tracing::{info, warn};
+
+/// Interval of progress lines on a terminal
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// Time within which links have to come up, before the generator starts without them
+const LINK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The control plane.
+struct Plane<'a> {
+    profile: &'a Profile,
+    counters: Arc<Counters>,
+    /// Names of the ports that have no peer yet
+    unconnected: Vec<String>,
+    /// Links of the other ports in use
+    links: Links,
+    start: Instant,
+    /// Flag that signals set
+    stop: &'a Stop,
+    ending: bool,
+    done: bool,
+    /// Time at which sending began
+    began: Option<Instant>,
+    invalid_reasons: Vec<InvalidReason>,
+    lines: Lines,
+    observer: Option<Observer>,
+}
+
+/// Output during the run.
+struct Lines {
+    /// Interval of JSON lines on standard output, if requested
+    json: Option<Duration>,
+    /// Whether to print progress lines on standard error
+    show_progress: bool,
+    next: Instant,
+    /// Packets sent and received at the last line, and its time
+    last: (u64, u64, Instant),
+}
+
+impl Control<Pktgen> for Plane<'_> {
+    fn on_event(&mut self, _worker: usize, Event::Done: Event, _out: &mut ControlOutput<'_, Pktgen>) {
+        self.done = true;
+    }
+
+    fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Pktgen>) {
+    }
+
+    fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
+        if let Some(observer) = &mut self.observer {
+            observer.serve_requests(
+                live,
+                out,
+                || report::metrics_of(self.profile, &self.counters),
+                no_groups,
+            );
+        }
+        let time = self.began.map_or(Duration::ZERO, |began| began.elapsed());
+        if !self.done {
+            self.invalid_reasons.extend(self.links.poll(|| live.links(), now(), self.began.is_some(), time));
+        }
+        let ready =
+            self.unconnected.is_empty() && (self.links.all_up() || self.start.elapsed() > LINK_TIMEOUT);
+        if self.began.is_none() && ready && out.command(0, Command::Begin).is_ok() {
+            let now = now();
+            self.began = Some(now);
+            (self.lines.next, self.lines.last) = (now + self.lines.every(), (0, 0, now));
+            self.invalid_reasons.extend(self.links.down_at_the_start());
+        }
+        // The first signal ends sending. The second one, or one before the start, ends the run.
+        if self.stop.flag().swap(false, Ordering::Relaxed) {
+            if self.ending || self.began.is_none() {
+                return false;
+            }
+            self.ending = out.command(0, Command::End).is_ok();
+        }
+        if let Some(began) = self.began {
+            self.lines.show(&self.counters, began);
+        }
+        !self.done
+    }
+
+    fn on_link(&mut self, port: &PortInfo, up: bool) {
+        log::peer(port, up);
+        if up {
+            self.unconnected.retain(|name| *name != port.name);
+        } else if let Some(began) = self.began.filter(|_| !self.done) {
+            self.invalid_reasons.push(invalid::port_down(&port.name, "peer", began.elapsed()));
+        }
+    }
+
+    fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
+        log::refused_peer(port, why);
+    }
+}
+
+impl Lines {
+    fn every(&self) -> Duration {
+        self.json.unwrap_or(PROGRESS_INTERVAL)
+    }
+
+    fn show(&mut self, counters: &Counters, began: Instant) {
+        let now = now();
+        if now < self.next || !(self.show_progress || self.json.is_some()) {
+            return;
+        }
+        self.next = now + self.every();
+        let sum = |count: fn(&pktgen::counters::StreamCounters) -> u64| {
+            counters.streams.iter().map(count).sum::<u64>()
+        };
+        let (sent, received) = (sum(|c| c.sent.frames.get()), sum(|c| c.received.frames.get()));
+        let (lost, duplicates) = (sum(pktgen::counters::StreamCounters::lost), sum(|c| c.duplicates.get()));
+        let unseen = sum(pktgen::counters::StreamCounters::unseen);
+        let (sent_before, received_before, at) = self.last;
+        let span = now.duration_since(at).as_secs_f64().max(1e-9);
+        let rate = |now: u64, last: u64| (now - last) as f64 / span;
+        let (tx, rx) = (rate(sent, sent_before), rate(received, received_before));
+        self.last = (sent, received, now);
+        let seconds = now.duration_since(began).as_secs_f64();
+        if self.json.is_some() {
+            let line = serde_json::json!({
+                "seconds": seconds, "sent": sent, "received": received, "lost": lost, "unseen": unseen,
+                "duplicates": duplicates, "sent_per_s": tx, "received_per_s": rx,
+            });
+            // A closed pipe does not end the run.
+            _ = writeln!(std::io::stdout(), "{line}");
+        } else {
+            info!(
+                "{seconds:6.1} s: {:.3} Mpps out, {:.3} in; {lost} lost, {duplicates} duplicates",
+                tx / 1e6,
+                rx / 1e6
+            );
+        }
+    }
+}
+
+/// Returns the current 1Pipe time.
+fn epoch() -> Timestamp {
+    let time = clock_gettime(ClockId::Realtime);
+    let (seconds, nanos) = (time.tv_sec.cast_unsigned(), time.tv_nsec.cast_unsigned());
+    Timestamp::new(seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos))
+}
+
+/// Runs the generator. The error that follows the report is that of writing the requested histograms.
+pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Closing, miette::Report> {
+    let options = launch.options;
+    if let Some(folder) = &options.hgrm {
+        hgrm::create_folder(folder)?;
+    }
+    let mut run = launch.start()?;
+    let ports = &run.ports;
+    let duration = options.duration.map(|time| switch::Nanos(time.as_nanos() as u64));
+    let profile = Profile { epoch: epoch(), duration: duration.or(profile.duration), ..profile.clone() };
+    let function = Pktgen::new(&profile).map_err(|error| miette::miette!("invalid [pktgen]: {error}"))?;
+    let counters = function.counters();
+    let receiving = invalid::receiving(ports, &function);
+    let used = [Some(profile.send), profile.receive];
+    let unconnected = used.into_iter().flatten().map(|port| &ports[port.index()]);
+    let unconnected = unconnected.filter(|port| matches!(port.device, Device::Memif { .. }));
+    let links = used.into_iter().flatten().map(|port| (port.index(), &ports[port.index()]));
+    let links = links.filter(|(_, port)| !matches!(port.device, Device::Memif { .. }));
+    let links = links.map(|(index, port)| (index, port.name.clone()));
+    let start = now();
+    let mut plane = Plane {
+        profile: &profile,
+        counters: Arc::clone(&counters),
+        unconnected: unconnected.map(|port| port.name.clone()).collect(),
+        links: Links::new(links),
+        start,
+        stop: &run.stop,
+        ending: false,
+        done: false,
+        began: None,
+        invalid_reasons: Vec::new(),
+        lines: Lines {
+            json: options.live,
+            show_progress: std::io::stderr().is_terminal(),
+            next: start,
+            last: (0, 0, start),
+        },
+        observer: run.observer.take(),
+    };
+    let began = now();
+    let outcome = run.runtime.run(vec![function], &mut plane, &Stop::new());
+    let seconds = began.elapsed().as_secs_f64();
+    let mut invalid_reasons = core::mem::take(&mut plane.invalid_reasons);
+    invalid_reasons.extend(invalid::by_streams(&profile, &counters));
+    invalid_reasons.extend(invalid::by_drops(&outcome));
+    invalid_reasons.extend(invalid::by_devices(ports, &receiving, &outcome, &invalid_reasons));
+    if !plane.done {
+        invalid_reasons.push(InvalidReason {
+            reason: "cut_short",
+            what: "the run was interrupted before the last packets could arrive".into(),
+        });
+    }
+    let deferred = options.hgrm.as_deref().map_or(Ok(()), |folder| {
+        if hgrm::write(folder, plane.profile, &counters)? == 0 {
+            warn!(
+                "No latency was measured, so there is no histogram in {}: set `receive` and payloads of 8 bytes or more for \
+                 one-way latency, or `outstanding` on requests for round trips.",
+                folder.display()
+            );
+        }
+        Ok(())
+    });
+    let end = (seconds, plane.done);
+    let report = PktgenReport::new(&profile, &counters, &run.runtime, &outcome, invalid_reasons, end);
+    Ok(Closing { report: Box::new(report), deferred })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::config::load;
+    use crate::functions::FunctionConfig;
+
+    /// Returns the profile of a generator with these lines after the port that it sends to and receives from.
+    pub(in crate::functions::pktgen) fn profile(lines: &str) -> Profile {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("my.toml");
+        let port = "[[port]]\nname = \"loop\"\nring = {}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\n";
+        std::fs::write(&path, format!("{port}{lines}")).unwrap();
+        let config = load(&path).map_err(|report| report.render()).unwrap();
+        let FunctionConfig::Pktgen(profile) = config.function else { panic!("no generator") };
+        profile
+    }
+}

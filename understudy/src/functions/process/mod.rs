@@ -1,0 +1,41 @@
+//! 1Pipe process (`[process]`), which `understudy process` runs.
+
+mod summary;
+
+use crate::functions::function::{File, SwitchFunction};
+use crate::functions::launch::{Closing, Launch};
+use dataplane::config::Port;
+use miette::Report;
+use onepipe::Settings;
+use settings::port::Ports;
+use settings::report::Problem;
+use settings::tree::Table;
+
+impl SwitchFunction for Settings {
+    const KEY: &'static str = "process";
+    const COMMAND: &'static str = "process";
+
+    fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
+        onepipe::file::read(table, ports)
+    }
+
+    fn check(&mut self, file: &File<'_>) {
+        onepipe::file::check_runtime(file.runtime, file.root.problems());
+        if let Some(given) = file.root.get("observe", "") {
+            let problem = Problem::at(given.key_span(), "[observe] is not valid beside [process]");
+            given.add(
+                problem
+                    .label("no observers")
+                    .help("remove it: `understudy process` has no observers, only `understudy run` has"),
+            );
+        }
+    }
+
+    fn summary(&self, _ports: &[Port]) -> Vec<(&'static str, String)> {
+        summary::lines(self)
+    }
+
+    fn run(&self, _launch: Launch<'_, Self>) -> Result<Closing, Report> {
+        unreachable!("`run` rejects a function of another command")
+    }
+}

@@ -1,0 +1,40 @@
+//! Describes the 1Pipe process of `[process]`.
+
+use ::onepipe::{Clock, Settings};
+
+pub(super) fn lines(config: &Settings) -> Vec<(&'static str, String)> {
+    let process = &config.process;
+    let (address, prefix) = config.address();
+    let mac = config.mac.map_or("the port's MAC address".into(), |mac| mac.to_string());
+    let clock = match config.clock {
+        Clock::Realtime => "UTC (CLOCK_REALTIME)",
+        Clock::Tai => "TAI (CLOCK_TAI)",
+    };
+    let tunnel = match process.tor.detour.first() {
+        Some(end) => format!(", through the tunnel that ends at {end}"),
+        None => String::new(),
+    };
+    let barriers = if process.barriers_in_messages { "; messages carry barriers, too" } else { "" };
+    vec![
+        (
+            "process",
+            format!("{} at {address}/{prefix}, {mac}, queue pair {}", process.own.id, process.own.qpn),
+        ),
+        (
+            "beacons",
+            format!(
+                "every {} ns, to queue pair {} of {} for {}{tunnel}{barriers}",
+                process.beacon_interval.0, process.tor.qpn, process.tor.address, config.switch
+            ),
+        ),
+        (
+            "peers",
+            format!(
+                "{}; a message fails after {} us without an acknowledgement",
+                process.peers.len(),
+                process.timeout.0 / 1_000
+            ),
+        ),
+        ("", format!("the time is {clock}")),
+    ]
+}

@@ -1,0 +1,42 @@
+//! Switch that resolves atomics, and a bridge (`[swordbox]`).
+
+mod config;
+mod report;
+mod run;
+mod summary;
+
+pub(crate) use config::SwordboxConfig;
+
+use crate::functions::function::{File, SwitchFunction};
+use crate::functions::launch::{Closing, Launch};
+use dataplane::config::Port;
+use miette::Report;
+use settings::port::Ports;
+use settings::tree::Table;
+
+impl SwitchFunction for SwordboxConfig {
+    const KEY: &'static str = "swordbox";
+
+    fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
+        config::read(table, ports)
+    }
+
+    fn check(&mut self, file: &File<'_>) {
+        file.check_one_worker(
+            "[swordbox] supports one worker, which puts the operations on each word into one order",
+        );
+        self.journal = self.journal.take().map(|journal| file.folder.join(journal));
+    }
+
+    fn summary(&self, ports: &[Port]) -> Vec<(&'static str, String)> {
+        summary::lines(self, ports)
+    }
+
+    fn notes(&self, _workers: usize) -> Vec<String> {
+        summary::notes(self)
+    }
+
+    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
+        run::run(self, launch).map(Into::into)
+    }
+}

@@ -1,0 +1,269 @@
+//! Swordbox: the data plane on a worker; on the control thread, the control plane with the journal and the
+//! reload of layers at SIGHUP; and its part of the report.
+
+mod journal;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use super::SwordboxConfig;
+use super::report::SwordboxReport;
+use crate::functions::launch::{Launch, Reload, Reloaded};
+use crate::functions::report::Report;
+use crate::observe::FunctionMetrics;
+use crate::system::random_u64;
+use core::fmt::Write as _;
+use core::sync::atomic::{AtomicBool, Ordering};
+use dataplane::{ControlOutput, Live, Mbuf, PortInfo, SingleWorkerControl};
+use journal::Journal;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use switch::PortId;
+use swordbox::{ConnectCounters, Connection, Control, Counters, Event, Layers, Memory, Swordbox};
+use tracing::{info, warn};
+use writer::Writer;
+
+/// State that is prepared before the runtime starts.
+struct Prepared {
+    /// Connections of an earlier run, which are refused until they are established again
+    ended: Vec<Connection>,
+    writer: Option<Writer>,
+    reload_requested: Arc<AtomicBool>,
+}
+
+/// Journal of a configuration without one: adds no connection
+struct NoJournal;
+
+impl swordbox::Journal for NoJournal {
+    fn add(&mut self, _connection: Connection) -> io::Result<()> {
+        Err(io::Error::other("no journal is configured"))
+    }
+
+    fn remove(&mut self, _connection: Connection) {}
+}
+
+/// Journal of the control plane if the writer thread has already written the connections
+struct AlreadyWritten;
+
+impl swordbox::Journal for AlreadyWritten {
+    fn add(&mut self, _connection: Connection) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn remove(&mut self, _connection: Connection) {}
+}
+
+impl Prepared {
+    /// Opens the journal and registers for SIGHUP.
+    fn of(config: &SwordboxConfig) -> Result<Self, miette::Report> {
+        let journal = config.journal.as_deref().map(Journal::open).transpose();
+        let journal = journal.map_err(|error| miette::miette!("{error}"))?;
+        let ended = journal.iter().flat_map(Journal::live).collect();
+        let writer = journal.map(|mut journal| Writer::start(move |orders| journal.write(orders).is_ok()));
+        let writer = writer
+            .transpose()
+            .map_err(|error| miette::miette!("cannot start the journal's thread: {error}"))?;
+        let reload_requested = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&reload_requested))
+            .map_err(|error| miette::miette!("cannot catch signals: {error}"))?;
+        Ok(Self { ended, writer, reload_requested })
+    }
+}
+
+/// Describes the capacities of the tables, and the memory that they take.
+fn memory_text(config: &swordbox::Config, memory: Memory) -> String {
+    let Memory { connections, in_flight, lines, held, structures } = memory;
+    let lanes = config.shared_qps();
+    format!(
+        "Swordbox keeps up to {} connections in {connections} bytes, {} outstanding operations on each of {lanes} shared \
+         connections in {in_flight}, the words of {} lines in {lines}, {} held frames in {held}, and the state of data structures \
+         in {structures}.",
+        config.connections, config.in_flight, config.lines, config.held
+    )
+}
+
+/// Returns the names of the layers, as in the configuration file.
+pub(super) fn layers_text(layers: Layers) -> String {
+    let Layers { remap, cas_to_write, steer_writes, steer_reads } = layers;
+    let all = [
+        (remap, "remap"),
+        (cas_to_write, "cas_to_write"),
+        (steer_writes, "steer_writes"),
+        (steer_reads, "steer_reads"),
+    ];
+    let on: Vec<_> = all.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+    if on.is_empty() { "none".into() } else { on.join(", ") }
+}
+
+/// Returns the layers of a reloaded configuration, or an error text if it differs in anything else.
+fn layers_of(initial: &SwordboxConfig, reloaded: Reloaded<SwordboxConfig>) -> Result<Layers, String> {
+    let Reloaded { function: mut as_before, rest_is_unchanged } = reloaded;
+    let layers = core::mem::replace(&mut as_before.switch.layers, initial.switch.layers);
+    if rest_is_unchanged && as_before == *initial {
+        Ok(layers)
+    } else {
+        Err("more than `layers` has changed; restart the instance".into())
+    }
+}
+
+/// The control plane. It receives events about connections when they are in the journal, and reloads the
+/// layers.
+struct SwordboxControl<'a> {
+    plane: SingleWorkerControl<Control>,
+    /// The journal's thread, if there is a journal
+    writer: Option<Writer>,
+    /// Connections that the journal's thread could not write
+    unwritten: u64,
+    /// Configuration at the start, and its file
+    initial: &'a SwordboxConfig,
+    path: String,
+    reload: Reload<'a, SwordboxConfig>,
+    reload_requested: Arc<AtomicBool>,
+    layers: Layers,
+}
+
+impl SwordboxControl<'_> {
+    /// Returns the number of connections that could not be written to the journal.
+    fn unwritten(&self) -> u64 {
+        self.unwritten + self.plane.control.failed()
+    }
+
+    fn reload(&mut self) {
+        let path = &self.path;
+        match (self.reload)().and_then(|reloaded| layers_of(self.initial, reloaded)) {
+            Ok(layers) => {
+                info!("Reloaded {path}: layers {}.", layers_text(layers));
+                self.layers = layers;
+                self.plane.control.set_layers(layers);
+            }
+            Err(why) => warn!("Reloaded {path}, but nothing changed: {}", why.trim_end()),
+        }
+    }
+}
+
+impl dataplane::Control<Swordbox> for SwordboxControl<'_> {
+    fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Swordbox>) {
+        let Some(writer) = &mut self.writer else { return self.plane.on_event(worker, event, out) };
+        match event {
+            Event::TranslationRequested(connection) => self.unwritten += u64::from(!writer.add(connection)),
+            Event::ConnectionEnded(connection) => {
+                writer.remove(connection);
+                self.plane.on_event(worker, event, out);
+            }
+            Event::SharedQpOpened { .. } | Event::SharedQpLost { .. } => {
+                self.plane.on_event(worker, event, out);
+            }
+        }
+    }
+
+    fn on_punt(&mut self, worker: usize, frame: Mbuf, port: PortId, out: &mut ControlOutput<'_, Swordbox>) {
+        self.plane.on_punt(worker, frame, port, out);
+    }
+
+    fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Swordbox>) -> bool {
+        if self.reload_requested.swap(false, Ordering::Relaxed) {
+            self.reload();
+        }
+        while let Some((connection, written)) = self.writer.as_mut().and_then(Writer::poll) {
+            if written {
+                // Swordbox has only one worker.
+                self.plane.on_event(0, Event::TranslationRequested(connection), out);
+            } else {
+                // The connection stays as it is: its packets pass unchanged.
+                self.unwritten += 1;
+            }
+        }
+        self.plane.on_tick(live, out)
+    }
+
+    fn on_link(&mut self, port: &PortInfo, up: bool) {
+        self.plane.on_link(port, up);
+    }
+}
+
+pub(super) fn run(
+    config: &SwordboxConfig,
+    launch: Launch<'_, SwordboxConfig>,
+) -> Result<Report, miette::Report> {
+    let Prepared { ended, writer, reload_requested } = Prepared::of(config)?;
+    let path = launch.instance.config.clone();
+    let reload = Rc::clone(&launch.reload);
+    let mut run = launch.start()?;
+    let mut switch = swordbox::Config { ended, ..config.switch.clone() };
+    if let Some(interface) = switch.interface.as_mut().filter(|_| config.uses_port_mac) {
+        interface.mac = run.port_mac();
+    }
+    let memory = switch.memory();
+    let mut text = memory_text(&switch, memory);
+    if !switch.ended.is_empty() {
+        let count = switch.ended.len();
+        _ = write!(
+            text,
+            " Connections of an earlier run, refused until they are established again: {count}."
+        );
+    }
+    info!("{text}");
+    let counted_qps = switch.forward.counted_qps;
+    let layers = switch.layers;
+    let control_config = switch.clone();
+    let function = Swordbox::new(switch).salted(random_u64());
+    let (counters, bridged) = (function.counters(), function.forward_counters());
+    let journal: Box<dyn swordbox::Journal + Send> = match writer {
+        Some(_) => Box::new(AlreadyWritten),
+        None => Box::new(NoJournal),
+    };
+    let plane =
+        SingleWorkerControl::new(Control::new(journal).with_switch_owned_qps(&control_config, random_u64()));
+    let mut control = SwordboxControl {
+        plane,
+        writer,
+        unwritten: 0,
+        initial: config,
+        path,
+        reload,
+        reload_requested,
+        layers,
+    };
+    let metrics = |control: &SwordboxControl<'_>| {
+        let [connections, shared, lines, held] = counters.usage();
+        FunctionMetrics::forwarded(core::slice::from_ref(&bridged))
+            .counters(counters.all())
+            .counters([("unwritten", control.unwritten())])
+            .counters(own_lanes(&control.plane.control))
+            .gauges([("connections", connections), ("lanes_now", shared), ("lines", lines), ("held", held)])
+    };
+    let (outcome, seconds) = run.run(vec![function], &mut control, metrics);
+    let report = Report::of(&run.runtime, &outcome, &[bridged], counted_qps, seconds);
+    let swordbox = swordbox_report(&counters, &control, memory);
+    Ok(report.with(&swordbox))
+}
+
+/// Returns the counts of attempts to connect the switch's own shared queue pairs.
+fn own_lanes(control: &Control) -> [(&'static str, u64); 3] {
+    let ConnectCounters { requested, refused, unanswered, .. } = control.connect_counters();
+    [("own_lanes_asked", requested), ("own_lanes_refused", refused), ("own_lanes_unanswered", unanswered)]
+}
+
+fn swordbox_report(counters: &Counters, control: &SwordboxControl<'_>, memory: Memory) -> SwordboxReport {
+    let [connections, shared, lines, held] = counters.usage();
+    let Memory { connections: tracking, in_flight, lines: words, held: waiting, structures } = memory;
+    SwordboxReport {
+        layers: layers_text(control.layers),
+        counters: counters
+            .all()
+            .chain(own_lanes(&control.plane.control))
+            .map(|(name, count)| (name.to_owned(), count.into()))
+            .collect(),
+        unwritten: control.unwritten(),
+        usage: [("connections", connections), ("lanes", shared), ("lines", lines), ("held", held)].into(),
+        memory_bytes: [
+            ("connections", tracking),
+            ("in_flight", in_flight),
+            ("lines", words),
+            ("held", waiting),
+            ("structures", structures),
+        ]
+        .into(),
+    }
+}

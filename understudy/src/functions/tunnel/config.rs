@@ -1,0 +1,225 @@
+//! Reads the table `[tunnel]` beside `[forward]` or `[onepipe]`: tunnels end at this switch, before its
+//! function handles the inner packets.
+
+#[cfg(test)]
+mod tests;
+
+use core::net::IpAddr;
+use core::ops::Range;
+use rocev2::ethernet::MacAddr;
+use settings::address::ip;
+use settings::address::station;
+use settings::report::Problem;
+use settings::tree::{Problems, Table, Value, absent, section};
+use switch::tunnel::{Config, InnerForwarding};
+
+const KEY: &str = "tunnel";
+/// Functions that can have tunnels in front of them
+const FUNCTIONS: [&str; 2] = ["forward", "onepipe"];
+/// Largest number of addresses, more than a switch has neighbours
+const MAX_ADDRESSES: usize = 1 << 16;
+const NEXT_HOP_EXAMPLE: &str = "{ address = \"10.0.1.1\", mac = \"02:00:00:00:01:01\" }";
+
+/// Contents of `[tunnel]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TunnelConfig {
+    /// MAC address of the switch; the first port's if `None`
+    pub(crate) mac: Option<MacAddr>,
+    /// Addresses at which tunnels end
+    pub(crate) endpoints: Vec<IpAddr>,
+    /// Addresses from which tunnels are accepted
+    pub(crate) sources: Vec<IpAddr>,
+    /// What sends the inner packets on
+    pub(crate) inner_forwarding: InnerForwarding,
+}
+
+impl TunnelConfig {
+    /// Returns the configuration of a switch whose first port has the address `port_mac`.
+    pub(crate) fn with_port_mac(&self, port_mac: MacAddr) -> Config {
+        let Self { mac, endpoints, sources, inner_forwarding } = self.clone();
+        Config { mac: mac.unwrap_or(port_mac), endpoints, sources, inner_forwarding }
+    }
+}
+
+/// Reads `[tunnel]`, if the file has it.
+/// `function` is the function behind the tunnels, if it is valid and tunnels can end in front of it.
+pub(crate) fn read_optional(root: &Table<'_>, function: Option<InnerFunction>) -> Option<TunnelConfig> {
+    let Some(given) = root.get(KEY, "") else {
+        // The keys of the absent table are registered, so that a misplaced key is recognised.
+        let unreported = Problems::default();
+        let table = absent(KEY, &unreported);
+        read(&table, None);
+        table.finish();
+        root.problems().add_known_tables(unreported);
+        return None;
+    };
+    if FUNCTIONS.iter().all(|key| root.get(key, "").is_none()) {
+        let problem = Problem::at(given.key_span(), "[tunnel] needs [forward] or [onepipe]");
+        given.add(
+            problem
+                .label("no such function")
+                .help("remove it, or replace the function by [forward] or [onepipe]: only these end tunnels"),
+        );
+    }
+    let table = section(root, KEY)?;
+    let config = read(&table, function.as_ref());
+    table.finish();
+    config
+}
+
+/// Properties of the function that handles the inner packets
+#[derive(Clone, Copy)]
+pub(crate) struct InnerFunction {
+    /// MAC address of the router, if the function is a router that has one
+    pub(in crate::functions) router_mac: Option<MacAddr>,
+    /// MAC address of the switch, if the file sets it
+    pub(in crate::functions) mac: Option<MacAddr>,
+}
+
+fn read(table: &Table<'_>, inner_function: Option<&InnerFunction>) -> Option<TunnelConfig> {
+    let mac = table.get("mac", "\"02:00:00:00:00:fe\"");
+    let tunnel_mac = mac.as_ref().map(station);
+    let endpoints = addresses(table, "addresses", "[\"10.255.0.1\"]", "too few or too many");
+    let sources = addresses(table, "sources", "[\"10.0.1.1\", \"10.255.0.5\"]", "too few or too many");
+    let next_hops = table.get("next_hops", NEXT_HOP_EXAMPLE);
+    let hops = next_hops.as_ref().map(self::next_hops);
+    if let Some(endpoints) = &endpoints {
+        for &(source, ref span) in sources.iter().flatten() {
+            check_version(table, source, span.clone(), endpoints);
+        }
+    }
+    if let Some(inner_function) = inner_function {
+        if let (Some(value), Some(Some(tunnel_mac)), Some(own)) =
+            (&mac, tunnel_mac, inner_function.router_mac)
+            && tunnel_mac != own
+        {
+            let problem =
+                value.problem(format!("`mac` of [tunnel] is {tunnel_mac}, but the router's is {own}"));
+            value.add(problem.label("not the router's").help(
+                "remove `mac`, or write that of `routes`: the router drops frames for other addresses",
+            ));
+        }
+        check_next_hops(table, next_hops.as_ref(), inner_function.router_mac.is_some());
+    }
+    let without_spans =
+        |found: Vec<(IpAddr, Range<usize>)>| found.into_iter().map(|(address, _)| address).collect();
+    Some(TunnelConfig {
+        mac: match tunnel_mac {
+            Some(tunnel_mac) => Some(tunnel_mac?),
+            None => inner_function.and_then(|inner_function| inner_function.mac),
+        },
+        endpoints: without_spans(endpoints?),
+        sources: without_spans(sources?),
+        inner_forwarding: match hops {
+            Some(hops) => InnerForwarding::NextHops(hops?),
+            None => InnerForwarding::Function,
+        },
+    })
+}
+
+/// Reports whether inner packets have no next hop, or two sources of one.
+fn check_next_hops(table: &Table<'_>, next_hops: Option<&Value<'_>>, is_router: bool) {
+    match next_hops {
+        Some(value) if is_router => {
+            let problem = Problem::at(value.key_span(), "`next_hops` is not valid for a router");
+            value.add(problem.label("the router has routes").help(
+                "remove it: a router sends inner packets on by `routes`, and by the `mac` of the next hops \
+                 there",
+            ));
+        }
+        None if !is_router => {
+            let problem = table.problem("[tunnel] does not define where inner packets go");
+            table.problems().add(problem.label("no next hop").help(format!(
+                "add `next_hops = [{NEXT_HOP_EXAMPLE}]`, or make the switch a router, by `routes` with a \
+                 `mac`: inner packets arrive with this switch's own MAC address, which gives a bridge or a \
+                 wire no destination"
+            )));
+        }
+        _ => {}
+    }
+}
+
+/// Reads a list of addresses with their spans.
+fn addresses(
+    table: &Table<'_>,
+    key: &'static str,
+    example: &'static str,
+    label: &str,
+) -> Option<Vec<(IpAddr, Range<usize>)>> {
+    let value = table.require(key, example)?;
+    let list = value.list()?;
+    if list.is_empty() || list.len() > MAX_ADDRESSES {
+        let problem = value.problem(format!("`{key}` has {} addresses", list.len())).label(label);
+        value.add(problem.help(format!("write 1 to {MAX_ADDRESSES} addresses{}", value.such_as())));
+        return None;
+    }
+    let found: Option<Vec<_>> = list.iter().map(|value| Some((unicast(value)?, value.span()))).collect();
+    let found = found?;
+    let mut sorted: Vec<_> = found.iter().collect();
+    sorted.sort_by_key(|&&(address, _)| address);
+    for pair in sorted.windows(2) {
+        let [(address, first), (same, second)] = pair else { continue };
+        if address == same {
+            value.add(duplicate(*address, first, second));
+        }
+    }
+    Some(found)
+}
+
+fn duplicate(address: IpAddr, first: &Range<usize>, second: &Range<usize>) -> Problem {
+    let problem = Problem::at(second.clone(), format!("{address} is listed twice")).label("again");
+    problem.also(first.clone(), "first here").help("remove one of the two")
+}
+
+fn unicast(value: &Value<'_>) -> Option<IpAddr> {
+    let ip = ip(value)?;
+    if ip.is_multicast() || ip.is_unspecified() || ip.is_loopback() {
+        let problem = value.problem(format!("{ip} is not a routable unicast address"));
+        value.add(problem.label("not the address of a host or switch").help(
+            "write addresses that the network routes to, such as that of a host or of a switch's loopback \
+             interface",
+        ));
+        return None;
+    }
+    Some(ip)
+}
+
+/// Reports a source whose IP version no end has: both addresses of a header have the same version.
+fn check_version(
+    table: &Table<'_>,
+    source: IpAddr,
+    span: Range<usize>,
+    endpoints: &[(IpAddr, Range<usize>)],
+) {
+    if endpoints.iter().any(|(end, _)| end.is_ipv4() == source.is_ipv4()) {
+        return;
+    }
+    let version = if source.is_ipv4() { "IPv4" } else { "IPv6" };
+    let problem = Problem::at(span, format!("{source} is an {version} address, but no tunnel ends at one"));
+    table.problems().add(problem.label("no end of this version").help(format!(
+        "add an {version} address to `addresses`, or write the source's address of the other version: one \
+         header holds both"
+    )));
+}
+
+fn next_hops(value: &Value<'_>) -> Option<Vec<(IpAddr, MacAddr)>> {
+    let list = value.list()?;
+    let mut hops = Vec::new();
+    let mut spans: Vec<(IpAddr, Range<usize>)> = Vec::new();
+    for element in list {
+        let element = element.with_example(NEXT_HOP_EXAMPLE);
+        let table = element.table("`next_hops`")?;
+        let to = table.require("address", "\"10.0.1.1\"");
+        let found = to.as_ref().and_then(unicast);
+        let mac = table.require("mac", "\"02:00:00:00:01:01\"").and_then(|value| station(&value));
+        table.finish();
+        if let (Some(to), Some(found)) = (&to, found) {
+            if let Some((_, first)) = spans.iter().find(|(other, _)| *other == found) {
+                element.add(duplicate(found, first, &to.span()));
+            }
+            spans.push((found, to.span()));
+        }
+        hops.push(found.zip(mac));
+    }
+    hops.into_iter().collect()
+}

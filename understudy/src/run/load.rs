@@ -1,0 +1,60 @@
+//! Loads that `bench` measures.
+
+use crate::config;
+use crate::functions::{FunctionConfig, p4ce};
+use crate::system::{catch_signals, explain};
+use dataplane::{NoControl, Runtime, Stopwatch};
+use miette::Report;
+
+/// Runs the load that `bench p4ce` measures.
+pub(crate) fn p4ce_load(args: &bench::p4ce::LoadArgs) -> Result<(), Report> {
+    let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
+    let FunctionConfig::P4ce(switch) = &config.function else {
+        return Err(miette::miette!("{} has no [p4ce]; add this table", args.config.display()));
+    };
+    let stop = catch_signals()?;
+    let mut runtime = config.runtime.clone();
+    for port in &mut runtime.ports {
+        port.share_from = args.share_from;
+    }
+    let mut runtime = Runtime::start(runtime).map_err(|error| explain(&error))?;
+    p4ce::load(&mut runtime, switch, args, &stop);
+    Ok(())
+}
+
+/// Runs the load that `bench swordbox` measures.
+pub(crate) fn swordbox_load(args: &bench::swordbox::LoadArgs) -> Result<(), Report> {
+    let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
+    let stop = catch_signals()?;
+    let load = args.load();
+    let (_, function) = load.make();
+    let watch = function.watch();
+    let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
+    // The load made its control-plane requests when it was created.
+    let outcome = runtime.run(vec![function], &mut NoControl, &stop);
+    drop(runtime);
+    let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
+    let tally = watch.tally();
+    println!("{frames} frames: {tally:?}");
+    bench::swordbox::check(&load, &tally, frames)
+}
+
+/// Runs the load that `bench onepipe` measures.
+pub(crate) fn onepipe_load(args: &bench::onepipe::LoadArgs) -> Result<(), Report> {
+    let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
+    let stop = catch_signals()?;
+    let load = args.load();
+    let function = load.make();
+    let counters = function.counters();
+    let function = Stopwatch::new(function);
+    let laps = function.laps();
+    let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
+    let outcome = runtime.run(vec![function], &mut NoControl, &stop);
+    drop(runtime);
+    let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
+    println!("{frames} frames, {} beacons sent", counters.beacons.get());
+    if let Some(ns) = laps.median_ns() {
+        println!("{}{ns}", bench::OWN_TIME);
+    }
+    bench::onepipe::check(&load, &counters, frames)
+}
