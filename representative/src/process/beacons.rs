@@ -47,7 +47,7 @@ impl Beacons {
             pending: Pending::None,
             psn: Psn::ZERO,
             #[cfg(debug_assertions)]
-            overtakes: config.bug == Some(crate::Bug::OvertakingBeacon),
+            overtakes: config.bug == Some(super::bug::Bug::OvertakingBeacon),
         })
     }
 

@@ -38,8 +38,8 @@ pub struct Config {
     /// Node that keeps the barrier of this process's link: the ToR switch, or its representative. Beacons go
     /// to it and come from it
     pub tor: BeaconPeer,
-    /// Whether messages arrive with the barrier of the link, as from a [chip](crate::Incarnation::Chip).
-    /// Other incarnations leave the barrier that the sender wrote, which is not valid for this link
+    /// Whether messages arrive with the barrier of the link, as from a switching chip that
+    /// keeps barriers. Other incarnations of a switch leave the barrier that the sender wrote, which is not valid for this link
     pub barriers_in_messages: bool,
     /// `Q_Key` of 1Pipe's datagrams
     pub qkey: u32,
@@ -80,7 +80,7 @@ pub struct Config {
     pub seed: u64,
     /// Planted bug, to check that the tests find it
     #[cfg(debug_assertions)]
-    pub bug: Option<crate::Bug>,
+    pub bug: Option<super::bug::Bug>,
 }
 
 /// A process, as its peers address it.

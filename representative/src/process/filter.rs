@@ -22,22 +22,16 @@ impl Filter {
         Self { expected: Expected::new(own.mac, own.address, own.qpn, qkey), own, qkey }
     }
 
-    /// Returns the datagram in a frame, or why the frame is refused.
+    /// Reads a datagram without options for this process. Returns `None` if the frame has to be
+    /// [parsed](Self::parse).
     #[inline]
-    pub(super) fn read<'a>(&self, frame: &'a [u8]) -> Result<Datagram<'a>, Refusal> {
-        let datagram = match self.expected.read(frame) {
-            Some(datagram) => datagram,
-            None => self.parse(frame)?,
-        };
-        if datagram.header.version != OnePipe::VERSION {
-            return Err(Refusal::OtherVersion);
-        }
-        Ok(datagram)
+    pub(super) fn read<'a>(&self, frame: &'a [u8]) -> Option<Datagram<'a>> {
+        self.expected.read(frame)
     }
 
     /// Parses a datagram with options, extension headers or tags; or returns why it is refused.
     #[cold]
-    fn parse<'a>(&self, frame: &'a [u8]) -> Result<Datagram<'a>, Refusal> {
+    pub(super) fn parse<'a>(&self, frame: &'a [u8]) -> Result<Datagram<'a>, Refusal> {
         let packet = Packet::parse(frame).ok_or(Refusal::NotOurs)?;
         if packet.layout().opcode() != Opcode::UD_SEND_ONLY
             || packet.bth().dest_qp() != self.own.qpn

@@ -34,6 +34,8 @@
 
 mod barriers;
 mod beacons;
+#[cfg(debug_assertions)]
+mod bug;
 mod clock;
 mod config;
 mod counters;
@@ -47,6 +49,8 @@ mod types;
 #[cfg(test)]
 mod tests;
 
+#[cfg(debug_assertions)]
+pub use bug::Bug;
 pub use config::{BeaconPeer, Config, ConfigError, MAX_MESSAGE, PACKET_COST, Peer};
 pub use counters::{Counters, Refusal};
 pub use types::{Event, Failure, Message, ProcessId, Scattering, SendError};
@@ -57,7 +61,7 @@ use filter::Filter;
 use peers::Peers;
 use receiver::Receiver;
 use rocev2::datagram::Datagram;
-use rocev2::onepipe::{OnePipeOpcode, Timestamp};
+use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use sender::Sender;
 use std::sync::Arc;
 use switch::{Nanos, Rng};
@@ -281,8 +285,14 @@ impl Process {
 
     #[inline]
     fn receive_datagram(&mut self, frame: &[u8], now: Nanos) -> Result<(), Refusal> {
-        let datagram = self.filter.read(frame)?;
-        let Datagram { src, src_qp, header, payload, .. } = datagram;
+        let datagram = match self.filter.read(frame) {
+            Some(datagram) => datagram,
+            None => self.filter.parse(frame)?,
+        };
+        let Datagram { src, src_qp, ecn, header, payload } = datagram;
+        if header.version != OnePipe::VERSION {
+            return Err(Refusal::OtherVersion);
+        }
         if header.opcode() == OnePipeOpcode::BEACON {
             if (src, src_qp) != (self.config.tor.address, self.config.tor.qpn) {
                 return Err(Refusal::WrongSource);
@@ -293,7 +303,7 @@ impl Process {
         match header.opcode() {
             OnePipeOpcode::DATA => {
                 let sender = (peer, self.peers.id(peer));
-                self.receiver.on_data(sender, &datagram, &mut self.clock, now)
+                self.receiver.on_data(sender, (header, payload), ecn, &mut self.clock, now)
             }
             OnePipeOpcode::ACK => self.sender.on_ack(peer, header, payload, now),
             OnePipeOpcode::NAK => self.sender.on_nak(peer, header, payload, now),

@@ -3,7 +3,6 @@
 use core::net::IpAddr;
 use rocev2::Qpn;
 use rocev2::datagram::Template;
-use rocev2::onepipe::OnePipe;
 use switch::table::{Index, Key, Salt, mix};
 
 use super::config::{Config, ConfigError};
@@ -102,9 +101,9 @@ impl Peers {
         self.remotes[peer as usize].is_dead = is_dead;
     }
 
-    /// Writes a frame to the peer.
+    /// Returns the headers of frames to the peer.
     #[inline]
-    pub(super) fn emit(&mut self, peer: u32, frame: &mut Vec<u8>, header: &OnePipe, payload: &[u8]) {
-        self.remotes[peer as usize].route.emit(frame, header, payload);
+    pub(super) const fn route(&mut self, peer: u32) -> &mut Template {
+        &mut self.remotes[peer as usize].route
     }
 }

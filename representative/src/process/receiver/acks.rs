@@ -42,6 +42,8 @@ pub(super) struct Acks {
     states: Box<[AckState]>,
     /// Senders that are owed an ACK
     queue: VecDeque<u32>,
+    /// Number of senders that wait for a window update, because their advertised windows are small
+    waiting: u32,
     /// Senders whose advertised windows are small because of the bytes buffered for other senders
     limited: Vec<u32>,
     /// ACKs with contents that a later ACK could no longer report
@@ -70,6 +72,7 @@ impl Acks {
         Self {
             states: vec![state; count].into(),
             queue: VecDeque::new(),
+            waiting: 0,
             limited: Vec::new(),
             saved: VecDeque::new(),
             naks: VecDeque::new(),
@@ -121,10 +124,17 @@ impl Acks {
     /// are buffered for it.
     #[inline]
     pub(super) fn update_window(&mut self, peer: u32, held: usize, room: &Room) {
-        let window = room.window() as u32;
+        if self.waiting > 0 {
+            self.update_small_window(peer, held, room);
+        }
+    }
+
+    #[inline(never)]
+    fn update_small_window(&mut self, peer: u32, held: usize, room: &Room) {
         let Some(state) = self.states.get_mut(peer as usize) else { return };
-        if state.window < window / 4 && room.left_of_window(held) as u32 >= window / 2 {
+        if room.is_small(state.window) && room.left_of_window(held) >= room.window() / 2 {
             state.window = u32::MAX;
+            self.waiting -= 1;
             self.queue(peer);
         }
     }
@@ -175,7 +185,7 @@ impl Acks {
     ) -> bool {
         let Some((peer, psn, reason)) = self.naks.pop_front() else { return false };
         let header = ack_or_nak_header(OnePipeOpcode::NAK, Timestamp::new(clock.read(now)), psn);
-        peers.emit(peer, frame, &header, NakBody::new(reason).as_bytes());
+        peers.route(peer).emit(frame, &header, NakBody::new(reason).as_bytes());
         self.counters.naks_sent.add(1);
         true
     }
@@ -199,6 +209,8 @@ impl Acks {
         let of_sender = room.left_of_window(inbound.held());
         let of_all = room.left_of_buffer();
         let window = of_sender.min(of_all) as u32;
+        self.waiting -= u32::from(room.is_small(state.window));
+        self.waiting += u32::from(room.is_small(window));
         state.window = window;
         if of_all < of_sender && of_all < room.max_window() / 4 && !state.is_limited {
             state.is_limited = true;
@@ -208,7 +220,7 @@ impl Acks {
         arrivals.window = window.into();
         arrivals.incarnation = self.incarnation;
         let header = ack_or_nak_header(OnePipeOpcode::ACK, Timestamp::new(latest), highest);
-        peers.emit(peer, frame, &header, arrivals.as_bytes());
+        peers.route(peer).emit(frame, &header, arrivals.as_bytes());
         self.counters.acks_sent.add(1);
         true
     }

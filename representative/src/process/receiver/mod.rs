@@ -6,7 +6,6 @@ mod inbound;
 mod reorder;
 mod room;
 
-use rocev2::datagram::Datagram;
 use rocev2::onepipe::{OnePipe, Timestamp};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -58,7 +57,7 @@ pub(super) struct Receiver {
     counters: Arc<Counters>,
     /// Planted bug
     #[cfg(debug_assertions)]
-    bug: Option<crate::Bug>,
+    bug: Option<super::bug::Bug>,
     /// Sender whose missing packets were given up last (a planted bug)
     #[cfg(debug_assertions)]
     gave_up: Option<u32>,
@@ -70,7 +69,7 @@ impl Receiver {
         #[cfg_attr(not(debug_assertions), expect(unused_mut, reason = "a bug may be planted"))]
         let mut reorder = Reorder::default();
         #[cfg(debug_assertions)]
-        if config.bug == Some(crate::Bug::TieByArrival) {
+        if config.bug == Some(super::bug::Bug::TieByArrival) {
             reorder.order_by_arrival();
         }
         Self {
@@ -175,7 +174,8 @@ impl Receiver {
     pub(super) fn on_data(
         &mut self,
         sender: SenderId,
-        datagram: &Datagram<'_>,
+        (header, payload): (&OnePipe, &[u8]),
+        ecn: u8,
         clock: &mut Clock,
         now: Nanos,
     ) -> Result<(), Refusal> {
@@ -183,7 +183,6 @@ impl Receiver {
         if self.gave_up.take_if(|of| *of != sender.0).is_some() {
             return Err(Refusal::Late);
         }
-        let Datagram { header, payload, ecn, .. } = *datagram;
         let time = clock.unwrap_timestamp(header.timestamp(), now);
         if self.barriers.is_ahead(time, clock, now) {
             return Err(Refusal::Ahead);
@@ -327,7 +326,7 @@ impl Receiver {
                     self.acks.queue(peer);
                     #[cfg(debug_assertions)]
                     {
-                        self.gave_up = (self.bug == Some(crate::Bug::SharedGap)).then_some(peer);
+                        self.gave_up = (self.bug == Some(super::bug::Bug::SharedGap)).then_some(peer);
                     }
                 }
             }

@@ -64,8 +64,13 @@ impl Room {
         self.buffer.saturating_sub(self.held)
     }
 
+    /// Returns whether a sender with this window waits for an update: it is less than a quarter of the
+    /// largest.
+    pub(super) const fn is_small(&self, window: u32) -> bool {
+        (window as usize) < self.window / 4
+    }
+
     /// Returns the size of a sender's window.
-    #[inline]
     pub(super) const fn window(&self) -> usize {
         self.window
     }

@@ -26,12 +26,20 @@ impl Sender {
         self.counters.acks_taken.add(1);
         let (mut at, mut acknowledged) = (0, 0);
         while let Some(outbound) = &mut self.receivers[peer as usize]
-            && let Some((part_of, result)) = outbound.take_reported(&mut at, &report)
+            && let Some((part_of, result)) = outbound.reported(at, &report)
         {
+            let Some(result) = result else {
+                at += 1;
+                continue;
+            };
+            outbound.remove(at);
             if let (Ok(()), PartOf::Alone { number, time }) = (result, part_of) {
                 self.results.report_settled(Scattering(number), Some(Timestamp::new(time)), 0);
                 acknowledged += 1;
                 continue;
+            }
+            if result == Err(Failure::Lost) {
+                outbound.on_loss();
             }
             self.settle_sent(peer, part_of, result);
         }

@@ -201,7 +201,7 @@ impl Sender {
         let mut header = OnePipe::new(OnePipeOpcode::DATA, Timestamp::new(time), psn);
         header.set_first(true);
         header.set_end_of_message(true);
-        peers.emit(peer, frame, &header, message);
+        peers.route(peer).emit(frame, &header, message);
         self.counters.sent.add(1);
         self.counters.packets_sent.add(1);
         self.timers.arm(peer, now + self.settings.timeout);

@@ -175,34 +175,35 @@ impl Outbound {
         self.in_flight.pop_front()
     }
 
-    /// Removes the next run in flight, from index `at` on, whose result an ACK reports. Returns the run and
-    /// its result; `at` is then the index to continue from.
+    /// Returns the run in flight at this index, and its result if an ACK reports one. `None` if the ACK does
+    /// not reach to the run.
     #[inline]
-    pub(super) fn take_reported(
-        &mut self,
-        at: &mut usize,
+    pub(super) fn reported(
+        &self,
+        at: usize,
         report: &Report,
-    ) -> Option<(PartOf, Result<(), Failure>)> {
-        loop {
-            let &InFlight { last, part_of, .. } = self.in_flight.get(*at)?;
-            let before = u32::try_from(report.highest.distance(last)).ok()?;
-            let result = if report.accepted.checked_shr(before).unwrap_or(0) & 1 == 1 {
-                Ok(())
-            } else if !last.precedes(report.next) {
-                *at += 1;
-                continue;
-            } else if before < report.reported && !report.has_restarted {
-                self.on_loss();
-                Err(Failure::Lost)
-            } else {
-                Err(Failure::NotAcknowledged)
-            };
-            if *at == 0 {
-                self.in_flight.pop_front();
-            } else {
-                self.in_flight.remove(*at);
-            }
-            return Some((part_of, result));
+    ) -> Option<(PartOf, Option<Result<(), Failure>>)> {
+        let &InFlight { last, part_of, .. } = self.in_flight.get(at)?;
+        let before = u32::try_from(report.highest.distance(last)).ok()?;
+        let result = if report.accepted.checked_shr(before).unwrap_or(0) & 1 == 1 {
+            Some(Ok(()))
+        } else if !last.precedes(report.next) {
+            None
+        } else if before < report.reported && !report.has_restarted {
+            Some(Err(Failure::Lost))
+        } else {
+            Some(Err(Failure::NotAcknowledged))
+        };
+        Some((part_of, result))
+    }
+
+    /// Removes the run in flight at this index.
+    #[inline]
+    pub(super) fn remove(&mut self, at: usize) {
+        if at == 0 {
+            self.in_flight.pop_front();
+        } else {
+            self.in_flight.remove(at);
         }
     }
 

@@ -131,7 +131,7 @@ impl Sender {
         header.set_first(piece.first);
         header.set_end_of_message(piece.end);
         header.set_timestamp_follows(entry.left(run) > 1);
-        peers.emit(peer, frame, &header, &entry.bytes()[piece.range.clone()]);
+        peers.route(peer).emit(frame, &header, &entry.bytes()[piece.range.clone()]);
         entry.sent(run, piece, psn);
         self.counters.packets_sent.add(1);
     }
