@@ -180,7 +180,7 @@ pub struct Barrier {
     latest: u64,
     ticks: u64,
     #[cfg(debug_assertions)]
-    bug: Option<crate::Bug>,
+    bug: Option<crate::bug::Bug>,
 }
 
 impl Barrier {
@@ -200,7 +200,7 @@ impl Barrier {
     }
 
     #[cfg(debug_assertions)]
-    pub(crate) fn plant(&mut self, bug: Option<crate::Bug>) {
+    pub(crate) fn plant(&mut self, bug: Option<crate::bug::Bug>) {
         self.bug = bug;
     }
 
@@ -293,7 +293,7 @@ impl Barrier {
                 self.latest = self.latest.max(value);
                 self.best_effort.raise(input, value);
                 #[cfg(debug_assertions)]
-                if self.bug == Some(crate::Bug::LastLink) {
+                if self.bug == Some(crate::bug::Bug::LastLink) {
                     self.best_effort.output = self.best_effort.output.max(value);
                 }
                 return UpdateResult::Raised;
@@ -355,7 +355,7 @@ impl Barrier {
     #[cold]
     fn join(&mut self, input: usize, value: u64) -> UpdateResult {
         #[cfg(debug_assertions)]
-        if self.bug == Some(crate::Bug::ReturningLink) {
+        if self.bug == Some(crate::bug::Bug::ReturningLink) {
             self.touch(input);
             self.best_effort.live += 1;
             self.best_effort.set_register(input, value);

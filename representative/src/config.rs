@@ -52,8 +52,12 @@ pub struct Config {
     pub links: Vec<Link>,
     /// Planted bug, to check that the tests find it
     #[cfg(debug_assertions)]
-    pub bug: Option<crate::Bug>,
+    pub bug: Option<crate::bug::Bug>,
 }
+
+/// Link, as its index in the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub u16);
 
 /// Where a switch's barriers are kept (1Pipe, section 6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,26 +5,23 @@
 //! half that feeds the link. Both happen in the order in which frames arrive and leave, on one worker: the
 //! proof in docs/onepipe.md requires only that each link is FIFO.
 
+mod expected;
 mod incoming;
 mod outgoing;
 
 use crate::barrier::Limits;
 use crate::beacon::Template;
-use crate::config::{Config, ConfigError, Side};
+use crate::config::{Config, ConfigError, LinkId, Side};
 use crate::counters::{Counters, Refusal};
 use crate::half::{DOWN, Half, UP};
 use crate::view::{Gauges, HalfBarriers, LinkState};
-use incoming::{Expected, NO_LINK};
+use expected::Expected;
 use rocev2::onepipe::Timestamp;
 use rocev2::{Opcode, Packet, Qpn};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::forward::{self, Forward};
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
-
-/// Link, as its index in the configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinkId(pub u16);
 
 /// Command from the control plane to a representative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +53,8 @@ pub enum Event {
 /// Commit barrier that a link last carried, if any
 pub type Committed = Option<Timestamp>;
 
+/// Marks a port without a link in [`Representative::by_port`]
+const NO_LINK: u16 = u16::MAX;
 /// Maximum number of events waiting for the control plane
 const EVENTS: usize = 256;
 /// Input of the down half that is the up half of the same switch

@@ -11,6 +11,8 @@
 
 pub mod barrier;
 mod beacon;
+#[cfg(debug_assertions)]
+mod bug;
 pub mod config;
 pub mod counters;
 pub mod function;
@@ -20,47 +22,12 @@ pub mod process;
 pub mod view;
 
 pub use barrier::Barrier;
+#[cfg(debug_assertions)]
+pub use bug::Bug;
 pub use config::{
-    BeaconForm, Config, ConfigError, Detour, Incarnation, Link, MIN_DEAD_AFTER, Pace, Registers, Side,
+    BeaconForm, Config, ConfigError, Detour, Incarnation, Link, LinkId, MIN_DEAD_AFTER, Pace, Registers, Side,
 };
 pub use counters::{Counters, Refusal};
-pub use function::{Command, Event, LinkId, Representative};
+pub use function::{Command, Event, Representative};
 pub use process::{Process, ProcessId};
 pub use view::{Gauges, LagMonitor, LagReport, LinkState, View};
-
-/// Bugs that can be planted, to check that the tests find them.
-#[cfg(debug_assertions)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Bug {
-    /// A link that returns takes part at once, and the barrier goes back to that link's barrier
-    ReturningLink,
-    /// The barrier is that of the link that was updated last, instead of the minimum
-    LastLink,
-    /// A process delivers messages with equal timestamps in the order of arrival instead of by sender
-    TieByArrival,
-    /// A process's beacon overtakes messages that have been stamped, and promises that none of them follows
-    OvertakingBeacon,
-    /// A switch silently drops some of the messages from its first link, without counting them
-    SilentDrop,
-    /// A process that gives up the missing packets of one sender refuses the next packet of another sender
-    SharedGap,
-    /// A beacon is accepted from any source address
-    AnySource,
-    /// A switch forwards beacons that name the switch itself as their source
-    ForgedNeighbour,
-}
-
-#[cfg(debug_assertions)]
-impl Bug {
-    /// All bugs.
-    pub const ALL: [Self; 8] = [
-        Self::ReturningLink,
-        Self::LastLink,
-        Self::TieByArrival,
-        Self::OvertakingBeacon,
-        Self::SilentDrop,
-        Self::SharedGap,
-        Self::AnySource,
-        Self::ForgedNeighbour,
-    ];
-}

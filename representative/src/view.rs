@@ -6,8 +6,7 @@
 //! ([`Command::PublishGauges`](crate::Command::PublishGauges)), all at one moment; the control plane reads them
 //! ([`Gauges::read`]) and evaluates them ([`LagMonitor`]).
 
-use crate::config::Side;
-use crate::function::LinkId;
+use crate::config::{LinkId, Side};
 use crate::half::{DOWN, UP};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use rocev2::onepipe::Timestamp;

@@ -1,8 +1,8 @@
 //! Received frames: barriers in beacons and messages update registers; all other frames are forwarded.
 
-use super::{Event, LinkId, Representative};
+use super::{Event, NO_LINK, Representative};
 use crate::barrier::UpdateResult;
-use crate::config::{Incarnation, Link};
+use crate::config::{Incarnation, Link, LinkId};
 use crate::counters::Refusal;
 use crate::half::UP;
 use crate::view::LinkState;
@@ -10,38 +10,6 @@ use rocev2::beacon;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::{Fault, Layout, Opcode, Packet, Qpn, neighbour, rewrite};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
-
-/// Marks a port without a link in [`Representative::by_port`]
-pub(super) const NO_LINK: u16 = u16::MAX;
-/// Of the beacons that differ from the expected ones of their link, one in this many replaces what is
-/// expected
-const LEARN_EVERY: u8 = 16;
-
-/// Expected beacons of a link.
-#[derive(Debug)]
-pub(super) struct Expected {
-    /// Port on which they arrive
-    port: PortId,
-    pub(super) template: Option<beacon::ExpectedBeacon>,
-    /// Number of beacons that differed, modulo 256
-    mismatches: u8,
-}
-
-impl Expected {
-    /// Expects beacons on this port; none has been received yet.
-    pub(super) const fn new(port: PortId) -> Self {
-        Self { port, template: None, mismatches: 0 }
-    }
-
-    /// Learns from a beacon that has passed every check, and differed from the expected one.
-    #[cold]
-    fn learn(&mut self, packet: &Packet<'_>) {
-        if self.mismatches.is_multiple_of(LEARN_EVERY) {
-            self.template = beacon::ExpectedBeacon::new(packet.bytes(), packet.layout());
-        }
-        self.mismatches = self.mismatches.wrapping_add(1);
-    }
-}
 
 impl Representative {
     /// Returns whether `frame` is a broadcast or multicast ARP request or neighbour solicitation for one of
@@ -58,7 +26,7 @@ impl Representative {
     /// bridge does not see the frames that pass the bridge.)
     pub(super) fn is_forged(&self, packet: &Packet<'_>) -> bool {
         #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::ForgedNeighbour) {
+        if self.config.bug == Some(crate::bug::Bug::ForgedNeighbour) {
             return false;
         }
         self.config.incarnation != Incarnation::Host && self.config.addresses.contains(&packet.src())
@@ -83,7 +51,7 @@ impl Representative {
             Incarnation::Chip | Incarnation::SwitchCpu => self.link_at(port),
         }?;
         let expected = &self.expected[link];
-        let template = expected.template.as_ref().filter(|_| port == expected.port)?;
+        let template = expected.template(port)?;
         let header = *template.read(frame)?;
         let layout = template.layout();
         self.forward.count_admitted(frame, layout, port);
@@ -154,7 +122,7 @@ impl Representative {
             None => return self.forward.route(frame, port, now, out),
         };
         #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::SilentDrop)
+        if self.config.bug == Some(crate::bug::Bug::SilentDrop)
             && from == 0
             && header.opcode() == OnePipeOpcode::DATA
             && header.psn().get().is_multiple_of(16)
@@ -271,7 +239,7 @@ impl Representative {
         let Link { port: expected_port, address, .. } = self.config.links[link];
         let is_from_neighbour = port == expected_port && packet.src() == address;
         #[cfg(debug_assertions)]
-        let is_from_neighbour = is_from_neighbour || self.config.bug == Some(crate::Bug::AnySource);
+        let is_from_neighbour = is_from_neighbour || self.config.bug == Some(crate::bug::Bug::AnySource);
         if !is_from_neighbour {
             return self.refuse(Refusal::WrongSource, DropReason::WrongSource);
         }

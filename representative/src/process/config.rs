@@ -2,13 +2,15 @@
 
 use core::net::IpAddr;
 use rocev2::Qpn;
+use rocev2::datagram::Template;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
+use rocev2::route::{Route, RouteFields};
 use switch::Nanos;
+use switch::table::mix;
 use switch::tunnel::{self, EncapsulationError};
 
-use super::ProcessId;
-use crate::config::Detour;
+use super::types::ProcessId;
 
 /// Maximum length of a message, in bytes
 pub const MAX_MESSAGE: usize = 16 << 20;
@@ -16,6 +18,15 @@ pub const MAX_MESSAGE: usize = 16 << 20;
 pub const PACKET_COST: usize = 64;
 /// Maximum number of packets in flight to one receiver: a quarter of all PSNs
 const MAX_PACKETS: usize = 1 << 22;
+/// Maximum number of NAKs waiting to be sent; also of saved ACKs, beside one per peer
+pub(super) const MAX_ANSWERS: usize = 1024;
+/// ECN-capable (RFC 3168, ECT(0))
+const ECN_CAPABLE: u8 = 2;
+
+/// Returns the bytes that a packet takes of windows and buffers.
+pub(super) const fn cost(payload: usize) -> usize {
+    payload + PACKET_COST
+}
 
 /// Configuration of a [`Process`](super::Process).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,8 +38,8 @@ pub struct Config {
     /// Node that keeps the barrier of this process's link: the ToR switch, or its representative. Beacons go
     /// to it and come from it
     pub tor: BeaconPeer,
-    /// Whether messages arrive with the barrier of the link, as from a [chip](crate::Incarnation::Chip).
-    /// Other incarnations leave the barrier that the sender wrote, which is not valid for this link
+    /// Whether messages arrive with the barrier of the link, as from a switching chip that
+    /// keeps barriers. Other incarnations of a switch leave the barrier that the sender wrote, which is not valid for this link
     pub barriers_in_messages: bool,
     /// `Q_Key` of 1Pipe's datagrams
     pub qkey: u32,
@@ -69,7 +80,7 @@ pub struct Config {
     pub seed: u64,
     /// Planted bug, to check that the tests find it
     #[cfg(debug_assertions)]
-    pub bug: Option<crate::Bug>,
+    pub bug: Option<super::bug::Bug>,
 }
 
 /// A process, as its peers address it.
@@ -96,7 +107,7 @@ pub struct BeaconPeer {
     pub qpn: Qpn,
     /// Switches through which beacons are tunnelled onto the link if routes would not lead them over it. A
     /// process whose host represents its own switch needs that switch here (1Pipe, section 6.2.3)
-    pub detour: Detour,
+    pub detour: Vec<IpAddr>,
 }
 
 impl Config {
@@ -138,6 +149,25 @@ impl Config {
     pub(super) fn tunnels(&self) -> Vec<(IpAddr, IpAddr)> {
         let ends = &self.tor.detour;
         core::iter::once(self.own.address).chain(ends.iter().copied()).zip(ends.iter().copied()).collect()
+    }
+
+    /// Prepares datagrams to a queue pair.
+    pub(super) fn template(&self, mac: MacAddr, address: IpAddr, qpn: Qpn) -> Result<Template, ConfigError> {
+        let own = &self.own;
+        // One path for each pair of queue pairs, different from pair to pair (IB A17.4.5)
+        let mixed = mix(u64::from(own.qpn.get()) << 24 | u64::from(qpn.get()));
+        Route::new(&RouteFields {
+            src_mac: own.mac,
+            dst_mac: mac,
+            vlan: None,
+            src: own.address,
+            dst: address,
+            traffic_class: self.traffic_class & !3 | ECN_CAPABLE,
+            hop_limit: self.hop_limit,
+            src_port: 0xc000 | (mixed as u16 & 0x3fff),
+        })
+        .map(|route| Template::new(route, qpn, self.qkey, own.qpn))
+        .ok_or(ConfigError::IpVersion(address))
     }
 
     /// Validates the values that do not depend on the table of peers.

@@ -1,9 +1,12 @@
 //! Processes on a network without delay, and a switch whose barriers the test determines.
 
 use super::*;
-use core::net::{Ipv4Addr, Ipv6Addr};
-use rocev2::Packet;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use rocev2::datagram::Template;
+use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode};
+use rocev2::route::{Route, RouteFields};
+use rocev2::{Packet, Psn, Qpn};
 
 mod answers;
 mod at_once;
@@ -308,7 +311,7 @@ fn beacon_amid_a_scattering_is_followed_by_another() {
     // A scattering that was stamped after the instant requires no second beacon.
     group.scatter(0, &[(1, b"x"), (2, b"y")]).unwrap();
     group.send(0, 1);
-    group.processes[0].beacon = Pending::Now;
+    group.processes[0].beacons.request();
     assert_eq!(group.send(0, usize::MAX), 2, "a beacon, and the last packet");
 }
 

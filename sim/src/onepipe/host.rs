@@ -132,7 +132,7 @@ pub struct Behaviour {
     pub records: bool,
     /// Bug to plant, to test whether the checks find it
     #[cfg(debug_assertions)]
-    pub bug: Option<representative::Bug>,
+    pub bug: Option<process::Bug>,
 }
 
 impl Default for Behaviour {

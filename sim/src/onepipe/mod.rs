@@ -130,7 +130,7 @@ pub struct Tree {
     pub behaviour: Behaviour,
     /// A host outside of the tree that sends forged packets, if any
     pub outsider: Option<Outsider>,
-    /// Bug to plant, to test whether the checks find it
+    /// Bug to plant into the switches, to test whether the checks find it
     #[cfg(debug_assertions)]
     pub bug: Option<representative::Bug>,
 }
@@ -279,12 +279,7 @@ impl Tree {
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.incarnation_of(n / self.fanout) == Incarnation::Chip,
             };
-            let behaviour = Behaviour {
-                #[cfg(debug_assertions)]
-                bug: self.bug,
-                ..self.behaviour
-            };
-            let host = Host::new(n, position, behaviour, seed);
+            let host = Host::new(n, position, self.behaviour, seed);
             hosts.push(world.add(&format!("host {n}"), host, clock(self.skew_ns)));
         }
         let all = |level: u32| (self.first_of(level)..self.first_of(level + 1)).map(move |n| (level, n));

@@ -130,9 +130,9 @@ fn compare(incarnation: Incarnation, verify: bool, steps: &[Step]) -> Result<u32
     for (past, step) in (0..).step_by(500).zip(steps) {
         let frame = step.frame(past);
         for (n, expected) in (0..).zip(&mut full.expected) {
-            *expected = incoming::Expected::new(PortId(n));
+            *expected = Expected::new(PortId(n));
         }
-        let template = fast.expected[usize::from(step.link)].template.as_ref();
+        let template = fast.expected[usize::from(step.link)].template(PortId(step.link.into()));
         fast_count += u32::from(template.is_some_and(|template| template.read(&frame).is_some()));
         let [a, b] = [&mut fast, &mut full].map(|function| {
             let frames = run_frame(function, &frame, PortId(step.port), Nanos(past + 1000));
@@ -160,7 +160,7 @@ fn expected_beacon_is_relearned_when_a_sender_changes_its_beacons() {
     let mut beacon = |function: &mut Representative, ttl| {
         let frame = from(ttl, times.next().unwrap());
         let is_expected =
-            function.expected[1].template.as_ref().is_some_and(|template| template.read(&frame).is_some());
+            function.expected[1].template(PortId(1)).is_some_and(|template| template.read(&frame).is_some());
         assert_eq!(verdict(function, &frame, 1, 100), Verdict::Consume);
         is_expected
     };

@@ -74,7 +74,7 @@ fn packets_decided_by_the_barrier_are_acknowledged() {
     group.run(12);
     assert_eq!(group.received(1).len(), 2);
     assert_eq!(failed(&mut group), [(1, Failure::Lost)]);
-    assert_eq!((group.processes[0].unsettled, group.processes[1].buffered()), (0, (0, 0)));
+    assert_eq!((group.processes[0].unsettled(), group.processes[1].buffered()), (0, (0, 0)));
 }
 
 /// A gap too long to be distinguished from a restart; yet the messages accepted behind it are not reported as

@@ -1,7 +1,7 @@
 //! Limits of what a receiver accepts, what it counts, and when it has ACKs or NAKs to send.
 
 use super::*;
-use crate::process::config::PACKET_COST;
+use crate::process::config::MAX_ANSWERS;
 use zerocopy::FromBytes;
 
 /// Returns one of two processes, with the runner's time and 1Pipe's time of that moment.

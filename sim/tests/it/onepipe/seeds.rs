@@ -385,11 +385,19 @@ fn failures_lose_messages_but_keep_the_order() {
 #[test]
 fn planted_bugs_are_found() {
     for bug in representative::Bug::ALL {
-        let found = (1..=1000).find_map(|seed| {
-            let what = run(seed, |tree| tree.bug = Some(bug), &mut Totals::default()).err()?;
-            Some((seed, what))
-        });
-        println!("{bug:?}: {found:?}");
-        assert!(found.is_some(), "{bug:?} was not found");
+        check_found(&bug, |tree| tree.bug = Some(bug));
     }
+    for bug in process::Bug::ALL {
+        check_found(&bug, |tree| tree.behaviour.bug = Some(bug));
+    }
+}
+
+#[cfg(debug_assertions)]
+fn check_found(bug: &impl core::fmt::Debug, plant: impl Fn(&mut Tree)) {
+    let found = (1..=1000).find_map(|seed| {
+        let what = run(seed, &plant, &mut Totals::default()).err()?;
+        Some((seed, what))
+    });
+    println!("{bug:?}: {found:?}");
+    assert!(found.is_some(), "{bug:?} was not found");
 }

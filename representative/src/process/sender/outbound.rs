@@ -5,13 +5,11 @@ use rocev2::onepipe::AckBody;
 use std::collections::VecDeque;
 use switch::Nanos;
 
-use super::config::Config;
+use super::super::config::{Config, cost};
+use super::super::counters::Refusal;
+use super::super::types::{Failure, ProcessId};
 use super::congestion::{AckProgress, Dctcp};
-use super::counters::Refusal;
-use super::inbound::cost;
-
-/// Run, as the index of its scattering and its index in the scattering
-pub(super) type RunId = (u32, u32);
+use super::scattering::RunId;
 
 /// Run of which all packets were sent, and that is not settled.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +33,35 @@ pub(super) enum PartOf {
 
 impl InFlight {
     /// Returns whether `psn` is one of the run's packets.
-    pub(super) fn has(&self, psn: Psn) -> bool {
+    fn has(&self, psn: Psn) -> bool {
         psn.distance(self.first) >= 0 && self.last.distance(psn) >= 0
+    }
+}
+
+/// Arrivals that an accepted ACK reports.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Report {
+    highest: Psn,
+    /// Bit n: the packet n before the highest ended a run that was accepted
+    accepted: u128,
+    /// All packets before this PSN are decided
+    next: Psn,
+    /// Number of packets, up to the highest, that the receiver's incarnation has received, as far as the
+    /// history reaches: what was sent earlier, its previous incarnation may have delivered
+    reported: u32,
+    has_restarted: bool,
+}
+
+impl Report {
+    /// Returns the report in an ACK. The receiver may have restarted since the one before.
+    pub(super) fn new(highest: Psn, arrivals: &AckBody, has_restarted: bool) -> Self {
+        Self {
+            highest,
+            accepted: arrivals.accepted.get(),
+            next: arrivals.next(),
+            reported: arrivals.packets.get().min(AckBody::HISTORY),
+            has_restarted,
+        }
     }
 }
 
@@ -46,11 +71,13 @@ const MAX_REPORT_LAG: i32 = 1 << 22;
 /// Sender state of a receiver.
 #[derive(Debug)]
 pub(super) struct Outbound {
+    /// Number of the receiver
+    dst: ProcessId,
     /// Runs of which not all packets were sent, in the order of sending. The first one keeps its share of the
     /// windows while it waits for other runs of its scattering.
-    pub(super) queue: VecDeque<RunId>,
+    queue: VecDeque<RunId>,
     /// Runs that were sent, and are not settled
-    pub(super) in_flight: VecDeque<InFlight>,
+    in_flight: VecDeque<InFlight>,
     next: Psn,
     /// All packets before this PSN have left the network
     arrived: Psn,
@@ -72,19 +99,21 @@ pub(super) struct Outbound {
     marked: u32,
     incarnation: Option<u8>,
     /// The first run in the queue is ready.
-    pub(super) is_ready: bool,
+    is_ready: bool,
     /// The receiver is in the process's round of peers with something to send.
-    pub(super) in_round: bool,
+    in_round: bool,
     /// Windows keep a packet from being sent.
-    pub(super) is_blocked: bool,
+    is_blocked: bool,
     /// Time of the last packet sent, ACK received, or presumption
     last: Nanos,
 }
 
 impl Outbound {
-    pub(super) fn new(first: Psn, config: &Config) -> Self {
+    /// Creates the state of a receiver; its first packet has the PSN `first`.
+    pub(super) fn new(dst: ProcessId, first: Psn, config: &Config) -> Self {
         let packet = cost(config.fragment()) as u32;
         Self {
+            dst,
             queue: VecDeque::new(),
             in_flight: VecDeque::new(),
             next: first,
@@ -105,6 +134,106 @@ impl Outbound {
             is_blocked: false,
             last: Nanos::ZERO,
         }
+    }
+
+    /// Returns the number of the receiver.
+    pub(super) const fn dst(&self) -> ProcessId {
+        self.dst
+    }
+
+    /// Appends a run to the queue. Returns whether it is the first one.
+    pub(super) fn push(&mut self, run: RunId) -> bool {
+        self.queue.push_back(run);
+        self.queue.len() == 1
+    }
+
+    /// Returns the first run in the queue.
+    #[inline]
+    pub(super) fn first(&self) -> Option<RunId> {
+        self.queue.front().copied()
+    }
+
+    /// Removes and returns the first run in the queue, and cancels its reservation.
+    pub(super) fn pop(&mut self) -> Option<RunId> {
+        self.release();
+        self.queue.pop_front()
+    }
+
+    /// Marks a run as sent, and not settled.
+    #[inline]
+    pub(super) fn add_in_flight(&mut self, run: InFlight) {
+        self.in_flight.push_back(run);
+    }
+
+    /// Returns the first run that was sent, and is not settled.
+    pub(super) fn oldest(&self) -> Option<&InFlight> {
+        self.in_flight.front()
+    }
+
+    /// Removes and returns the first run that was sent, and is not settled.
+    pub(super) fn pop_oldest(&mut self) -> Option<InFlight> {
+        self.in_flight.pop_front()
+    }
+
+    /// Returns the run in flight at this index, and its result if an ACK reports one. `None` if the ACK does
+    /// not reach to the run.
+    #[inline]
+    pub(super) fn reported(
+        &self,
+        at: usize,
+        report: &Report,
+    ) -> Option<(PartOf, Option<Result<(), Failure>>)> {
+        let &InFlight { last, part_of, .. } = self.in_flight.get(at)?;
+        let before = u32::try_from(report.highest.distance(last)).ok()?;
+        let result = if report.accepted.checked_shr(before).unwrap_or(0) & 1 == 1 {
+            Some(Ok(()))
+        } else if !last.precedes(report.next) {
+            None
+        } else if before < report.reported && !report.has_restarted {
+            Some(Err(Failure::Lost))
+        } else {
+            Some(Err(Failure::NotAcknowledged))
+        };
+        Some((part_of, result))
+    }
+
+    /// Removes the run in flight at this index.
+    #[inline]
+    pub(super) fn remove(&mut self, at: usize) {
+        if at == 0 {
+            self.in_flight.pop_front();
+        } else {
+            self.in_flight.remove(at);
+        }
+    }
+
+    /// Removes and returns the run in flight with the packet `psn`.
+    pub(super) fn take_with(&mut self, psn: Psn) -> Option<PartOf> {
+        // Runs in flight are in the order of their PSNs.
+        let at = self.in_flight.partition_point(|sent| sent.last.precedes(psn));
+        self.in_flight.get(at).filter(|sent| sent.has(psn))?;
+        self.in_flight.remove(at).map(|sent| sent.part_of)
+    }
+
+    /// Returns whether nothing keeps the first run in the queue from being advanced: it is not ready yet, and
+    /// the receiver is not in the round.
+    pub(super) const fn can_advance(&self) -> bool {
+        !self.is_ready && !self.in_round
+    }
+
+    /// Records whether the receiver is in the process's round of peers with something to send.
+    pub(super) const fn set_in_round(&mut self, in_round: bool) {
+        self.in_round = in_round;
+    }
+
+    /// Records that nothing waits for windows.
+    pub(super) const fn unblock(&mut self) {
+        self.is_blocked = false;
+    }
+
+    /// Returns whether windows keep a packet from being sent.
+    pub(super) const fn is_blocked(&self) -> bool {
+        self.is_blocked
     }
 
     /// Returns whether a packet of this cost fits into both windows. A single packet always fits into the
@@ -247,8 +376,7 @@ impl Outbound {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::config::{BeaconPeer, Peer};
-    use crate::process::{PACKET_COST, ProcessId};
+    use crate::process::config::{BeaconPeer, PACKET_COST, Peer};
     use rocev2::Qpn;
     use rocev2::ethernet::MacAddr;
     use rocev2::onepipe::OnePipe;
@@ -260,7 +388,7 @@ mod tests {
         let own = Peer { id: ProcessId(0), mac, address, qpn };
         let mut config = Config::new(own, BeaconPeer { mac, address, qpn, detour: Vec::new() });
         (config.receive_window, config.initial_window) = (5000, 4000);
-        Outbound::new(FIRST, &config)
+        Outbound::new(ProcessId(1), FIRST, &config)
     }
 
     fn arrivals(next: Psn, packets: u32, window: u32) -> AckBody {

@@ -11,8 +11,8 @@ use rocev2::onepipe::{AckBody, NakBody};
 use std::collections::VecDeque;
 use switch::Nanos;
 
-use super::config::PACKET_COST;
-use super::counters::Refusal;
+use super::super::config::cost;
+use super::super::counters::Refusal;
 
 /// Maximum number of PSNs missing before a packet: a sender that is further ahead has restarted, or lost that
 /// many
@@ -38,11 +38,6 @@ pub(super) struct RunFlags {
     pub(super) end: bool,
     /// The packet is the last one of its run, and has the timestamp.
     pub(super) last: bool,
-}
-
-/// Returns the bytes that a packet takes of windows and buffers.
-pub(super) const fn cost(payload: usize) -> usize {
-    payload + PACKET_COST
 }
 
 /// Run that was accepted.
@@ -125,20 +120,9 @@ pub(super) struct Inbound {
     packets: u32,
     marked: u32,
     /// Bytes buffered of its messages, from arrival until the application has taken them
-    pub(super) held: usize,
-    /// Time at which a packet was last received.
-    pub(super) last_received_at: Nanos,
-    /// Packets received since the last ACK
-    pub(super) unacknowledged: u32,
-    /// Time until which an ACK is due, if packets were received since the last one.
-    pub(super) ack_at: Option<Nanos>,
-    /// Whether the sender is in the queue for ACKs.
-    pub(super) is_ack_queued: bool,
-    /// Window last advertised to the sender
-    pub(super) advertised_window: u32,
-    /// The bytes left of the buffer for all senders limited that window: an update is due when there is more
-    /// room.
-    pub(super) is_window_limited: bool,
+    held: usize,
+    /// Time at which a packet was last received
+    last_received_at: Nanos,
 }
 
 impl Inbound {
@@ -157,19 +141,31 @@ impl Inbound {
             marked: 0,
             held: 0,
             last_received_at: Nanos::ZERO,
-            unacknowledged: 0,
-            ack_at: None,
-            is_ack_queued: false,
-            advertised_window: u32::MAX,
-            is_window_limited: false,
         }
     }
 
-    /// Accepts a packet for which there is room, if it is a run of one packet, arrives in order, and no run
+    /// Returns the bytes buffered of the sender's messages.
+    #[inline]
+    pub(super) const fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Accounts for bytes that the application has taken.
+    #[inline]
+    pub(super) const fn release(&mut self, cost: usize) {
+        self.held -= cost;
+    }
+
+    /// Returns the time at which a packet was last received.
+    pub(super) const fn last_received_at(&self) -> Nanos {
+        self.last_received_at
+    }
+
+    /// Accepts a packet received at `now`, for which there is room, if it is a run of one packet, arrives in order, and no run
     /// is incomplete and no packet missing before it: the case of nearly all packets. Returns its position;
     /// `None` if any condition fails, and then nothing has changed.
     #[inline]
-    pub(super) fn accept_in_order(&mut self, packet: &Packet<'_>) -> Option<u64> {
+    pub(super) fn accept_in_order(&mut self, packet: &Packet<'_>, now: Nanos) -> Option<u64> {
         let in_turn = packet.psn == self.next
             && packet.psn == self.highest.add(1)
             && packet.flags.first
@@ -180,11 +176,17 @@ impl Inbound {
             return None;
         }
         self.record(packet);
+        self.last_received_at = now;
         self.taken |= 1;
         self.held += cost(packet.payload.len());
         let position = self.next_position;
         (self.next, self.next_position) = (packet.psn.add(1), position + 1);
         Some(position)
+    }
+
+    /// Records that a packet was received at `now`.
+    pub(super) const fn on_packet(&mut self, now: Nanos) {
+        self.last_received_at = now;
     }
 
     /// Handles a received packet, which is to be accepted if `admission` is `Ok`. Returns the position of a

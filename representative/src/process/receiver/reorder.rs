@@ -4,7 +4,7 @@
 use core::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::ProcessId;
+use super::super::types::ProcessId;
 use super::inbound::Run;
 
 /// Position in the order of delivery.
@@ -57,10 +57,16 @@ pub(super) struct Reorder {
     free: Vec<u32>,
     /// Ties are broken by arrival (a planted bug)
     #[cfg(debug_assertions)]
-    pub(super) by_arrival: Option<u64>,
+    by_arrival: Option<u64>,
 }
 
 impl Reorder {
+    /// Plants the bug that entries with equal timestamps are ordered by arrival.
+    #[cfg(debug_assertions)]
+    pub(super) const fn order_by_arrival(&mut self) {
+        self.by_arrival = Some(0);
+    }
+
     /// Adds a run of the sender with index `peer`, or a mark if `run` is `None`.
     #[expect(clippy::inline_always, reason = "a run has many words, which should be written only once")]
     #[inline(always)]

@@ -3,33 +3,29 @@
 use core::ops::Range;
 use rocev2::Psn;
 
-use super::inbound::cost;
-use super::{ProcessId, Scattering};
+use super::super::config::cost;
+use super::super::types::{ProcessId, Scattering};
+
+/// Run, as the index of its scattering and its index in the scattering
+pub(super) type RunId = (u32, u32);
 
 /// Run: the messages of a scattering for one receiver, at least one, which are sent and accepted as a whole.
 #[derive(Debug)]
-pub(super) struct Run {
+struct Run {
     /// Index of the receiver among the peers
-    pub(super) peer: u32,
+    peer: u32,
     /// Its messages, as indices in the scattering's parts
-    pub(super) parts: Range<u32>,
-    pub(super) state: State,
+    parts: Range<u32>,
+    state: State,
     /// Number of packets sent, and of those not sent
-    pub(super) sent: u32,
-    pub(super) left: u32,
+    sent: u32,
+    left: u32,
     /// Part that the next packet is of, and the packet's offset in the part
     part: u32,
     offset: u32,
     /// First and last of its packets that were sent
-    pub(super) first: Psn,
-    pub(super) last: Psn,
-}
-
-impl Run {
-    /// Returns whether `psn` is one of the run's packets that were sent.
-    pub(super) fn has(&self, psn: Psn) -> bool {
-        self.sent > 0 && psn.distance(self.first) >= 0 && self.last.distance(psn) >= 0
-    }
+    first: Psn,
+    last: Psn,
 }
 
 /// Progress of a run.
@@ -47,32 +43,32 @@ pub(super) enum State {
 
 /// A message.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+struct Part {
     /// Its range in the scattering's bytes
-    pub(super) start: u32,
-    pub(super) end: u32,
+    start: u32,
+    end: u32,
     /// Index of the message in the call
-    pub(super) number: u32,
+    number: u32,
 }
 
 /// A scattering.
 #[derive(Debug, Default)]
 pub(super) struct Entry {
-    pub(super) number: u64,
+    number: u64,
     /// All messages, by receiver
-    pub(super) bytes: Vec<u8>,
-    pub(super) parts: Vec<Part>,
-    pub(super) runs: Vec<Run>,
+    bytes: Vec<u8>,
+    parts: Vec<Part>,
+    runs: Vec<Run>,
     /// Number of runs that are not ready
-    pub(super) waiting: u32,
+    waiting: u32,
     /// Number of runs that are not settled
-    pub(super) unsettled: u32,
+    unsettled: u32,
     /// Number of messages that have failed
-    pub(super) failed: u32,
+    failed: u32,
     /// Timestamp, unwrapped, once it has been stamped
-    pub(super) time: Option<u64>,
+    time: Option<u64>,
     /// All of its runs are ready, and it has not been sent yet.
-    pub(super) is_ready: bool,
+    is_ready: bool,
 }
 
 /// Next packet of a run.
@@ -141,10 +137,137 @@ impl Entry {
         (self.failed, self.time, self.is_ready) = (0, None, false);
     }
 
-    /// Discards the bytes, which were sent or will not be.
-    pub(super) fn forget_bytes(&mut self) {
+    /// Discards the bytes, which were sent or will not be. Returns their number.
+    pub(super) fn forget_bytes(&mut self) -> usize {
+        let count = self.bytes.len();
         self.bytes.clear();
         self.bytes.shrink_to(1 << 12);
+        count
+    }
+
+    /// Returns the scattering's number.
+    pub(super) const fn number(&self) -> Scattering {
+        Scattering(self.number)
+    }
+
+    /// Returns the timestamp, unwrapped, once the scattering has been stamped.
+    pub(super) const fn time(&self) -> Option<u64> {
+        self.time
+    }
+
+    /// Stamps the scattering.
+    pub(super) const fn stamp(&mut self, time: u64) {
+        self.time = Some(time);
+    }
+
+    /// Returns the bytes of all messages.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Returns the number of messages.
+    pub(super) const fn messages(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Returns the number of messages that have failed.
+    pub(super) const fn failed(&self) -> u32 {
+        self.failed
+    }
+
+    /// Returns the number of runs.
+    pub(super) const fn runs(&self) -> u32 {
+        self.runs.len() as u32
+    }
+
+    /// Returns the receiver of a run, as its index among the peers, or `None` if there is no such run.
+    pub(super) fn receiver(&self, run: u32) -> Option<u32> {
+        self.runs.get(run as usize).map(|run| run.peer)
+    }
+
+    /// Returns the number of messages of a run.
+    pub(super) fn messages_of(&self, run: u32) -> u32 {
+        let parts = &self.runs[run as usize].parts;
+        parts.end - parts.start
+    }
+
+    /// Returns the indices of a run's messages in the call.
+    pub(super) fn numbers_of(&self, run: u32) -> impl Iterator<Item = u32> {
+        self.parts_of(run).iter().map(|part| part.number)
+    }
+
+    fn parts_of(&self, run: u32) -> &[Part] {
+        let parts = &self.runs[run as usize].parts;
+        &self.parts[parts.start as usize..parts.end as usize]
+    }
+
+    /// Returns the bytes of a run's messages, and the end of each but the last.
+    pub(super) fn messages_in(&self, run: u32) -> (&[u8], impl Iterator<Item = u32>) {
+        let parts = self.parts_of(run);
+        let (start, end) = (parts[0].start, parts[parts.len() - 1].end);
+        let ends = parts[..parts.len() - 1].iter().map(move |part| part.end - start);
+        (&self.bytes[start as usize..end as usize], ends)
+    }
+
+    /// Returns the progress of a run.
+    pub(super) fn state(&self, run: u32) -> State {
+        self.runs[run as usize].state
+    }
+
+    /// Returns the number of a run's packets that have not been sent.
+    #[inline]
+    pub(super) fn left(&self, run: u32) -> u32 {
+        self.runs[run as usize].left
+    }
+
+    /// Returns the first and the last of a run's packets that were sent, or `None` if none was.
+    pub(super) fn sent_packets(&self, run: u32) -> Option<(Psn, Psn)> {
+        let run = &self.runs[run as usize];
+        (run.sent > 0).then_some((run.first, run.last))
+    }
+
+    /// Returns whether `psn` is one of the run's packets that were sent.
+    pub(super) fn has_sent(&self, run: u32, psn: Psn) -> bool {
+        self.sent_packets(run)
+            .is_some_and(|(first, last)| psn.distance(first) >= 0 && last.distance(psn) >= 0)
+    }
+
+    /// Marks a run that waits as ready. Returns whether the scattering can be sent now.
+    pub(super) fn make_ready(&mut self, run: u32) -> bool {
+        self.runs[run as usize].state = State::Ready;
+        self.end_waiting()
+    }
+
+    /// Marks a run as no longer waiting. Returns whether the scattering can be sent now.
+    fn end_waiting(&mut self) -> bool {
+        self.waiting -= 1;
+        self.is_ready |= self.waiting == 0;
+        self.waiting == 0
+    }
+
+    /// Marks a run as sent.
+    pub(super) fn set_sent(&mut self, run: u32) {
+        self.runs[run as usize].state = State::Sent;
+    }
+
+    /// Marks the scattering as sent, or as not to be sent.
+    pub(super) const fn end_sending(&mut self) {
+        self.is_ready = false;
+    }
+
+    /// Marks a run as settled. Returns its progress before, and whether the scattering can be sent now.
+    pub(super) fn settle(&mut self, run: u32, failed: bool) -> (State, bool) {
+        let before = core::mem::replace(&mut self.runs[run as usize].state, State::Settled);
+        self.unsettled -= 1;
+        if failed {
+            self.failed += self.messages_of(run);
+        }
+        (before, before == State::Waiting && self.unsettled > 0 && self.end_waiting())
+    }
+
+    /// Returns whether all runs are settled, and the scattering is not to be sent.
+    pub(super) const fn is_settled(&self) -> bool {
+        self.unsettled == 0 && !self.is_ready
     }
 
     /// Returns the next packet of a run that has not been sent.
@@ -179,9 +302,19 @@ impl Entry {
 pub(super) struct Scatterings {
     entries: Vec<Entry>,
     free: Vec<u32>,
+    /// Number of the next scattering
+    next: u64,
 }
 
 impl Scatterings {
+    /// Returns the number of a new scattering; numbers start from 0.
+    #[inline]
+    pub(super) const fn next_number(&mut self) -> Scattering {
+        let number = self.next;
+        self.next += 1;
+        Scattering(number)
+    }
+
     /// Returns the index of a cleared entry.
     pub(super) fn add(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
@@ -190,6 +323,7 @@ impl Scatterings {
         })
     }
 
+    /// Clears an entry for another scattering.
     pub(super) fn remove(&mut self, index: u32) {
         self.entries[index as usize].clear();
         self.free.push(index);

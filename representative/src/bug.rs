@@ -1,0 +1,22 @@
+//! Planted bugs of a representative.
+
+/// Bugs that can be planted, to check that the tests find them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bug {
+    /// A link that returns takes part at once, and the barrier goes back to that link's barrier
+    ReturningLink,
+    /// The barrier is that of the link that was updated last, instead of the minimum
+    LastLink,
+    /// A switch silently drops some of the messages from its first link, without counting them
+    SilentDrop,
+    /// A beacon is accepted from any source address
+    AnySource,
+    /// A switch forwards beacons that name the switch itself as their source
+    ForgedNeighbour,
+}
+
+impl Bug {
+    /// All bugs.
+    pub const ALL: [Self; 5] =
+        [Self::ReturningLink, Self::LastLink, Self::SilentDrop, Self::AnySource, Self::ForgedNeighbour];
+}
