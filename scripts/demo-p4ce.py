@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Consensus through the switch and without it, on this machine: servers, a top-of-rack switch and the P4CE switch, each a
-process, joined by shared memory. Needs no root, no huge pages and no NIC.
+"""Runs consensus with and without the P4CE switch on this machine: servers, a top-of-rack switch and the P4CE switch, each a
+process, connected by shared memory. Needs no root, no huge pages and no NIC.
 
     scripts/demo-p4ce.py [--understudy PROGRAM] [--quick] [--json FILE]
 
-Exits with 0 if everything happened that is claimed, with 1 if something did not, with 130 after Ctrl-C.
+Exits with 0 if every check passed, with 1 if one failed, with 130 after Ctrl-C.
 """
 
 import argparse
@@ -24,14 +24,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILT = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 SWITCH_ID = 100
 SIZE = 64
-# Seconds between two lines of a server
+# Seconds between two live lines of a server
 LIVE_S = 0.25
-# Seconds that anything may take that has to happen
+# Time limit of each step, in seconds
 PATIENCE_S = 30
 
 
 class Failed(Exception):
-    """Something that is claimed did not happen."""
+    """A check of the demo failed."""
 
 
 def runtime():
@@ -50,7 +50,7 @@ def rack_config(servers):
 
 def switch_config():
     return (
-        "# The P4CE switch: one port, in which everything comes and goes.\n\n"
+        "# The P4CE switch: one port for all of its traffic.\n\n"
         f'{runtime()}{port("rack", SWITCH_ID, "client")}'
         '[p4ce]\nmac = "02:00:00:00:00:fe"\naddresses = ["10.0.0.254/24"]\nsilent_after_ms = 200\n'
     )
@@ -60,25 +60,25 @@ def server_config(number, servers, through, heartbeat_us):
     addresses = ", ".join(f'"10.0.0.{n + 1}"' for n in range(servers))
     switch = 'switch = "10.0.0.254"\n' if through else ""
     return (
-        f"# Server {number}: it leads, or holds what the leader writes.\n\n"
+        f"# Server {number}: the leader or a replica.\n\n"
         f'{runtime()}{port("eth", number, "client")}'
         f'[nic]\nmac = "02:00:00:00:00:{number + 1:02x}"\naddresses = ["10.0.0.{number + 1}/24"]\n\n'
         f"[consensus]\nid = {number}\nservers = [{addresses}]\n{switch}"
         f"heartbeat_us = {heartbeat_us}\nlog_entries = 4096\nmax_value = {SIZE}\nwindow = 16\n"
-        f"propose = {{ size = {SIZE} }}      # as fast as it goes\n"
+        f"propose = {{ size = {SIZE} }}      # as fast as possible\n"
     )
 
 
 class Process:
-    """One `understudy`, and what it says."""
+    """One `understudy` process and its output."""
 
     def __init__(self, program, verb, config, arguments=(), on_line=None):
         self.name = config.stem
         self.log = open(config.with_suffix(".log"), "ab")
         stdout = subprocess.PIPE if on_line else subprocess.DEVNULL
-        # A process ends with this one, however this one ends.
+        # The kernel kills the process when this script ends, in whatever way.
         command = ["setpriv", "--pdeathsig", "KILL", "--", str(program), verb, str(config), "--json", *arguments]
-        # In a group of its own: Ctrl-C is for us to pass on.
+        # In a process group of its own: this script forwards Ctrl-C.
         self.child = subprocess.Popen(command, stdout=stdout, stderr=self.log, start_new_session=True)
         self.reader = self.lines = None
         if on_line:
@@ -111,7 +111,7 @@ class Process:
         self.log.close()
 
     def end(self):
-        """Asks it to end, which takes its report; `stop` has asked all before."""
+        """Waits for its end, at which it prints its report; `stop` has sent SIGINT before. Returns whether it exited with 0."""
         try:
             self.child.wait(10)
         except subprocess.TimeoutExpired:
@@ -127,11 +127,11 @@ class Cluster:
     def __init__(self, demo, replicas, through):
         self.demo, self.count, self.through = demo, replicas + 1, through
         self.lock = threading.Lock()
-        # By server: its last line, its lines' pauses with the times at which they came, and its report
+        # By server: its last line, the pauses of its lines with their arrival times, and its report
         self.last, self.pauses, self.reports = {}, {}, {}
-        # All lines of the leader's, with the times at which they came
+        # All lines of a leader, with their arrival times
         self.led = []
-        # By number of entries: the hash, and who has it
+        # By number of entries: the hash of the state, and the servers that reported it
         self.states, self.wrong = {}, None
         name = f"{replicas}-replicas-{'with' if through else 'without'}-switch"
         self.folder = demo.folder / name
@@ -144,7 +144,7 @@ class Cluster:
         self.switch = self.start("run", "switch") if through else None
         self.servers = {}
         for n in range(self.count):
-            # One server begins the group when all run; one that is started again is not told to.
+            # One server bootstraps the group when all run; a restarted server does not.
             self.start_server(n, ["--bootstrap"] if n == 0 else [])
         demo.cluster = self
 
@@ -171,7 +171,7 @@ class Cluster:
                 known = self.states.setdefault(entries, (state, set()))
                 known[1].add(n)
                 if known[0] != state:
-                    self.wrong = f"after {entries} entries, server {n} has another state than {sorted(known[1] - {n})}"
+                    self.wrong = f"after {entries} entries, the state of server {n} differs from that of {sorted(known[1] - {n})}"
             if line["kind"] == "report":
                 self.reports[n] = line
             else:
@@ -185,7 +185,7 @@ class Cluster:
             return dict(self.last)
 
     def compared(self):
-        """States that two servers or more have told of."""
+        """Returns the number of states that two or more servers have reported."""
         with self.lock:
             return sum(1 for _, servers in self.states.values() if len(servers) > 1)
 
@@ -193,7 +193,7 @@ class Cluster:
         return max((line["decided"] for line in self.lines().values()), default=0)
 
     def longest_pause(self, since, servers):
-        """The longest pause of those servers after a moment. The first line after it tells of the time before, too."""
+        """Returns the longest pause of the servers after a time, in ms. The first line after it covers time before it, too."""
         with self.lock:
             each = [max((ms for at, ms in self.pauses.get(n, []) if at > since), default=0) for n in servers]
         return max(each, default=0)
@@ -204,10 +204,10 @@ class Cluster:
         everybody = [self.rack, *([self.switch] if self.switch else []), *self.servers.values()]
         for process in everybody:
             if not process.is_alive():
-                raise Failed(f"{process.name} has ended by itself: see {self.folder}/{process.name}.log")
+                raise Failed(f"{process.name} exited unexpectedly: see {self.folder}/{process.name}.log")
 
     def wait(self, what, done, at_least=0.0):
-        """Waits until `done` says so, and shows the table meanwhile."""
+        """Waits until `done` returns true, and shows the table meanwhile."""
         began = time.monotonic()
         while True:
             self.check()
@@ -222,7 +222,7 @@ class Cluster:
             self.demo.stood_still = max(self.demo.stood_still, time.monotonic() - slept - 0.05)
 
     def stands(self, leader):
-        """Whether all servers that run are members and follow this leader, and it has what it needs."""
+        """Returns whether all running servers are members and follow this leader, and the leader uses the switch if it can."""
         lines = self.lines()
         if set(lines) != set(self.servers):
             return False
@@ -232,7 +232,7 @@ class Cluster:
         return lines[leader]["leads"] and lines[leader]["through_switch"] == through
 
     def stop(self):
-        """Ends all of it: the reports of the servers."""
+        """Stops all processes. Returns the reports of the servers."""
         everybody = [*self.servers.values(), *([self.switch] if self.switch else []), self.rack]
         for process in everybody:
             if process.is_alive():
@@ -245,7 +245,7 @@ class Cluster:
             raise Failed(f"SERVERS DISAGREE: {self.wrong}")
         if not all(well):
             names = [process.name for process, ended in zip(everybody, well) if not ended]
-            raise Failed(f"{', '.join(names)} did not end well: see the logs in {self.folder}")
+            raise Failed(f"{', '.join(names)} exited with an error: see the logs in {self.folder}")
         return self.reports
 
 
@@ -254,7 +254,7 @@ def number(value, digits=0):
 
 
 def table(head, rows):
-    """Columns as wide as what is in them, words to the left and numbers to the right."""
+    """Formats columns as wide as their content, the first left-aligned and the others right-aligned."""
     rows = [head, *rows]
     widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
     lines = []
@@ -268,13 +268,13 @@ class Demo:
     def __init__(self, program, folder, quick):
         self.program, self.folder, self.quick = program, folder, quick
         self.processes, self.cluster = [], None
-        # A server that does not get a CPU for 14 heartbeats is thought to be dead.
+        # A server that does not get a CPU for 14 heartbeats is suspected to be dead.
         self.cpus = len(os.sched_getaffinity(0))
         self.replicas = [2] if quick else [2, 4]
         self.count = self.replicas[-1] + 3
         self.heartbeat_us = 10_000 if self.count > self.cpus else 2_000
         self.drawn, self.shown_at = 0, 0.0
-        # How long this machine kept this program from its CPU: a pause of any server's may be one of those
+        # Longest time for which this script did not get a CPU, in seconds: a pause of a server may have the same cause
         self.stood_still = 0.0
         self.terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
@@ -283,7 +283,7 @@ class Demo:
         print(text, flush=True)
 
     def show(self, force=False):
-        """The live table: drawn over itself on a terminal, a line a second elsewhere."""
+        """Shows the live table: redrawn in place on a terminal, one line a second elsewhere."""
         if self.cluster is None:
             return
         now = time.monotonic()
@@ -296,12 +296,12 @@ class Demo:
             if leaders:
                 print("    " + self.live_line(max(leaders, key=lambda line: line["decided"])), flush=True)
             return
-        head = ["", "role", "entries", "a second", "packets out", "in", "median us", "99 % us"]
+        head = ["", "role", "entries", "entries/s", "packets out", "packets in", "median us", "p99 us"]
         rows = []
         for n in range(self.cluster.count):
             rows.append([f"server {n}", *self.row(lines.get(n), n in self.cluster.servers)])
         if self.cluster.through:
-            role = "dead" if self.cluster.switch is None else "in use" if self.in_use(lines) else "waiting"
+            role = "dead" if self.cluster.switch is None else "in use" if self.in_use(lines) else "idle"
             rows.append(["P4CE switch", role, *[""] * 6])
         text = table(head, rows)
         if self.drawn:
@@ -318,7 +318,7 @@ class Demo:
     def row(line, runs):
         if line is None:
             return ["starting" if runs else "dead", *["-"] * 6]
-        role = "leader" if line["leads"] else "learning" if line["standing"] != "member" else "replica"
+        role = "leader" if line["leads"] else "joining" if line["standing"] != "member" else "replica"
         led = line["switch"] or line["direct"] or {}
         latency = led.get("latency_us") or {}
         numbers = [number(led.get("packets_out"), 2), number(led.get("packets_in"), 2)]
@@ -327,10 +327,10 @@ class Demo:
 
     def live_line(self, line):
         role, _, rate, out, into, median, late = self.row(line, True)
-        way = "through the switch" if line["through_switch"] else "to each replica"
+        way = "through the switch" if line["through_switch"] else "directly to each replica"
         return (
-            f"server {line['id']} is {role}, writes {way}: {rate} consensus/s, packets {out} out {into} in, "
-            f"median {median} us, 99 % {late} us"
+            f"server {line['id']} is {role}, writes {way}: {rate} consensus/s, {out} packets out and {into} in per consensus, "
+            f"median {median} us, p99 {late} us"
         )
 
     def measure(self, replicas, through):
@@ -340,18 +340,18 @@ class Demo:
         cluster = Cluster(self, replicas, through)
         cluster.wait("server 0 leads and all follow", lambda: cluster.stands(0))
         began = time.monotonic()
-        cluster.wait("it is measured", lambda: True, seconds)
+        cluster.wait("the measurement", lambda: True, seconds)
         compared = cluster.compared()
         reports = cluster.stop()
         way = "switch" if through else "direct"
-        # The first line tells of the time before, too.
+        # The first line covers time before the measurement, too.
         lines = [line[way] for at, line in cluster.led if at >= began + LIVE_S and line["id"] == 0]
         lines = [line for line in lines if line and line["decided"]]
         decided = sum(line["decided"] for line in lines)
         if not decided:
             raise Failed("nothing was decided")
         if compared == 0:
-            raise Failed("no two servers have told of a state after the same entries")
+            raise Failed("no two servers reported a state after the same entries")
 
         def each(key):
             return sum(line[key] * line["decided"] for line in lines) / decided
@@ -371,35 +371,35 @@ class Demo:
         }
 
     def trouble(self, cluster, what, kill, servers, restart, after_kill, after_restart):
-        """Kills something and starts it again: the two pauses."""
+        """Kills a process and restarts it. Returns the two pauses, in ms."""
         decided = cluster.decided()
         self.say(f"\n  {what} is killed")
         killed = time.monotonic()
         kill()
         seconds = 0.7 if self.quick else 2.0
         cluster.wait(
-            f"{what} was killed, and entries are decided",
+            f"entries decided after {what} was killed",
             lambda: cluster.decided() > decided + 100 and after_kill(),
             seconds,
         )
         cost = cluster.longest_pause(killed, servers)
-        self.say(f"  {what} is started again")
+        self.say(f"  {what} is restarted")
         restarted = time.monotonic()
         restart()
         cluster.wait(f"{what} is back", after_restart, seconds)
         back = cluster.longest_pause(restarted, servers)
         decided = cluster.decided()
         cluster.wait("entries are decided", lambda: cluster.decided() > decided + 100)
-        self.say(f"  longest pause: {cost:.0f} ms when it was killed, {back:.0f} ms when it came back")
+        self.say(f"  longest pause: {cost:.0f} ms after the kill, {back:.0f} ms after the restart")
         return {"what": what, "killed_ms": cost, "back_ms": back}
 
     def troubles(self, replicas, through):
         way = "with the P4CE switch" if through else "without it"
-        self.say(f"\nWhat it costs when something is killed (SIGKILL): {replicas} replicas, {way}")
+        self.say(f"\nPauses after a process is killed (SIGKILL): {replicas} replicas, {way}")
         cluster = Cluster(self, replicas, through)
         cluster.wait("server 0 leads and all follow", lambda: cluster.stands(0))
         began = time.monotonic() + LIVE_S
-        cluster.wait("nothing happens", lambda: cluster.stands(0), 1.5)
+        cluster.wait("the run without a failure", lambda: cluster.stands(0), 1.5)
         usual = cluster.longest_pause(began, list(cluster.servers))
         last = replicas
         others = list(range(1, last))
@@ -448,14 +448,14 @@ class Demo:
         compared = cluster.compared()
         cluster.stop()
         if compared == 0:
-            raise Failed("no two servers have told of a state after the same entries")
+            raise Failed("no two servers reported a state after the same entries")
         return {"replicas": replicas, "switch": through, "compared": compared, "usual_ms": usual, "killed": found}
 
     def run(self):
-        self.say(f"P4CE: a leader replicates {SIZE}-byte values, and each is decided when a majority holds it.")
-        self.say("Without the switch it writes each value to every replica; with it once, to the switch.")
-        self.say(f"Up to {self.count} processes share {self.cpus} CPU{'s'[:self.cpus > 1]}, and there is no hardware: times say what this machine")
-        self.say("can do, not what RDMA NICs and a switch can. Packets are counted one by one: those are exact.")
+        self.say(f"P4CE: a leader replicates {SIZE}-byte values; a value is decided when a majority of servers holds it.")
+        self.say("Without the switch, the leader writes each value to every replica; with it, once to the switch.")
+        self.say(f"Up to {self.count} processes share {self.cpus} CPU{'s'[:self.cpus > 1]} without RDMA hardware: times and rates are those of")
+        self.say("this machine, not of RDMA NICs and a hardware switch. Packet counts are exact.")
         self.say(f"Configurations and logs: {self.folder}")
         sizes, most = self.replicas, self.replicas[-1]
         measured = [self.measure(size, through) for size in sizes for through in (False, True)]
@@ -463,7 +463,7 @@ class Demo:
         killed = [self.troubles(most, through) for through in (True, False)]
         self.costs(killed)
         compared = sum(run["compared"] for run in measured + killed)
-        self.say(f"\nServers told of their states {compared:,} times after the same entries: every time they agreed.")
+        self.say(f"\nServers reported their state after the same entries {compared:,} times; the states were always equal.")
         return {"cpus": self.cpus, "heartbeat_us": self.heartbeat_us, "measured": measured, "killed": killed, "compared": compared}
 
     def summary(self, sizes, measured):
@@ -475,19 +475,19 @@ class Demo:
             return [name, *[value(run) for run in measured]]
 
         rows = [
-            row("consensus a second", lambda run: number(run["decided_per_s"])),
+            row("consensus/s", lambda run: number(run["decided_per_s"])),
             row("goodput, MB/s", lambda run: number(run["goodput"] / 1e6, 2)),
             row("leader's packets out, per consensus", lambda run: number(run["packets_out"], 2)),
             row("leader's packets in, per consensus", lambda run: number(run["packets_in"], 2)),
             row("median latency, us", lambda run: number(run["latency_us"]["p50"])),
-            row("99 % within, us", lambda run: number(run["latency_us"]["p99"])),
+            row("p99 latency, us", lambda run: number(run["latency_us"]["p99"])),
         ]
-        self.say("\nSide by side")
+        self.say("\nComparison")
         for line in table(head, rows):
             self.say(line)
-        self.say(f"  Beyond 1, 2 or 4 packets are heartbeats (every {self.heartbeat_us // 1000} ms, whatever the load) and what was sent again.")
-        self.say("  With the switch there is one more process on these CPUs, and two more hops for each value: here that costs")
-        self.say("  more than it saves. Where the leader's link is what limits it, fewer packets are more values.")
+        self.say(f"  Packets beyond 1, 2 or 4 are heartbeats (every {self.heartbeat_us // 1000} ms, independent of the load) and retransmissions.")
+        self.say("  The switch is one more process on these CPUs, and adds two hops to each value: on this machine that costs")
+        self.say("  more than it saves. Where the leader's link is the bottleneck, fewer packets per value mean more values.")
 
     def costs(self, killed):
         rows = []
@@ -496,15 +496,15 @@ class Demo:
             other = without.get(what, {})
             for key, words in [("killed_ms", f"{what} is killed"), ("back_ms", f"{what} comes back")]:
                 rows.append([words, number(each[key]), number(other.get(key))])
-        rows.append(["nothing happens", *[number(run["usual_ms"]) for run in killed]])
+        rows.append(["no failure", *[number(run["usual_ms"]) for run in killed]])
         self.say("\nLongest pause until the next value is decided, ms")
         for line in table(["", "with switch", "without"], rows):
             self.say(line)
-        self.say(f"  A server is thought to be dead when nothing is heard of it for {14 * self.heartbeat_us // 1000} ms. One that comes back with the")
-        self.say("  lowest number leads again, and the switch is asked again a while after it failed.")
+        self.say(f"  A server is suspected to be dead after {14 * self.heartbeat_us // 1000} ms without a heartbeat. A restarted server with the lowest")
+        self.say("  number becomes the leader again, and the leader retries the switch some time after it failed.")
         if self.stood_still > 0.1:
             still = self.stood_still * 1000
-            self.say(f"  This machine was too busy to run even this program for up to {still:,.0f} ms: such pauses are its own.")
+            self.say(f"  This script itself did not get a CPU for up to {still:,.0f} ms: pauses of that length are due to the machine's load.")
 
     def clean(self):
         for process in self.processes:
@@ -517,15 +517,15 @@ def main():
     parser = argparse.ArgumentParser(description="Consensus with and without the P4CE switch, on this machine.")
     parser.add_argument("--understudy", default=BUILT / "release/understudy", help="the program")
     parser.add_argument("--quick", action="store_true", help="shorter: 2 replicas only")
-    parser.add_argument("--json", metavar="FILE", help="write what was found to this file, too")
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file, too")
     parser.add_argument("--keep", action="store_true", help="keep the configurations and logs")
     args = parser.parse_args()
     program = pathlib.Path(args.understudy).resolve()
     if not program.exists():
-        sys.exit(f"There is no {program}: build it with `make build`.")
+        sys.exit(f"{program} does not exist; run `make build`, or name the program with --understudy")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="understudy-p4ce-"))
     demo = Demo(program, folder, args.quick)
-    # Killed by a signal, it cleans up like after Ctrl-C.
+    # SIGTERM cleans up as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     code = 1
     try:
@@ -537,7 +537,7 @@ def main():
         demo.say("\nStopped.")
         code = 130
     except Failed as failed:
-        demo.say(f"\nIt did not work: {failed}")
+        demo.say(f"\nFailed: {failed}")
     finally:
         demo.clean()
         if args.keep or code == 1:

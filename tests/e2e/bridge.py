@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A wire between two network interfaces, without understudy: run.py's `--wire bridge`.
+"""Forwards frames between two network interfaces, without understudy: run.py's `--wire bridge`.
 
     bridge.py INTERFACE-A INTERFACE-B
 
-It answers "is the test itself sound without us?": it behaves towards the test as
-`understudy run ... --json` does ("ready" on stderr, one JSON report on stdout after
-SIGINT), but forwards with plain packet sockets and counts with tests/captures/frames.py.
-Not a Linux bridge, since kernels made for containers often come without one.
+It shows whether the test itself is sound without understudy. It has the interface of
+`understudy run ... --json` ("ready" on stderr, one JSON report on stdout after SIGINT),
+but forwards with plain packet sockets and counts with tests/captures/frames.py.
+It does not use a Linux bridge, since kernels built for containers often lack it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def open_interface(name: str) -> socket.socket:
 
 
 def receive(interface: socket.socket) -> bytes:
-    """One frame, with the outer VLAN tag that the kernel has taken off put back."""
+    """Receives one frame and restores the outer VLAN tag that the kernel has removed."""
     frame, ancillary, _, _ = interface.recvmsg(65536, 64)
     for level, kind, data in ancillary:
         if level == SOL_PACKET and kind == PACKET_AUXDATA:
@@ -56,7 +56,7 @@ def receive(interface: socket.socket) -> bytes:
 
 
 class Counters:
-    """What understudy's report says, for two ports."""
+    """The counters of understudy's report, for two ports."""
 
     def __init__(self) -> None:
         self.ports = [Counter({"rx_frames": 0, "rx_bytes": 0, "tx_frames": 0, "tx_bytes": 0, "roce_frames": 0})
@@ -100,8 +100,8 @@ def main() -> None:
     selector = selectors.DefaultSelector()
     for port, interface in enumerate(interfaces):
         selector.register(interface, selectors.EVENT_READ, port)
-    # A signal ends the waiting below; unlike an exception it cannot come between
-    # forwarding a frame and counting it.
+    # A signal ends the select below. Unlike an exception it cannot interrupt the code
+    # between forwarding a frame and counting it.
     wakeup, stop = socket.socketpair()
     stop.setblocking(False)
     signal.set_wakeup_fd(stop.fileno())

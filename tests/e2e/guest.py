@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# A child dies with us even when we are killed outright and cannot clean up.
+# The kernel kills a child when this process dies, even if this process is killed and cannot clean up.
 DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"]
-# Offloads leave partial checksums and frames above the MTU on the tap, which no cable carries.
+# Offloads would put partial checksums and frames above the MTU on the tap, which no cable carries.
 NO_OFFLOADS = ",".join(
     f"{offload}=off"
     for offload in (
@@ -27,16 +27,16 @@ NO_OFFLOADS = ",".join(
 
 
 class LabError(Exception):
-    """Something of the laboratory itself failed: no program's verdict, no use in going on."""
+    """A failure of the laboratory itself: it is no program's verdict, and the run cannot continue."""
 
 
 class CommandFailed(Exception):
-    """A command in a guest exited with another code than 0, or not at all in its time."""
+    """A command in a guest exited with a code other than 0, or did not exit within its time limit."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a command in a guest left behind. `code` is None when its time ran out."""
+    """The output and exit code of a command in a guest. `code` is None if the command exceeded its time limit."""
 
     code: int | None
     output: str
@@ -50,8 +50,8 @@ class Job:
     command: str
 
 
-# rping closes its event channel, when all is done, while a thread of its own may be about to read from it. That thread then
-# ends the whole program with code 255. Only that, with nothing else amiss, is taken for success. A server whose client has
+# At its end, rping closes its event channel while another of its threads may be about to read from it. That thread then
+# ends the whole program with code 255. This code counts as success only if nothing else failed. A server whose client has
 # disconnected (state 10) reports that it waits for the next advertisement.
 RPING = r"""rping_result() {
     case "$1 $(printf '%s\n' "$2" | grep -v '^wait for RDMA_READ_ADV state 10$')" in
@@ -74,13 +74,13 @@ class Guest:
     def __init__(
         self, name: str, tap: str, address: int, log_dir: Path, check_surroundings: Callable[[], None] = lambda: None
     ) -> None:
-        """`check_surroundings` is called while waiting for an answer, and raises when there is no use in it."""
+        """Calls `check_surroundings` while it waits for output; this raises if waiting further is useless."""
         self.name = name
         self._check_surroundings = check_surroundings
         self.tap = tap
         self.mac = f"52:54:00:00:00:{address:02x}"
         self.host_number = address
-        # By network: "ipv4", "ipv6", and what add_vlan() adds.
+        # By network: "ipv4", "ipv6", and the networks that add_vlan() adds.
         self.addresses = {"ipv4": f"10.0.0.{address}", "ipv6": f"fd00::{address:x}"}
         self.log_dir = log_dir
         self._process: subprocess.Popen[bytes] | None = None
@@ -90,13 +90,13 @@ class Guest:
         self._transcript = (log_dir / f"guest-{name}.shell.log").open("w")
 
     def start_machine(self, prefix: list[str], guest_dir: Path, accel: str, memory_mb: int) -> None:
-        """Starts the emulator; `prefix` is a command that runs another one in the right namespace."""
+        """Starts the emulator; `prefix` is a command that runs another command in the right namespace."""
         command = [
             *prefix, *DIE_WITH_PARENT, "qemu-system-x86_64",
             "-accel", accel, "-m", str(memory_mb), "-smp", "1",
             "-nodefaults", "-no-reboot", "-display", "none",
             "-kernel", str(guest_dir / "vmlinuz"), "-initrd", str(guest_dir / "initramfs.cpio"),
-            # panic=-1 with -no-reboot: a kernel that panics ends the emulator, and so our waiting.
+            # panic=-1 with -no-reboot: a kernel panic ends the emulator, and thereby the wait for it.
             "-append", "console=ttyS0 loglevel=4 panic=-1 mitigations=off",
             "-serial", f"file:{self.log_dir / f'guest-{self.name}.kernel.log'}",
             "-chardev", "stdio,id=shell", "-device", "virtio-serial-pci",
@@ -105,7 +105,7 @@ class Guest:
             "-device", f"virtio-net-pci,netdev=net0,mac={self.mac},rx_queue_size=1024,romfile=,{NO_OFFLOADS}",
         ]  # fmt: skip
         with (self.log_dir / f"guest-{self.name}.qemu.log").open("wb") as log:
-            # In a session of its own: Ctrl-C is for us, who then end the guest in order.
+            # In a session of its own: Ctrl-C reaches this process only, which then shuts the guest down.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
             )
@@ -133,7 +133,7 @@ class Guest:
         end = re.compile(rb"\n" + marker.encode() + rb" (\d+)\n")
         found = self._read_until(end, time.monotonic() + timeout_s)
         if found is None:
-            # The shell is still busy with it: this guest cannot be used any more.
+            # The shell is still running the command: this guest cannot be used any more.
             raise LabError(f"guest {self.name}: no answer in {timeout_s:.0f} s to: {command}")
         output, code = found[0].decode(errors="replace"), int(found[1])
         self._log(f"{output.rstrip()}\n# -> {code}")
@@ -142,7 +142,7 @@ class Guest:
         return Result(code, output)
 
     def start(self, command: str) -> Job:
-        """Starts a command in the background; `finish` has its result."""
+        """Starts a command in the background; `finish` returns its result."""
         self._commands += 1
         job = Job(f"/tmp/job{self._commands}", command)
         # exec: the shell's pid is the command's, so that `finish` can end it.
@@ -151,11 +151,11 @@ class Guest:
         return job
 
     def finish(self, job: Job, timeout_s: float) -> Result:
-        """Waits for a background command; ends it when its time runs out."""
+        """Waits for a background command; kills it at its time limit."""
         ticks = max(1, int(timeout_s / 0.1))
         self.run(
             f"n=0; while [ ! -s {job.name}.rc ] && [ $n -lt {ticks} ]; do sleep 0.1; n=$((n+1)); done",
-            # `sleep 0.1` takes longer than that on an emulated CPU with little time.
+            # `sleep 0.1` takes longer than 0.1 s on an emulated CPU that gets little time.
             timeout_s=timeout_s * 5 + 30,
         )
         late = self.run(f"[ -s {job.name}.rc ]", check=False).code != 0
@@ -186,14 +186,14 @@ class Guest:
             f"ip link set eth0 mtu {mtu} up && "
             f"ip address add {self.addresses['ipv4']}/24 dev eth0 && "
             f"ip address add {self.addresses['ipv6']}/64 dev eth0 nodad && "
-            # soft-RoCE wants the link to be up.
+            # soft-RoCE requires the link to be up.
             "rdma link add rxe0 type rxe netdev eth0"
         )
 
     def add_vlan(self, vlan_id: int, on: str = "eth0", protocol: str = "802.1Q", network: str = "vlan") -> str:
-        """Adds a VLAN and its addresses, and returns its device. What rxe0 sends from them leaves tagged.
+        """Adds a VLAN and its addresses, and returns its device. Packets that rxe0 sends from these addresses are tagged.
 
-        With priority 3 in the tag, since a tag of nothing but its number may be made anew unnoticed.
+        The tag has priority 3: a tag with only a VLAN number could be removed and rebuilt without a visible difference.
         """
         name = f"{on}.{vlan_id}"
         self.addresses[f"{network}-ipv4"] = f"10.0.{vlan_id}.{self.host_number}"
@@ -207,13 +207,13 @@ class Guest:
         return name
 
     def gid_index(self, address: str) -> int:
-        """The index in rxe0's table of the GID that is an address of this guest."""
+        """Returns the index in rxe0's GID table of an address of this guest."""
         gid = ipaddress.ip_address(address)
         if isinstance(gid, ipaddress.IPv4Address):
             gid = ipaddress.IPv6Address(f"::ffff:{gid}")
         name = gid.exploded
         if name not in self._gid_indices:
-            # The kernel fills the table a moment after the address was added.
+            # The kernel fills the table a short time after the address was added.
             self.wait_for(f"cat /sys/class/infiniband/rxe0/ports/1/gids/? | grep -q {name}")
             found = self.run(f"cd /sys/class/infiniband/rxe0/ports/1/gids && grep -l {name} ?").output
             self._gid_indices[name] = int(found.split()[0])
@@ -222,7 +222,7 @@ class Guest:
     # --- the end ----------------------------------------------------------------------
 
     def power_off(self, patience_s: float = 5) -> None:
-        """Lets the guest end by itself; kills the emulator (this one alone) when it does not."""
+        """Shuts the guest down; kills its emulator (no other) if the guest does not end."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -242,7 +242,7 @@ class Guest:
     # --- the serial port ----------------------------------------------------------------
 
     def _read_until(self, end: re.Pattern[bytes], deadline: float) -> tuple[bytes, bytes] | None:
-        """What came before `end`, and the group that `end` captured."""
+        """Returns the output before `end`, and the group that `end` captured."""
         assert self._process is not None and self._process.stdout is not None
         stream = self._process.stdout.fileno()
         while (match := end.search(self._unread)) is None:

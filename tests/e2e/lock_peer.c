@@ -4,16 +4,16 @@
  *     lock_peer server HOW CLIENTS LOCKS
  *     lock_peer client HOW ADDRESS ID CLIENTS ROUNDS [leaves]
  *
- * A client is a thread with a queue pair; a command has as many as it says, numbered from ID on. HOW is the index of the GID
- * to use: then queue pairs are made known over TCP, so nobody on the way hears of them. Or it is `cm`: then they are connected
- * by rdma_cm; then the server accepts whatever else wants to be connected, too. Clients that leave exit after their rounds without a
- * word to the server, while others go on. In a round a client takes a lock with CAS (0 -> its
- * number), READs what the lock guards, looks whether the lock is still its own, WRITEs one more, and at once, without waiting
- * for that, WRITEs 0 into the lock; then it draws a ticket with FETCH_ADD. What the first half of the locks guard lies beside
- * them, what the others guard on a page of its own.
+ * A client is a thread with a queue pair; a command runs CLIENTS of them, numbered from ID. HOW is either the index of the GID
+ * to use, and queue pairs are exchanged over TCP, where the switch does not observe them; or `cm`, and queue pairs are connected
+ * by rdma_cm, and the server accepts every other connection request, too. With `leaves`, clients exit after their rounds without
+ * notifying the server, while other clients go on. In a round a client takes a lock with CAS (0 -> its number), READs the
+ * counter that the lock guards, checks that it still holds the lock, WRITEs the counter plus one, and directly after that,
+ * without waiting for its completion, WRITEs 0 into the lock; then it draws a ticket with FETCH_ADD. The counters of the first
+ * half of the locks are next to their locks, the other counters are on separate pages.
  *
- * In the end the server compares: what is guarded has been counted up once a round, no lock is taken, and each ticket was
- * drawn once. Exit code 0: so it is.
+ * At the end the server checks that the counters were incremented once per round, that no lock is held, and that each ticket
+ * was drawn once. Exit code 0: all checks passed.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -29,7 +29,7 @@
 #include <unistd.h>
 
 #define TCP_PORT 18600
-/* Known beforehand, so that a configuration can name it */
+/* A fixed address, so that a configuration can name it */
 #define MEMORY 0x200000000000ULL
 #define BYTES (1 << 16)
 #define STRIDE 64
@@ -49,7 +49,7 @@ struct address {
     uint32_t locks;
 };
 
-/* What a client has seen; it goes to the server */
+/* Results of a client, which it sends to the server */
 struct account {
     uint64_t rounds;
     uint64_t attempts;
@@ -179,7 +179,7 @@ static struct rdma_cm_id *cm_connect(const char *server, struct ibv_cq **cq)
     uint8_t timeout = TIMEOUT;
 
     check(inet_pton(AF_INET, server, &at.sin_addr) == 1, "the server's address is not IPv4");
-    /* Without a channel for events, each call waits for its own. */
+    /* Without an event channel, each call waits for its own event. */
     if (rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP))
         die("rdma_create_id");
     if (rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout))
@@ -197,7 +197,7 @@ static struct rdma_cm_id *cm_connect(const char *server, struct ibv_cq **cq)
 
 static struct rdma_event_channel *channel;
 
-/* Accepts connections for as long as the server runs: clients', which have all the same rights, and a switch's own. */
+/* Accepts connections as long as the server runs: those of clients, which all have the same rights, and the switch's own. */
 static void *cm_accept(void *unused)
 {
     struct rdma_conn_param param = cm_param();
@@ -240,7 +240,7 @@ static void cm_listen(void)
         die("pthread_create");
 }
 
-/* --- where things lie ------------------------------------------------------------------------- */
+/* --- memory layout ---------------------------------------------------------------------------- */
 
 static uint64_t lock_at(uint32_t lock)
 {
@@ -345,7 +345,7 @@ static int connect_tcp(const char *server)
 static void *client(void *of)
 {
     struct client *me = of;
-    struct address ours = {.psn = (uint32_t)(0x1000000 - 8 * me->id) & 0xffffff}; /* so that it wraps on the way */
+    struct address ours = {.psn = (uint32_t)(0x1000000 - 8 * me->id) & 0xffffff}; /* so that the PSN wraps during the run */
     struct rdma_cm_id *id = NULL;
     uint64_t last = 0;
     char go;
@@ -443,7 +443,7 @@ static int server(int count, uint32_t locks)
             connect_qp(create(cq, &ours), &ours, &theirs);
         send_all(tcp[n], &ours, sizeof ours);
     }
-    /* All at once, when all are there. */
+    /* Start all clients together, once all are connected. */
     for (int n = 0; n < count; n++) {
         char ready;
 
@@ -469,7 +469,7 @@ static int server(int count, uint32_t locks)
         taken += value != 0;
     }
     memcpy(&tickets, memory + ticket_at(locks), 8);
-    /* Those that have left do not hear it. */
+    /* Clients that have exited do not receive it. */
     signal(SIGPIPE, SIG_IGN);
     for (int n = 0; n < count; n++)
         (void)!write(tcp[n], "e", 1);

@@ -1,6 +1,6 @@
 /*
  * The RDMA operations that no packaged program uses: immediate data and invalidation on
- * RC and UC, messages of no bytes and of odd ones, and requests that a responder refuses.
+ * RC and UC, empty messages and messages of odd lengths, and requests that a responder refuses.
  *
  *     odd_verbs GID-INDEX              server
  *     odd_verbs GID-INDEX ADDRESS      client
@@ -87,7 +87,7 @@ static void swap(const void *ours, void *theirs, size_t len)
         die("the other side");
 }
 
-/* Both sides have come to this point. */
+/* Waits until both sides have reached this point. */
 static void meet(void)
 {
     char mine = 'm', theirs;
@@ -176,7 +176,7 @@ static struct ibv_wc completion(void)
 
 /* --- the client --------------------------------------------------------------------------- */
 
-/* An operation on the peer's buffer, or a message to it, up to its completion. */
+/* Performs an operation on the peer's buffer, or sends it a message, and waits for the completion. */
 static void perform(int index, struct ibv_send_wr work, uint32_t len, enum ibv_wc_status expected)
 {
     struct ibv_sge sge = {.addr = (uintptr_t)buffer, .length = len, .lkey = region->lkey};
@@ -188,7 +188,7 @@ static void perform(int index, struct ibv_send_wr work, uint32_t len, enum ibv_w
     work.send_flags = IBV_SEND_SIGNALED;
     check(ibv_post_send(qps[index], &work, &bad) == 0, "ibv_post_send failed");
     if (index == RC_NOT_READY) {
-        usleep(50000); /* it is refused before the server is told */
+        usleep(50000); /* the request is refused before the server is notified */
         meet();
     }
     done = completion();
@@ -201,7 +201,7 @@ static void perform(int index, struct ibv_send_wr work, uint32_t len, enum ibv_w
 
 #define OPERATION(kind, ...) (struct ibv_send_wr){.opcode = IBV_WR_##kind, __VA_ARGS__}
 #define REMOTE(at, key) .wr.rdma = {.remote_addr = (at), .rkey = (key)}
-/* The length as immediate data: the server can tell whether they belong together. */
+/* The length is the immediate data, so that the server can check that they match. */
 #define IMM(len) .imm_data = htonl(len)
 
 static void client(const struct address *peer)
@@ -228,7 +228,7 @@ static void client(const struct address *peer)
 
     perform(RC_BAD_RKEY, OPERATION(RDMA_WRITE, REMOTE(peer->buffer, peer->rkey ^ 0xff)), 64, IBV_WC_REM_ACCESS_ERR);
     perform(RC_NO_READS, OPERATION(RDMA_READ, REMOTE(peer->buffer, peer->rkey)), 64, IBV_WC_REM_INV_REQ_ERR);
-    perform(RC_TOO_LONG, OPERATION(SEND), 64, IBV_WC_REM_OP_ERR); /* so says soft-RoCE */
+    perform(RC_TOO_LONG, OPERATION(SEND), 64, IBV_WC_REM_OP_ERR); /* soft-RoCE's status */
     perform(RC_NOT_READY, OPERATION(SEND), 64, IBV_WC_SUCCESS);
 }
 
@@ -280,7 +280,7 @@ static void server(void)
 int main(int argc, char **argv)
 {
     const char *server_address = argc > 2 ? argv[2] : NULL;
-    struct address ours = {.psn = 0xfffff8}, theirs; /* so that the PSN wraps on the way */
+    struct address ours = {.psn = 0xfffff8}, theirs; /* so that the PSN wraps during the run */
     struct ibv_device **devices = ibv_get_device_list(NULL);
     struct ibv_context *context;
     int gid_index;

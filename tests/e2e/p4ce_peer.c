@@ -1,14 +1,14 @@
 /*
- * A leader and a replica of P4CE, with nothing but rdma_cm and ibverbs.
+ * A leader and a replica of P4CE, with rdma_cm and ibverbs only.
  *
  *     p4ce_peer replica ADDRESS PORT BYTES
  *     p4ce_peer leader SWITCH PORT QUORUM REPLICA,... [-n COUNT] [-w MILLISECONDS] SIZE...
  *
- * The replica has BYTES of memory for each who asks, says so in its answer, and when it is
- * disconnected prints how many bytes, from the first on, are as a leader writes them. It ends
- * then. The leader asks the switch for a group of the replicas, which listen at PORT, and writes
- * messages of the SIZEs behind each other, all of them COUNT times, MILLISECONDS apart. Exit
- * code 0: each was acknowledged; 3: the switch refused, and said why.
+ * The replica registers BYTES of memory for each connection request and announces it in its reply.
+ * When it is disconnected, it prints the number of bytes, from the first, that match a leader's
+ * writes, and exits. The leader requests a group of the replicas, which listen at PORT, from the
+ * switch, and writes messages of the SIZEs one after the other, all of them COUNT times,
+ * MILLISECONDS apart. Exit code 0: each was acknowledged; 3: the switch refused, with a reason.
  *
  * The layouts of private data are in docs/p4ce.md.
  */

@@ -1,13 +1,13 @@
 /*
  * A queue pair that a packet generator sends to: opened by plain ibverbs, without an exchange
- * of addresses, for the generator is told them.
+ * of addresses, since the generator's profile contains them.
  *
  *     pktgen_peer GID-INDEX REMOTE-IP PSN SIZE SLOTS
  *
- * Prints the queue pair's number, the key and the address of SLOTS places of SIZE bytes, and
- * waits for /tmp/check. Then it says in which state the queue pair is, which PSN it waits for,
- * and what memory holds: `pattern` if each byte is what the generator's payloads have there,
- * `count N` if each place is a number and their sum N, or the first byte that is neither.
+ * Prints the queue pair's number, the key and the address of SLOTS slots of SIZE bytes, and
+ * waits for /tmp/check. Then it prints the queue pair's state, the PSN that it expects, and
+ * the content of memory: `pattern` if each byte matches the generator's payloads,
+ * `count N` if each slot is a number and their sum is N, or the first byte that is neither.
  */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -25,7 +25,7 @@ static void die(const char *what)
     exit(1);
 }
 
-/* An address as a GID: IPv4 ones are mapped. */
+/* Returns an address as a GID: IPv4 addresses are mapped. */
 static union ibv_gid gid_of(const char *text)
 {
     union ibv_gid gid = {0};
@@ -124,7 +124,7 @@ int main(int argc, char **argv)
     memory = aligned_alloc(4096, (size * slots + 4095) / 4096 * 4096);
     if (!memory || !devices || !devices[0] || !(context = ibv_open_device(devices[0])))
         die("ibv_open_device");
-    /* Words are counted up from 0; what is written begins as something that it is not. */
+    /* FETCH_ADD words start at 0; memory for WRITEs starts with bytes that differ from the payload. */
     memset(memory, size == 8 ? 0 : UNTOUCHED, size * slots);
     pd = ibv_alloc_pd(context);
     cq = ibv_create_cq(context, 4, NULL, NULL, 0);

@@ -2,9 +2,9 @@
 
 The counts are worked out here from message size, number of messages and path MTU, by
 the rules of the InfiniBand specification (a message of several packets is First,
-Middle..., Last) and by what soft-RoCE does within them: it asks for an ACK on the last
-packet of every RC message, and its responder never coalesces ACKs. (It also asks for one
-after 64 packets without, which no message here reaches.)
+Middle..., Last) and by the choices of soft-RoCE within them: it requests an ACK on the last
+packet of every RC message, and its responder never coalesces ACKs. (It also requests one
+after 64 packets without a request, which no message here reaches.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Program:
     listening: str
     messages: int
     # Frames per opcode, without those of the connection manager, which the guests count.
-    # None when the program's own pace decides: then the guests' totals alone are compared.
+    # None if the counts depend on the program's timing: then only the guests' totals are compared.
     expected: Counter[int] | None
     # Set when the server prints its QPNs: then each gets an equal share of the requests.
     queue_pairs: int = 0
@@ -57,7 +57,7 @@ class Program:
 
 
 def segments(operation: tuple[int, int, int, int], size: int, count: int, mtu: int = PATH_MTU) -> Counter[int]:
-    """The packets of `count` messages (or READ responses) of `size` bytes."""
+    """Returns the packets of `count` messages (or READ responses) of `size` bytes."""
     first, middle, last, only = operation
     packets = max(1, -(-size // mtu))
     if packets == 1:
@@ -66,7 +66,7 @@ def segments(operation: tuple[int, int, int, int], size: int, count: int, mtu: i
 
 
 def packets_of(tool: str, transport: str, size: int, count: int, mtu: int, atomic: str) -> Counter[int]:
-    """The packets, both ways, of a perftest bandwidth test."""
+    """Returns the packets, in both directions, of a perftest bandwidth test."""
     if tool == "ib_read_bw":
         return Counter({READ_REQUEST: count}) + segments(READ_RESPONSE, size, count, mtu)
     if tool == "ib_atomic_bw":
@@ -89,11 +89,11 @@ def perftest(
     network: str = "ipv4",
 ) -> Program:
     # -u 20: retransmit after 4 s, since an emulated host may well take longer than the
-    # default 67 ms to answer. -F: no complaint about the CPU's frequency.
+    # default 67 ms to respond. -F: no warning about the CPU's frequency.
     command = f"{tool} -F -u 20 -d rxe0 -x {{gid}} -n {count} -q {queue_pairs} -m {mtu}"
     command += f" -A {atomic}" if tool == "ib_atomic_bw" else f" -s {size} -c {transport}"
     if tool == "ib_send_bw":
-        # UC and UD have no flow control: a receive buffer for every message beforehand.
+        # UC and UD have no flow control: post a receive buffer for every message in advance.
         command += f" -r {count}"
     command = f"{command} {options}".rstrip()
     return Program(
@@ -140,9 +140,9 @@ def ucmatose(name: str, connections: int, count: int, size: int, network: str = 
 
 
 def udaddy(name: str, connections: int, count: int, size: int) -> Program:
-    """As ucmatose, over UD, each message with immediate data (the sender's QPN).
+    """Like ucmatose, over UD, each message with immediate data (the sender's QPN).
 
-    The server answers an endpoint only when its messages are all there.
+    The server replies to an endpoint only after all of its messages have arrived.
     """
     messages = 2 * connections * count
     common = f"-c {connections} -C {count} -S {size}"
@@ -170,7 +170,7 @@ def rstream(name: str, count: int, size: int) -> Program:
 
 
 def odd_verbs(name: str, network: str = "ipv4") -> Program:
-    """Our own odd_verbs.c: what no packaged program sends, and four requests that are refused."""
+    """Our own odd_verbs.c: operations that no packaged program sends, and four requests that are refused."""
     rc = Counter({
         SEND_ONLY: 4, SEND_ONLY_IMM: 1, SEND_ONLY_INV: 1, SEND_FIRST: 2, SEND_LAST_IMM: 1, SEND_LAST_INV: 1,
         WRITE_ONLY: 1, WRITE_ONLY_IMM: 1, WRITE_FIRST: 2, WRITE_MIDDLE: 1, WRITE_LAST: 1, WRITE_LAST_IMM: 1,
@@ -181,7 +181,7 @@ def odd_verbs(name: str, network: str = "ipv4") -> Program:
         for opcode in (SEND_ONLY, SEND_ONLY_IMM, SEND_FIRST, SEND_LAST_IMM,
                        WRITE_ONLY, WRITE_ONLY_IMM, WRITE_FIRST, WRITE_LAST_IMM)
     })  # fmt: skip
-    # Refused for good: a WRITE with a wrong key, a READ where none are allowed, a SEND
+    # Refused permanently: a WRITE with a wrong key, a READ where none are allowed, a SEND
     # longer than its receive buffer. A SEND without a receive buffer is sent twice.
     refused = Counter({WRITE_ONLY: 1, READ_REQUEST: 1, SEND_ONLY: 1 + 2, ACK: 5})
     return Program(
