@@ -34,13 +34,11 @@ pub struct Config {
     /// Secret with which requesters of a connection authenticate, and servers to the switch; the same on all
     /// servers
     pub secret: Option<Secret>,
-    /// A planted bug
-    #[cfg(debug_assertions)]
+    /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<Bug>,
 }
 
 /// Bugs in the consensus protocol that the simulator has to find.
-#[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
     /// The hash of an entry is not checked: a torn entry counts as complete.
@@ -65,7 +63,6 @@ pub enum Bug {
     BootstrapsOverEntries,
 }
 
-#[cfg(debug_assertions)]
 impl Bug {
     /// Every bug.
     pub const ALL: [Self; 10] = [
@@ -250,7 +247,6 @@ mod tests {
             switch: None,
             incarnation: 1,
             secret: None,
-            #[cfg(debug_assertions)]
             bug: None,
         };
         tune(&mut config);

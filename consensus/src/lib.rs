@@ -24,7 +24,6 @@ mod through;
 mod watch;
 
 pub use admit::SnapshotError;
-#[cfg(debug_assertions)]
 pub use config::Bug;
 pub use config::{BootstrapError, Config, Decided, ProposeError, StartError, WaitReason};
 pub use detector::Detector;

@@ -59,7 +59,6 @@ impl Net {
             switch: None,
             incarnation: 0,
             secret: None,
-            #[cfg(debug_assertions)]
             bug: None,
         };
         tune(&mut config);

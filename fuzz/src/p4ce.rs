@@ -45,7 +45,6 @@ fn switch(how: u8) -> (P4ce, Control) {
         groups: 2,
         queue_pairs: 64,
         silent_after: Nanos::from_millis(u64::from(how & 3)),
-        #[cfg(debug_assertions)]
         bug: None,
     });
     let replica = |host: u8| Replica { peer: peer(host), va: u64::from(host) << 32, rkey: host.into() };

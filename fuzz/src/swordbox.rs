@@ -178,7 +178,6 @@ impl Memory {
 /// Returns the bug that the variable BUG names.
 ///
 /// Panics if there is no such bug.
-#[cfg(debug_assertions)]
 fn planted() -> Option<swordbox::Bug> {
     let name = std::env::var("BUG").ok()?;
     let bug = swordbox::Bug::ALL.into_iter().find(|bug| format!("{bug:?}") == name);
@@ -224,7 +223,6 @@ impl Net {
             lines: if how & 32 == 0 { 8 } else { LARGE_TABLE },
             held: 8,
             settle: SETTLE,
-            #[cfg(debug_assertions)]
             bug: planted(),
             ageing: if how & 32 == 0 { Nanos::from_secs(600) } else { Nanos::from_millis(2) },
             failed_cas: if how & 16 == 0 { swordbox::FailedCas::Write } else { swordbox::FailedCas::Respond },

@@ -34,8 +34,7 @@ pub struct Config {
     pub queue_pairs: usize,
     /// Time after which a replica that is behind a quorum without progress is excluded; zero is unlimited
     pub silent_after: Nanos,
-    /// A planted bug, to check that tests find it
-    #[cfg(debug_assertions)]
+    /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<crate::Bug>,
 }
 

@@ -24,8 +24,7 @@ pub use function::{Command, Config, Counters, Event, P4ce};
 pub use group::{Group, GroupConfig, GroupId, Peer, Replica};
 pub use secret::Secret;
 
-/// Bugs that a test can plant, to check that the test suites find them. Debug builds only.
-#[cfg(debug_assertions)]
+/// Bugs that a test can plant, to check that the test suites find them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// One acknowledgement less than a quorum is enough
@@ -48,7 +47,6 @@ pub enum Bug {
     LeaderByPort,
 }
 
-#[cfg(debug_assertions)]
 impl Bug {
     /// Every bug.
     pub const ALL: [Self; 9] = [

@@ -36,8 +36,7 @@ pub struct Config {
     pub attempt: Nanos,
     /// Seed for initial PSNs and for the incarnation numbers of groups.
     pub seed: u64,
-    /// A planted bug, to check that tests find it.
-    #[cfg(debug_assertions)]
+    /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<crate::Bug>,
 }
 
@@ -60,7 +59,6 @@ impl Config {
             dead_after: Nanos::from_secs(2),
             attempt: Nanos::from_millis(500),
             seed: 0,
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }

@@ -33,7 +33,6 @@ pub use p4ce::SwitchAddress;
 pub use schedule::{Algorithm, Racks, Receive, Schedule, ScheduleError, Send, To};
 
 /// Bugs that can be planted, to check that tests find them.
-#[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// A sender sends blocks without waiting for the receiver's ready word.
@@ -56,7 +55,6 @@ pub enum Bug {
     Heedless,
 }
 
-#[cfg(debug_assertions)]
 impl Bug {
     /// All bugs of groups.
     pub const ALL: [Self; 6] = [

@@ -50,8 +50,7 @@ pub struct Config {
     pub traffic_class: u8,
     /// Links of the switch, each with both of its directions
     pub links: Vec<Link>,
-    /// Planted bug, to check that the tests find it
-    #[cfg(debug_assertions)]
+    /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<crate::bug::Bug>,
 }
 

@@ -11,7 +11,6 @@
 
 pub mod barrier;
 mod beacon;
-#[cfg(debug_assertions)]
 mod bug;
 pub mod config;
 pub mod counters;
@@ -22,7 +21,6 @@ pub mod process;
 pub mod view;
 
 pub use barrier::Barrier;
-#[cfg(debug_assertions)]
 pub use bug::Bug;
 pub use config::{
     BeaconForm, Config, ConfigError, Detour, Incarnation, Link, LinkId, MIN_DEAD_AFTER, Pace, Registers, Side,

@@ -34,8 +34,7 @@ pub struct Config {
     /// Seed of the `L_Key`s and `R_Key`s, if it differs from `seed`: a NIC may assign the same keys again
     /// after a restart
     pub key_seed: Option<u64>,
-    /// A planted bug, to check that tests find it
-    #[cfg(debug_assertions)]
+    /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<Bug>,
 }
 
@@ -55,7 +54,6 @@ impl Config {
             congestion: None,
             seed: 0,
             key_seed: None,
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }
@@ -78,9 +76,8 @@ pub enum AckPolicy {
     },
 }
 
-/// Bugs that a test can plant with [`Config`]'s field `bug`, to check that the test suites find them. Debug
-/// builds only.
-#[cfg(debug_assertions)]
+/// Bugs that a test can plant with [`Config`]'s field `bug`, to check that the test suites find
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// An acknowledgement covers one packet that has not arrived
@@ -101,7 +98,6 @@ pub enum Bug {
     AnyAccess,
 }
 
-#[cfg(debug_assertions)]
 impl Bug {
     /// Every bug.
     pub const ALL: [Self; 8] = [

@@ -42,7 +42,6 @@ mod queue;
 mod timers;
 mod wire;
 
-#[cfg(debug_assertions)]
 pub use config::Bug;
 pub use config::{AckPolicy, Config};
 pub use congestion::Dcqcn;

@@ -53,7 +53,6 @@ type Id = u32;
 const NONE: Id = Id::MAX;
 
 /// Bugs that tests plant to check that they are found.
-#[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// A write that bypasses a word's shared QP does not invalidate the cached value
@@ -81,7 +80,6 @@ pub enum Bug {
     KeptStructure,
 }
 
-#[cfg(debug_assertions)]
 impl Bug {
     /// All bugs.
     pub const ALL: [Self; 11] = [

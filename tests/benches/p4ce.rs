@@ -16,7 +16,6 @@ fn function(groups: u32, replicas: u32) -> P4ce {
         groups: 1024,
         queue_pairs: 32768,
         silent_after: Nanos::ZERO,
-        #[cfg(debug_assertions)]
         bug: None,
     });
     for (n, group) in (0..).zip(bench::p4ce::groups(groups, replicas)) {

@@ -147,7 +147,6 @@ impl Load {
             clock: Timestamp::default(),
             traffic_class: 0,
             links: (0..self.links).map(link).collect(),
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }

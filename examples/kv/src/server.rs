@@ -154,7 +154,6 @@ impl ServerArgs {
             switch: self.through.map(|at| SwitchAddress { address: at.ip(), port: at.port() }),
             incarnation: random_u64(),
             secret,
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }

@@ -25,8 +25,7 @@ pub struct Limits {
     pub requests: usize,
     /// Time for which a request counts at least
     pub window: Nanos,
-    /// A planted bug, to check that tests find it
-    #[cfg(debug_assertions)]
+    /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<crate::Bug>,
 }
 
@@ -40,7 +39,6 @@ impl Default for Limits {
             requests_per_leader: 16,
             requests: 64,
             window: Nanos::from_secs(1),
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }

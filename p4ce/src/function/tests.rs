@@ -72,7 +72,6 @@ fn empty() -> P4ce {
         groups: 8,
         queue_pairs: 64,
         silent_after: Nanos::ZERO,
-        #[cfg(debug_assertions)]
         bug: None,
     })
 }

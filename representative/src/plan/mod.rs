@@ -397,7 +397,6 @@ impl Plan {
             clock: Timestamp::default(),
             traffic_class,
             links: planned.links.iter().map(link).collect(),
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }

@@ -78,8 +78,7 @@ pub struct Config {
     pub clock: Timestamp,
     /// Seed of the initial PSNs and of the incarnation number
     pub seed: u64,
-    /// Planted bug, to check that the tests find it
-    #[cfg(debug_assertions)]
+    /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<super::bug::Bug>,
 }
 
@@ -135,7 +134,6 @@ impl Config {
             ahead_max: Nanos::from_millis(10),
             clock: Timestamp::default(),
             seed: 0,
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }

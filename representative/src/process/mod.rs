@@ -34,7 +34,6 @@
 
 mod barriers;
 mod beacons;
-#[cfg(debug_assertions)]
 mod bug;
 mod clock;
 mod config;
@@ -49,7 +48,6 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-#[cfg(debug_assertions)]
 pub use bug::Bug;
 pub use config::{BeaconPeer, Config, ConfigError, MAX_MESSAGE, PACKET_COST, Peer};
 pub use counters::{Counters, Refusal};

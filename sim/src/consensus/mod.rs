@@ -84,7 +84,6 @@ pub struct ClusterConfig {
     /// First PSN of the switch's connections; random if `None`
     pub first_psn: Option<Psn>,
     /// Bug to plant in every server
-    #[cfg(debug_assertions)]
     pub bug: Option<consensus::Bug>,
 }
 
@@ -112,7 +111,6 @@ impl Default for ClusterConfig {
             same_keys_after_restart: false,
             queue_pairs: 64,
             first_psn: None,
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }
@@ -164,7 +162,6 @@ fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control>
         groups: 16,
         queue_pairs,
         silent_after: Nanos::from_millis(1),
-        #[cfg(debug_assertions)]
         bug: None,
     };
     let control = move |incarnation| {
@@ -221,7 +218,6 @@ impl Cluster {
                     Some(other) if other == n => Some(Secret::new("another one")),
                     _ => secret.clone(),
                 },
-                #[cfg(debug_assertions)]
                 bug: config.bug,
             };
             // The group identifier is the same for all servers; this keeps that of the last one.

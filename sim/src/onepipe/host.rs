@@ -131,7 +131,6 @@ pub struct Behaviour {
     /// Whether hosts record every packet, for [`Network::check_losses`](super::Network::check_losses)
     pub records: bool,
     /// Bug to plant, to test whether the checks find it
-    #[cfg(debug_assertions)]
     pub bug: Option<process::Bug>,
 }
 
@@ -151,7 +150,6 @@ impl Default for Behaviour {
             at_once: Probability::NEVER,
             partners: 0,
             records: false,
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }
@@ -203,10 +201,7 @@ impl Host {
         config.timeout = behaviour.timeout;
         config.clock = CLOCK;
         config.seed = seed;
-        #[cfg(debug_assertions)]
-        {
-            config.bug = behaviour.bug;
-        }
+        config.bug = behaviour.bug;
         let mut rng = Rng::stream(seed, 1 << 32 | own as u64);
         let at = crate::EPOCH + Nanos(rng.below(position.until.since(crate::EPOCH).0.max(1)));
         let by = rng.below(2 * behaviour.step_ns + 1) as i64 - behaviour.step_ns as i64;

@@ -83,7 +83,6 @@ fn representative_config(
         clock: CLOCK,
         traffic_class: 0,
         links,
-        #[cfg(debug_assertions)]
         bug: None,
     }
 }
@@ -131,7 +130,6 @@ pub struct Tree {
     /// A host outside of the tree that sends forged packets, if any
     pub outsider: Option<Outsider>,
     /// Bug to plant into the switches, to test whether the checks find it
-    #[cfg(debug_assertions)]
     pub bug: Option<representative::Bug>,
 }
 
@@ -151,7 +149,6 @@ impl Tree {
             lasts: Nanos::from_micros(300),
             behaviour: Behaviour::default(),
             outsider: None,
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }
@@ -257,9 +254,7 @@ impl Tree {
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
         let (incarnation, own) = (self.incarnation_of(n), switch_addresses(n, 0));
         let config = representative_config(incarnation, self.pace, own, forward, links.collect());
-        #[cfg(debug_assertions)]
-        let config = Config { bug: self.bug, ..config };
-        config
+        Config { bug: self.bug, ..config }
     }
 
     /// Builds the network.

@@ -59,7 +59,6 @@ pub struct Setup {
     /// First PSN of the switch's connections; random if `None`
     pub first_psn: Option<Psn>,
     /// Bug to plant in all nodes
-    #[cfg(debug_assertions)]
     pub bug: Option<::rdmc::Bug>,
 }
 
@@ -83,7 +82,6 @@ impl Default for Setup {
             same_keys_after_restart: false,
             queue_pairs: 256,
             first_psn: None,
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }
@@ -122,7 +120,6 @@ pub fn node_config(setup: &Setup, host: u16) -> Config {
         dead_after: Nanos::from_millis(30),
         attempt: Nanos::from_millis(2),
         seed: setup.seed ^ u64::from(host) << 20,
-        #[cfg(debug_assertions)]
         bug: setup.bug,
         ..Config::new(ip(host))
     }
@@ -163,7 +160,6 @@ fn switch(setup: &Setup) -> Controlled<Control> {
         groups: 16,
         queue_pairs: setup.queue_pairs,
         silent_after: Nanos::from_millis(30),
-        #[cfg(debug_assertions)]
         bug: None,
     };
     let Setup { seed, create_timeout: setup_timeout, queue_pairs, first_psn, .. } = *setup;

@@ -98,7 +98,6 @@ pub(super) fn add_switch(
         groups,
         queue_pairs,
         silent_after: Nanos(silent_after.value().max(0) as u64),
-        #[cfg(debug_assertions)]
         bug: None,
     };
     let made = move |incarnation| {
@@ -179,7 +178,7 @@ pub(super) fn nic_of(
     let mac = mac_of(0, number);
     let rate = link.map_or(0, |link| link.rate.value().max(0) as u64);
     let rate = if rate == 0 { 100_000_000_000 } else { rate };
-    let config = Config {
+    Config {
         window: host.window.value() as u32,
         ack: match host.ack {
             AckSpec::EveryPacket => AckPolicy::EveryPacket,
@@ -190,17 +189,7 @@ pub(super) fn nic_of(
         forgetful: host.forgetful.is_true(),
         congestion: host.dcqcn.is_true().then(|| Dcqcn::paper_defaults(rate)),
         seed: switch::table::mix(seed ^ (number as u64 + 1) << 32),
+        bug: planted.bug,
         ..Config::new(Interface::new(mac, host.address.0, host.address.1))
-    };
-    plant(config, planted)
-}
-
-#[cfg(debug_assertions)]
-fn plant(config: Config, planted: Planted) -> Config {
-    Config { bug: planted.bug, ..config }
-}
-
-#[cfg(not(debug_assertions))]
-fn plant(config: Config, _planted: Planted) -> Config {
-    config
+    }
 }

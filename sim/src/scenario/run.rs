@@ -82,7 +82,6 @@ pub struct SwitchReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Planted {
     /// The bug, if any
-    #[cfg(debug_assertions)]
     pub bug: Option<rnic::Bug>,
 }
 

@@ -153,7 +153,6 @@ fn nic_of(config: &Config, host: u16, max_qps: usize) -> impl FnMut() -> Rnic + 
         window: config.window,
         ack: config.ack,
         forgetful: draws_forgetful(config.seed, host.into(), config.forgetful),
-        #[cfg(debug_assertions)]
         bug: config.bug,
         ..rnic::Config::new(interface)
     };

@@ -139,7 +139,6 @@ pub struct Config {
     /// Link of each server to the switch
     pub server_link: Link,
     /// Bug to plant in every NIC, to test whether the checks find it
-    #[cfg(debug_assertions)]
     pub bug: Option<rnic::Bug>,
 }
 
@@ -192,7 +191,6 @@ impl Default for Config {
             same_keys_after_restart: false,
             client_link: Link::default(),
             server_link: Link::default(),
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }

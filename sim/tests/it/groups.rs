@@ -33,10 +33,8 @@ struct Setup {
     queues: Queues,
     /// Whether NICs assign the same R_keys after a restart
     same_keys_after_restart: bool,
-    #[cfg(debug_assertions)]
     bug: Option<p4ce::Bug>,
     /// A bug planted into every NIC
-    #[cfg(debug_assertions)]
     nic_bug: Option<rnic::Bug>,
 }
 
@@ -52,9 +50,7 @@ const SETUP: Setup = Setup {
     hostile: 0,
     queues: Queues::USUAL,
     same_keys_after_restart: false,
-    #[cfg(debug_assertions)]
     bug: None,
-    #[cfg(debug_assertions)]
     nic_bug: None,
 };
 
@@ -124,7 +120,6 @@ impl Net {
             groups: setup.groups,
             queue_pairs: setup.queue_pairs,
             silent_after: setup.silent_after,
-            #[cfg(debug_assertions)]
             bug: setup.bug,
         };
         let addresses: Vec<IpAddr> = (1..=replicas).map(|n| ip(v6, n)).collect();
@@ -132,9 +127,8 @@ impl Net {
         let (control_audit, switch_audit) = (Arc::clone(&audit), Arc::clone(&audit));
         let limited =
             Limits { requests_per_leader: PER_LEADER, groups_per_leader: PER_LEADER, ..Limits::default() };
-        let limits = if setup.hostile > 0 { limited } else { Limits::default() };
-        #[cfg(debug_assertions)]
-        let limits = Limits { bug: setup.bug, ..limits };
+        let mut limits = if setup.hostile > 0 { limited } else { Limits::default() };
+        limits.bug = setup.bug;
         let control = move |incarnation| {
             let control = Control::new(ControlConfig {
                 interface: Interface::new(mac(254), own, prefix(v6)),
@@ -170,10 +164,7 @@ impl Net {
             config.seed = seed ^ u64::from(n);
             config.key_seed = setup.same_keys_after_restart.then_some(config.seed);
             config.mtu = groups.mtu;
-            #[cfg(debug_assertions)]
-            {
-                config.bug = setup.nic_bug;
-            }
+            config.bug = setup.nic_bug;
             sim::nic(config)
         };
         let replicas: Vec<_> = (1..=replicas)

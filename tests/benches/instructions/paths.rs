@@ -238,7 +238,6 @@ fn groups(replicas: u32) -> (P4ce, Pool) {
         groups: FRAMES,
         queue_pairs: 32768,
         silent_after: Nanos::ZERO,
-        #[cfg(debug_assertions)]
         bug: None,
     });
     let mut out = Pool::new(FRAMES * replicas as usize);

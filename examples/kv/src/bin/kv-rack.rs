@@ -58,7 +58,6 @@ fn main() {
         groups: 16,
         queue_pairs: 64,
         silent_after: Nanos::from_millis(500),
-        #[cfg(debug_assertions)]
         bug: None,
     })
     .salted(RandomState::new().build_hasher().finish());

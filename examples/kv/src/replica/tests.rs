@@ -46,7 +46,6 @@ impl Net {
                 switch: None,
                 incarnation: seed << 8 | u64::from(n),
                 secret: None,
-                #[cfg(debug_assertions)]
                 bug: None,
             };
             let (sender, receiver) = unbounded();

@@ -75,7 +75,6 @@ impl ConsensusConfig {
             switch: self.switch,
             incarnation,
             secret: self.secret.clone(),
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }

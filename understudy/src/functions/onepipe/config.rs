@@ -93,7 +93,6 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
         clock: Timestamp::default(),
         traffic_class,
         links,
-        #[cfg(debug_assertions)]
         bug: None,
     };
     Some(OnePipeConfig {

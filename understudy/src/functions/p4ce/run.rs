@@ -40,7 +40,6 @@ pub(crate) fn data_plane(config: &P4ceConfig, mac: MacAddr) -> p4ce::Config {
         groups: config.groups,
         queue_pairs: queue_pairs(config),
         silent_after: config.silent_after,
-        #[cfg(debug_assertions)]
         bug: None,
     }
 }

@@ -62,7 +62,6 @@ fn defaults() -> Config {
         clock: Timestamp::default(),
         traffic_class: 0,
         links: vec![first_link()],
-        #[cfg(debug_assertions)]
         bug: None,
     }
 }
