@@ -548,10 +548,10 @@ fn outcome(seed: u64, conditions: Conditions, bug: Option<swordbox::Bug>) -> (Op
     (wrong, switch.switch.function.counters().repeated.get())
 }
 
-/// Returns whether one of the first `seeds` seeds shows a planted bug, and no violation without it.
+/// Returns whether one of these seeds shows a planted bug, and no violation without it.
 #[cfg(debug_assertions)]
-fn finds_bug(bug: swordbox::Bug, conditions: Conditions, seeds: u64) -> bool {
-    (1..=seeds).any(|seed| {
+fn finds_bug(bug: swordbox::Bug, conditions: Conditions, mut seeds: Range<u64>) -> bool {
+    seeds.any(|seed| {
         let (wrong, repeated) = outcome(seed, conditions, Some(bug));
         // A lost response is requested again. On good links no client should have to, so a repeated request
         // shows the bug.
@@ -575,41 +575,42 @@ fn finds_bug(bug: swordbox::Bug, conditions: Conditions, seeds: u64) -> bool {
 #[cfg(debug_assertions)]
 #[test]
 fn planted_stale_words_are_found() {
-    assert!(finds_bug(swordbox::Bug::StaleWord, Conditions::Lossy, 1000));
+    assert!(finds_bug(swordbox::Bug::StaleWord, Conditions::Lossy, 1..601));
 }
 
 #[cfg(debug_assertions)]
 #[test]
 fn planted_lost_acknowledgements_are_found() {
-    assert!(finds_bug(swordbox::Bug::LostAck, Conditions::Lossy, 1000));
+    assert!(finds_bug(swordbox::Bug::LostAck, Conditions::Lossy, 1..601));
 }
 
 #[cfg(debug_assertions)]
 #[test]
 fn planted_double_decisions_are_found() {
-    assert!(finds_bug(swordbox::Bug::ResolvedTwice, Conditions::Lossy, 1000));
+    assert!(finds_bug(swordbox::Bug::ResolvedTwice, Conditions::Lossy, 1..601));
 }
 
 #[cfg(debug_assertions)]
 #[test]
 fn planted_connection_lookup_by_port_is_found() {
-    assert!(finds_bug(swordbox::Bug::NewPort, Conditions::Lossy, 1000));
+    assert!(finds_bug(swordbox::Bug::NewPort, Conditions::Lossy, 1..601));
 }
 
 #[cfg(debug_assertions)]
 #[test]
 fn planted_kept_access_rights_are_found() {
-    assert!(finds_bug(swordbox::Bug::KeptRight, Conditions::Crashing, 1000));
+    // The first seed that shows it is 657, more than `make test` runs without the bug: `make soak` runs more.
+    assert!(finds_bug(swordbox::Bug::KeptRight, Conditions::Crashing, 601..601));
 }
 
 #[cfg(debug_assertions)]
 #[test]
 fn planted_old_reads_are_found() {
-    assert!(finds_bug(swordbox::Bug::OldRead, Conditions::Lossy, 1000));
+    assert!(finds_bug(swordbox::Bug::OldRead, Conditions::Lossy, 1..601));
 }
 
 #[cfg(debug_assertions)]
 #[test]
 fn planted_stuck_shared_qps_are_found() {
-    assert!(finds_bug(swordbox::Bug::StuckOwner, Conditions::Lossy, 1000));
+    assert!(finds_bug(swordbox::Bug::StuckOwner, Conditions::Lossy, 1..601));
 }
