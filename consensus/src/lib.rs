@@ -9,6 +9,8 @@
 //! of the NIC and at [`Server::next_timer`]. It proposes values with [`Server::propose`] and applies those
 //! that [`Server::poll_decided`] returns.
 
+#![forbid(unsafe_code)]
+
 mod admit;
 mod agreement;
 mod config;

@@ -181,19 +181,19 @@ fn rdmc(frame: &[u8]) -> Vec<Vec<u8>> {
 
 /// Returns `input` with one to four changes: a bit flipped, a byte set, a part removed, repeated, or taken from another of
 /// `inputs`.
-pub fn mutate(input: &[u8], inputs: &[Vec<u8>], chance: &mut Rng) -> Vec<u8> {
+pub fn mutate(input: &[u8], inputs: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
     let mut bytes = input.to_vec();
-    for _ in 0..chance.between(1, 4) {
+    for _ in 0..rng.between(1, 4) {
         if bytes.is_empty() {
-            bytes.push(chance.bits() as u8);
+            bytes.push(rng.bits() as u8);
         }
-        let at = chance.below(bytes.len() as u64) as usize;
-        let end = (at + chance.between(1, 16) as usize).min(bytes.len());
-        match chance.below(5) {
-            0 => bytes[at] ^= 1 << chance.below(8),
+        let at = rng.below(bytes.len() as u64) as usize;
+        let end = (at + rng.between(1, 16) as usize).min(bytes.len());
+        match rng.below(5) {
+            0 => bytes[at] ^= 1 << rng.below(8),
             1 => {
-                let any = chance.bits() as u8;
-                bytes[at] = *chance.pick(&[0, 1, 0x7f, 0x80, 0xff, any]);
+                let any = rng.bits() as u8;
+                bytes[at] = *rng.pick(&[0, 1, 0x7f, 0x80, 0xff, any]);
             }
             2 => drop(bytes.drain(at..end)),
             3 => {
@@ -201,7 +201,7 @@ pub fn mutate(input: &[u8], inputs: &[Vec<u8>], chance: &mut Rng) -> Vec<u8> {
                 bytes.splice(at..at, part);
             }
             _ => {
-                let other = chance.pick(inputs);
+                let other = rng.pick(inputs);
                 bytes.truncate(at);
                 bytes.extend_from_slice(other.get(at..).unwrap_or_default());
             }

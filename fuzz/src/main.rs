@@ -1,5 +1,7 @@
 //! Writes the first inputs of a fuzz target into a new folder: `understudy-fuzz TARGET FOLDER`.
 
+#![forbid(unsafe_code)]
+
 use std::path::Path;
 use std::process::ExitCode;
 use understudy_fuzz::{corpus, target};

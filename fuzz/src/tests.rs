@@ -13,9 +13,9 @@ fn smoke(name: &str) {
     for input in &inputs {
         run(input);
     }
-    let mut chance = Rng::new(1);
+    let mut rng = Rng::new(1);
     for n in 0..MUTATIONS {
-        let input = mutate(&inputs[n % inputs.len()], &inputs, &mut chance);
+        let input = mutate(&inputs[n % inputs.len()], &inputs, &mut rng);
         // The panic of a target does not say for which input it happened.
         let failed = std::panic::catch_unwind(|| run(&input)).is_err();
         assert!(!failed, "{name} fails with mutation {n}: {input:02x?}");

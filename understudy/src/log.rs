@@ -8,6 +8,7 @@ use std::fmt;
 use std::io::IsTerminal as _;
 use tracing::{Event, Level, Subscriber, info, warn};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
@@ -17,12 +18,14 @@ pub(crate) const ENV: &str = "UNDERSTUDY_LOG";
 
 /// Checks a filter in the syntax of `tracing_subscriber::EnvFilter`.
 pub(crate) fn parse_filter(filter: &str) -> Result<String, String> {
-    match EnvFilter::try_new(filter) {
-        Ok(_) => Ok(filter.into()),
-        Err(error) => Err(format!(
-            "{error}; write off, error, warn, info, debug or trace, or such as warn,understudy::run=info"
-        )),
+    let help = "write off, error, warn, info, debug or trace, or such as warn,understudy::run=info";
+    // The parser takes a misspelt level for the name of a module, which would silence all others.
+    let is_misspelt =
+        |directive: &&str| !directive.contains(['=', '[', ':']) && directive.parse::<LevelFilter>().is_err();
+    if let Some(directive) = filter.split(',').find(is_misspelt) {
+        return Err(format!("`{directive}` is no level; {help}"));
     }
+    EnvFilter::try_new(filter).map(|_| filter.into()).map_err(|error| format!("{error}; {help}"))
 }
 
 /// Prints the events that pass `filter` to standard error from now on.
@@ -31,7 +34,7 @@ pub(crate) fn parse_filter(filter: &str) -> Result<String, String> {
 pub(crate) fn init(filter: &str) {
     let stderr = std::io::stderr;
     tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(filter))
+        .with_env_filter(EnvFilter::try_new(filter).expect("parse_filter has accepted it"))
         .with_writer(stderr)
         .with_ansi(
             stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
@@ -137,7 +140,10 @@ mod tests {
 
     #[test]
     fn a_level_that_does_not_exist_is_refused() {
-        let error = parse_filter("understudy=loud").unwrap_err();
-        assert!(error.contains("write off, error, warn"), "{error}");
+        for filter in ["understudy=loud", "wran", "info,loud"] {
+            let error = parse_filter(filter).unwrap_err();
+            assert!(error.contains("write off, error, warn"), "{error}");
+        }
+        assert!(parse_filter("warn,understudy::run=info").is_ok());
     }
 }

@@ -7,7 +7,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::time::{Duration, Instant};
 
-/// Returns the current time of the program's only clock.
+/// Returns the current monotonic time.
 #[allow(clippy::disallowed_methods, reason = "only the runtime reads the clock")]
 pub(crate) fn now() -> Instant {
     Instant::now()

@@ -17,8 +17,8 @@ fn read(name: &str) -> Option<u64> {
 }
 
 /// Returns the seeds of a test: those with which a test of this suite has failed before, then `count` seeds
-/// from 1 on. If the environment sets `FROM` or `SEEDS` (as in `FROM=1000000 SEEDS=50000`), returns those
-/// seeds instead.
+/// from 1 on. The environment variable `FROM` sets another first seed and leaves out those that have failed;
+/// `SEEDS` sets another count (`FROM=1000000 SEEDS=50000`).
 ///
 /// Panics if one of these variables is not a number.
 pub(crate) fn seeds(suite: &'static str, count: u64) -> impl Iterator<Item = u64> {

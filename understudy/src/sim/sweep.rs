@@ -1,10 +1,11 @@
 //! Runs of many seeds on all CPUs. The result does not depend on the number of threads.
 
+use crate::system::now;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use indicatif::{ProgressBar, ProgressStyle};
 use sim::scenario::{Outcome, Planted, Scenario, run as run_one};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Seeds to run.
 #[derive(Clone, Copy)]
@@ -28,14 +29,6 @@ pub(super) struct Summary {
     /// Combination of the digests of all runs
     pub(super) digest: u64,
     pub(super) time: Duration,
-}
-
-#[allow(
-    clippy::disallowed_methods,
-    reason = "the elapsed time is reported; the result does not depend on it"
-)]
-fn now() -> Instant {
-    Instant::now()
 }
 
 pub(super) fn run(scenario: &Scenario, seeds: Seeds, threads: Option<usize>, planted: Planted) -> Summary {

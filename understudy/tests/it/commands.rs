@@ -29,18 +29,14 @@ fn file(content: &str) -> (tempfile::TempDir, String) {
 #[test]
 fn every_example_configuration_is_valid() {
     let mut names = Vec::new();
-    let entries = [
-        configs(),
-        configs().join("sim"),
-        configs().join("memif"),
-        configs().join("onepipe"),
-        configs().join("pktgen"),
-    ]
-    .map(|folder| std::fs::read_dir(folder).unwrap());
-    for path in entries.into_iter().flatten().map(|entry| entry.unwrap().path()) {
-        if path.is_dir() {
-            continue;
-        }
+    let mut paths: Vec<_> =
+        std::fs::read_dir(configs()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let folders: Vec<_> = paths.extract_if(.., |path| path.is_dir()).collect();
+    for folder in folders {
+        paths.extend(std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));
+    }
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    for path in paths {
         let output = understudy(&["check", path.to_str().unwrap()]);
         assert!(output.status.success(), "{}", text(&output.stderr));
         names.push(path.file_name().unwrap().to_str().unwrap().to_owned());

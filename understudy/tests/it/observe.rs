@@ -201,7 +201,8 @@ fn a_malformed_request_is_refused() {
         _ = stream.write_all(request.as_bytes());
         let mut response = String::new();
         _ = BufReader::new(&stream).read_line(&mut response);
-        assert!(response.is_empty() || response.starts_with("{\"error\":\"invalid request"), "{response}");
+        let may_close_early = request.len() > 4096 && response.is_empty();
+        assert!(may_close_early || response.starts_with("{\"error\":\"invalid request"), "{response}");
     }
     assert_eq!(top(&config)["instance"]["function"], "forward");
     let none = test_folder

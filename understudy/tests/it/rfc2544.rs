@@ -224,11 +224,12 @@ fn an_interrupted_run_prints_its_results_so_far() {
     let mut run = command(env!("CARGO_BIN_EXE_understudy"));
     run.args(["bench", "rfc2544", &config, "--json"]);
     run.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-    let run = Process::start(run);
+    let mut run = Process::start(run);
     // Each trial has its own worker thread. After three of them there are results to print, and the first
     // latency trial takes a minute.
     let mut trials = std::collections::BTreeSet::new();
     while trials.len() < 3 {
+        assert!(run.try_wait().unwrap().is_none(), "ended after {} trials", trials.len());
         let tasks = std::fs::read_dir(format!("/proc/{}/task", run.id())).into_iter().flatten().flatten();
         trials.extend(tasks.map(|task| task.path()).filter(|task| {
             std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "worker-0")
