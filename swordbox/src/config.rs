@@ -128,7 +128,7 @@ pub struct Layers {
     pub remap: bool,
     /// A CAS or FETCH_ADD whose result is known is forwarded as a WRITE; needs `remap`
     pub cas_to_write: bool,
-    /// A WRITE or CAS to a known data structure is redirected to the current location
+    /// A CAS that appends to a known data structure is redirected to its last node
     pub steer_writes: bool,
     /// A READ of a known data structure is redirected to the current location
     pub steer_reads: bool,

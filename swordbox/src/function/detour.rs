@@ -8,7 +8,7 @@ use crate::lines::in_one_line;
 use crate::message::Message;
 use crate::op::{Kind, Op, memory_of};
 use crate::proof::rights_of;
-use crate::{Id, NONE};
+use crate::{Id, MIN_PATH_MTU, NONE};
 use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
 use switch::forward::counters::HostQp;
@@ -210,14 +210,14 @@ impl Swordbox {
         let psn = packet.bth().psn();
         let count = match (op.kind, memory) {
             // An upper bound, because the path MTU may be unknown.
-            (Kind::Read, Some((_, _, len))) => len.div_ceil(256).max(1),
+            (Kind::Read, Some((_, _, len))) => len.div_ceil(MIN_PATH_MTU).max(1),
             _ => 1,
         };
         let takes = |behind: Psn| (0..count as i32).contains(&behind.sub(1).distance(psn));
         let rights = rights_of(op.kind);
         let flow = self.connections.flow_mut(id);
         if count > 1 {
-            flow.extend_read_psns(psn, count.saturating_mul(256));
+            flow.extend_read_psns(psn, count.saturating_mul(MIN_PATH_MTU));
         }
         flow.pending.discard(
             takes,

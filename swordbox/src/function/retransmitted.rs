@@ -55,12 +55,12 @@ impl Swordbox {
             }
             if self.detour_again(id, server, &packet, op, now).is_err() {
                 self.await_again(id, server, &packet, now);
-                self.counters.delayed.add(1);
-                return Verdict::Drop(DropReason::Delayed);
+                return self.delay();
             }
             let server_psn = self.connections.flow(id).translation.to_server(psn);
             let by = record.filter(|_| is_read || op.kind == Kind::Atomic).map_or(0, |record| record.steered);
             if self.detour_steered(server, &packet, by, now).is_err() {
+                // Not counted as delayed: the counter covers only the detours of a packet's own address.
                 return Verdict::Drop(DropReason::Delayed);
             }
             rewrite_request(frame, layout, server_psn, op.is_last, by);
@@ -127,7 +127,7 @@ impl Swordbox {
         let op = Op::of(layout.opcode());
         match self.route_of(id, &packet, op, now) {
             Route::SharedQp(route) => match self.share(id, route, frame, layout, now) {
-                Outcome::Sent(port) | Outcome::Answered(port) => Verdict::Forward(port),
+                Outcome::Sent(port) => Verdict::Forward(port),
                 _ => Verdict::Consume,
             },
             _ => Verdict::Drop(DropReason::Repeated),

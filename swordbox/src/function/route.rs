@@ -42,6 +42,7 @@ pub(crate) struct Access {
     pub rights: u8,
     pub atomic: bool,
 }
+
 impl Swordbox {
     /// Returns the access of a request if it is of a kind that may use a shared QP.
     #[expect(clippy::inline_always, reason = "the result stays in registers")]
@@ -126,12 +127,12 @@ impl Swordbox {
         let tables = &self.config.servers[usize::from(server)].tables;
         let tables = tables.iter().filter(|table| table.rkey.is_none_or(|own| own == rkey));
         let line = va - offset_of(va) as u64;
-        let has_held = |range: &Range<u64>, word: u64| {
+        let contains_word = |range: &Range<u64>, word: u64| {
             range.contains(&(line + 8 * word)) && range.end - (line + 8 * word) >= 8
         };
         let mut words = 0;
         for word in 0..8 {
-            let declared = tables.clone().any(|table| has_held(&table.range, word))
+            let declared = tables.clone().any(|table| contains_word(&table.range, word))
                 || self.steering.is_contended_word(server, line + 8 * word, rkey);
             words |= u8::from(declared) << word;
         }

@@ -38,7 +38,7 @@ impl Swordbox {
             self.counters.stale.add(1);
             return Verdict::Drop(DropReason::Stale);
         }
-        let entry = qp.entry(psn).request.what;
+        let operation = qp.entry(psn).request.what;
         let (until, found, resend) = match layout.opcode() {
             Opcode::RC_ACKNOWLEDGE => {
                 let Some(aeth) = packet.aeth() else { return Verdict::Drop(DropReason::Unexpected) };
@@ -72,7 +72,7 @@ impl Swordbox {
                     Syndrome::Reserved(_) => return Verdict::Drop(DropReason::Unexpected),
                 }
             }
-            Opcode::RC_ATOMIC_ACKNOWLEDGE if matches!(entry, Operation::Atomic(..)) => {
+            Opcode::RC_ATOMIC_ACKNOWLEDGE if matches!(operation, Operation::Atomic(..)) => {
                 let found = packet.atomic_ack().map(|ack| ack.original.get());
                 (psn.add(1), found, false)
             }

@@ -11,13 +11,10 @@ use crate::headers::BthFields;
 use crate::op::{Kind, Op, memory_of};
 use crate::records::{Record, What};
 use crate::steering::{Append, Cas, Slot, State, Steering, StructureCache, Ticket};
-use crate::{Id, NONE};
+use crate::{Id, MAX_BACKOFF_SHIFT, NONE};
 use rocev2::atomic::AtomicEth;
 use rocev2::{Class, Opcode, Packet, Psn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
-
-/// Maximum number of times that the retransmission interval doubles
-const MOST_DOUBLED: u8 = 6;
 
 impl Swordbox {
     pub(crate) fn is_steering(&self) -> bool {
@@ -329,7 +326,7 @@ impl Swordbox {
         self.release(now, out);
         for at in 0..self.steering.links.ids() {
             let Some(link) = self.steering.links.get(at).copied() else { continue };
-            let retransmit_timeout = Nanos(self.config.replay_after.0 << link.tries.min(MOST_DOUBLED));
+            let retransmit_timeout = Nanos(self.config.replay_after.0 << link.tries.min(MAX_BACKOFF_SHIFT));
             if now.since(link.began) > self.config.dead_after {
                 self.give_up(at);
             } else if link.state == State::Sent
