@@ -38,8 +38,9 @@ pub struct Config {
     /// Node that keeps the barrier of this process's link: the ToR switch, or its representative. Beacons go
     /// to it and come from it
     pub tor: BeaconPeer,
-    /// Whether messages arrive with the barrier of the link, as from a switching chip that
-    /// keeps barriers. Other incarnations of a switch leave the barrier that the sender wrote, which is not valid for this link
+    /// Whether messages arrive with the barrier of the link, as from a switching chip that keeps barriers.
+    /// Other incarnations of a switch leave the barrier that the sender wrote, which is not valid for this
+    /// link
     pub barriers_in_messages: bool,
     /// `Q_Key` of 1Pipe's datagrams
     pub qkey: u32,

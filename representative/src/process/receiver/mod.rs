@@ -370,7 +370,7 @@ impl Receiver {
         let Some(Some(inbound)) = self.senders.get_mut(self.sweep as usize) else { return };
         if now.since(inbound.last_received_at()).0 > self.abandoned_after {
             let before = inbound.held();
-            if inbound.abandon() {
+            if inbound.discard_assembly() {
                 self.counters.refuse(Refusal::Incomplete);
             }
             self.room.update(before, inbound.held());
