@@ -240,8 +240,7 @@ impl Server {
             self.watch.bootstrap_incarnations = begun.bootstrap_incarnations.clone();
             self.membership = Membership::Member;
         }
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(super::config::Bug::BootstrapsByItself) {
+        if self.config.has_bug(super::config::Bug::BootstrapsByItself) {
             _ = self.bootstrap();
         }
     }
@@ -285,8 +284,7 @@ impl Server {
     /// Returns a server that has granted permission to write, this one first: its log may hold entries of a
     /// lost group, and its application may have applied them. Only meaningful while all servers are blank.
     fn holder_of_entries(&self) -> Option<u8> {
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(super::config::Bug::BootstrapsOverEntries) {
+        if self.config.has_bug(super::config::Bug::BootstrapsOverEntries) {
             return None;
         }
         let others = self.peers().map(|server| (server, self.watch.peers[usize::from(server)].promised));

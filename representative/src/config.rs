@@ -213,6 +213,12 @@ pub enum ConfigError {
 }
 
 impl Config {
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    pub(crate) fn has_bug(&self, bug: crate::bug::Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
+    }
+
     /// Validates the configuration.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let links = self.links.len();

@@ -173,6 +173,12 @@ impl Connection {
 }
 
 impl Config {
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    pub(crate) fn has_bug(&self, bug: crate::Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
+    }
+
     /// Returns the configuration of a plain bridge with room for 65,536 connections.
     pub fn new(forward: forward::Config) -> Self {
         Self {

@@ -157,7 +157,6 @@ impl Headers {
     }
 
     /// Returns whether `packet` has a different UDP source port.
-    #[cfg(debug_assertions)]
     pub(crate) fn has_other_port(&self, packet: &Packet<'_>) -> bool {
         let at = usize::from(self.bth_at).saturating_sub(Udp::LEN);
         !self.is_none() && self.bytes[at..at + SRC_PORT] != packet.udp().src_port.get().to_be_bytes()

@@ -111,6 +111,12 @@ pub struct BeaconPeer {
 }
 
 impl Config {
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    pub(super) fn has_bug(&self, bug: super::bug::Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
+    }
+
     /// Returns a configuration with the paper's values where it has any: beacons every 3 us, best effort. It
     /// has no peers, and no chip at the other end of the link.
     pub fn new(own: Peer, tor: BeaconPeer) -> Self {

@@ -8,7 +8,7 @@ use crate::lines::in_one_line;
 use crate::message::Message;
 use crate::op::{Kind, Op, memory_of};
 use crate::proof::rights_of;
-use crate::{Id, MIN_PATH_MTU, NONE};
+use crate::{Bug, Id, MIN_PATH_MTU, NONE};
 use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
 use switch::forward::counters::HostQp;
@@ -38,8 +38,7 @@ fn is_middle_or_last(packet: &Packet<'_>) -> bool {
 impl Swordbox {
     /// Returns what a packet may write to. `id` is `NONE` if the packet has no tracked connection.
     pub(crate) fn target_of(&self, id: Id, packet: &Packet<'_>) -> Target {
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::StaleWord) {
+        if self.config.has_bug(Bug::StaleWord) {
             return Target::Nothing;
         }
         if is_middle_or_last(packet) {
@@ -59,8 +58,7 @@ impl Swordbox {
         let flow = self.connections.get_flow(id);
         let writes = flow.map_or_else(|| self.untracked.of(packet), |flow| Some(&flow.long_writes));
         let psn = packet.bth().psn();
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::EarlierMessage) {
+        if self.config.has_bug(Bug::EarlierMessage) {
             let newest =
                 writes.and_then(|writes| writes.newest_only().memory_of(psn, packet.payload().len()));
             return newest.map_or(Target::Nothing, |(va, len)| Target::Range(va, len));

@@ -40,7 +40,7 @@ use crate::records::{Record, What};
 use crate::shared_qps::SharedQps;
 use crate::source::Sources;
 use crate::steering::Steering;
-use crate::{Id, NONE};
+use crate::{Bug, Id, NONE};
 use rocev2::aeth::Aeth;
 use rocev2::atomic::AtomicEth;
 use rocev2::reth::Reth;
@@ -369,11 +369,7 @@ impl Function for Swordbox {
         }
         if now >= self.last_tick + self.tick_interval() {
             self.last_tick = now;
-            #[cfg(debug_assertions)]
-            let now_of_rights =
-                if self.config.bug == Some(crate::Bug::KeptRight) { Nanos::ZERO } else { now };
-            #[cfg(not(debug_assertions))]
-            let now_of_rights = now;
+            let now_of_rights = if self.config.has_bug(Bug::KeptRight) { Nanos::ZERO } else { now };
             self.period.advance(now_of_rights, self.config.proof);
             self.lines.advance_epoch();
             self.tick_shared_qps(now, out);

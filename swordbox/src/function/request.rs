@@ -16,7 +16,7 @@ use crate::message::Message;
 use crate::op::{Kind, Op, memory_of};
 use crate::proof::{Proof, rights_of};
 use crate::records::{NO_RECORD, Record, What};
-use crate::{Id, MIN_PATH_MTU, NONE};
+use crate::{Bug, Id, MIN_PATH_MTU, NONE};
 use core::num::NonZero;
 use rocev2::{Layout, Packet};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
@@ -95,8 +95,7 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let psn = packet.bth().psn();
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::NewPort)
+        if self.config.has_bug(Bug::NewPort)
             && self.connections.endpoint(id).headers.has_other_port(&packet)
             && let from = self.connections.endpoint(id).from
             && (from == 0 || from == source_of(&packet))

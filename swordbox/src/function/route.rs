@@ -6,7 +6,7 @@ use crate::lines::{in_one_line, offset_of, word_of, words_of};
 use crate::op::{Kind, Op, memory_of};
 use crate::proof::right;
 use crate::shared_qps::{LONGEST_WRITE, SharedQp};
-use crate::{Id, NONE};
+use crate::{Bug, Id, NONE};
 use core::ops::Range;
 use rocev2::{Opcode, Packet};
 use switch::Nanos;
@@ -270,8 +270,7 @@ impl Swordbox {
     /// connection, whose queue pair is gone, must not be executed on the shared QP.
     #[inline]
     pub(crate) fn is_of_incarnation(&self, id: Id, shared_qp: &SharedQp) -> bool {
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::DeadClient) {
+        if self.config.has_bug(Bug::DeadClient) {
             return true;
         }
         shared_qp.owner == id || self.connections.flow(id).existence.alive_at() > shared_qp.existed_at
@@ -360,8 +359,7 @@ impl Swordbox {
         let cached = self.lines.get_mut(line);
         let moves =
             cached.shared_qp != NONE && (cached.shared_qp, cached.incarnation) != (chosen, incarnation);
-        #[cfg(debug_assertions)]
-        let moves = moves && self.config.bug != Some(crate::Bug::KeptWord);
+        let moves = moves && !self.config.has_bug(Bug::KeptWord);
         if moves {
             // The server may have restarted with different memory since the previous QP could last write to
             // it.

@@ -11,7 +11,7 @@ use crate::headers::BthFields;
 use crate::op::{Kind, Op, memory_of};
 use crate::records::{Record, What};
 use crate::steering::{Append, Cas, Slot, State, Steering, StructureCache, Ticket};
-use crate::{Id, MAX_BACKOFF_SHIFT, NONE};
+use crate::{Bug, Id, MAX_BACKOFF_SHIFT, NONE};
 use rocev2::atomic::AtomicEth;
 use rocev2::{Class, Opcode, Packet, Psn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
@@ -45,8 +45,7 @@ impl Swordbox {
         for (structure, incarnation) in (0u8..).zip(&mut self.steering.incarnations[server]) {
             let Some(lifetime) = flow.existence.lifetime(structure) else { continue };
             let is_new_memory = incarnation.update(lifetime, self.config.settle, is_free);
-            #[cfg(debug_assertions)]
-            let is_new_memory = is_new_memory && self.config.bug != Some(crate::Bug::KeptStructure);
+            let is_new_memory = is_new_memory && !self.config.has_bug(Bug::KeptStructure);
             if is_new_memory {
                 self.counters.structures_forgotten.add(1);
                 self.steering.caches[server][usize::from(structure)].forget_all();
@@ -57,8 +56,7 @@ impl Swordbox {
     /// Returns whether a connection reaches the memory that a structure's state belongs to, not that of
     /// another incarnation of its server.
     fn is_of_known_memory(&self, id: Id, structure: u8) -> bool {
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::KeptStructure) {
+        if self.config.has_bug(Bug::KeptStructure) {
             return true;
         }
         let flow = self.connections.flow(id);
