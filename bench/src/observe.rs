@@ -39,7 +39,7 @@ pub struct ObserveArgs {
 }
 
 /// Name of each case, and its polls a second
-const CASES: [(&str, u32); 3] = [("nobody looks", 0), ("a look a second", 1), ("ten looks a second", 10)];
+const CASES: [(&str, u32); 3] = [("no observer", 0), ("1 request/s", 1), ("10 requests/s", 10)];
 
 fn traffic_name(qps: u32) -> String {
     format!("{qps} queue pairs")

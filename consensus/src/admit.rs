@@ -81,14 +81,8 @@ impl Server {
         let mut done = 0;
         while done < len {
             let part = (len - done).min(PART);
-            let data = Data::Memory(Sge { mr, va: LOG_VA + (at + done) as u64, len: part as u32 });
-            #[cfg(debug_assertions)]
-            let data = match data {
-                Data::Memory(part) if self.config.bug == Some(super::config::Bug::SnapshotHole) => {
-                    Data::Memory(Sge { len: part.len / 2, ..part })
-                }
-                data => data,
-            };
+            let written = if self.config.has_bug(super::config::Bug::SnapshotHole) { part / 2 } else { part };
+            let data = Data::Memory(Sge { mr, va: LOG_VA + (at + done) as u64, len: written as u32 });
             self.write(nic, server, Request::Commit, at + done, data);
             done += part;
         }

@@ -80,6 +80,12 @@ impl Bug {
 }
 
 impl Config {
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    pub(super) fn has_bug(&self, bug: Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
+    }
+
     /// Returns the number of servers other than the leader that have to hold an entry: f of 2f + 1.
     pub fn quorum(&self) -> usize {
         self.servers.len() / 2

@@ -61,7 +61,7 @@ pub(super) enum Stage {
     Reading,
     /// Its log was read.
     Read,
-    /// It lacks so many entries that it needs a snapshot.
+    /// The follower lacks entries that the leader's log no longer holds, and needs a snapshot.
     Wanting,
     /// It receives every entry.
     Active,

@@ -13,9 +13,7 @@
 //! 4. New values are written after that, and are decided when f other members hold them.
 
 use super::agreement::{Log, agree_on_log, local_entry_data, store_entry};
-#[cfg(debug_assertions)]
-use super::config::Bug;
-use super::config::ProposeError;
+use super::config::{Bug, ProposeError};
 use super::follower::{Follower, Request, Stage};
 use super::hello::{Grant, Purpose};
 use super::log::{DECIDED, Entry, Term};
@@ -155,9 +153,7 @@ impl Server {
     pub(super) fn on_granted(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, grant: Option<Grant>) {
         let len = self.config.layout.memory_len() as u64;
         let Some(grant) = grant.filter(|grant| grant.region.size() == len) else { return };
-        #[cfg(debug_assertions)]
-        let grant =
-            Grant { is_member: grant.is_member || self.config.bug == Some(Bug::CountsBlank), ..grant };
+        let is_member = grant.is_member || self.config.has_bug(Bug::CountsBlank);
         self.follower(server, |follower| {
             if let Some(link) = follower.link.as_mut().filter(|link| link.qpn == qpn) {
                 link.remote = Some(grant.region);
@@ -166,7 +162,7 @@ impl Server {
                     link,
                     stage: Stage::Granted,
                     incarnation: grant.incarnation,
-                    is_member: grant.is_member,
+                    is_member,
                     applied: grant.applied,
                     valid_from: grant.valid_from,
                     ..Follower::absent(Nanos::ZERO)
@@ -219,9 +215,7 @@ impl Server {
 
     pub(super) fn on_follower_lost(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, now: Nanos) {
         let again = now + self.heartbeats(RETRY_HEARTBEATS);
-        #[cfg(debug_assertions)]
-        let again =
-            if self.config.bug == Some(super::config::Bug::LosesFollower) { Nanos(u64::MAX) } else { again };
+        let again = if self.config.has_bug(Bug::LosesFollower) { Nanos(u64::MAX) } else { again };
         let stage = self.follower(server, |follower| {
             let stage = follower.stage;
             follower.link.is_some_and(|link| link.qpn == qpn).then(|| {
@@ -337,10 +331,8 @@ impl Server {
         };
         let term = leadership.term;
         let mut writes = Vec::new();
-        #[cfg(debug_assertions)]
-        let skips = |index| snapshot.is_some() && index == from && self.config.bug == Some(Bug::SnapshotGap);
+        let skips = |index| self.config.has_bug(Bug::SnapshotGap) && snapshot.is_some() && index == from;
         for index in from..next {
-            #[cfg(debug_assertions)]
             if skips(index) {
                 continue;
             }
@@ -348,8 +340,7 @@ impl Server {
             let known = layout.entry(index, theirs).filter(|entry| entry.value == mine.value);
             let write = match known {
                 Some(entry) if entry.term == term => continue,
-                #[cfg(debug_assertions)]
-                Some(_) if self.config.bug == Some(Bug::OldTermByCount) => continue,
+                Some(_) if self.config.has_bug(Bug::OldTermByCount) => continue,
                 Some(_) => {
                     layout.resealed(index, theirs, term).map(|(at, seal)| (at, Data::Inline(seal.to_vec())))
                 }

@@ -112,10 +112,7 @@ impl Server {
         config.incarnation = config.incarnation.max(1);
         let group = config.group();
         config.layout = config.layout.keyed(config.log_key());
-        #[cfg(debug_assertions)]
-        {
-            config.layout.trusts_torn = config.bug == Some(super::config::Bug::TornEntry);
-        }
+        config.layout.trusts_torn = config.has_bug(super::config::Bug::TornEntry);
         Self {
             group,
             refused: 0,
@@ -452,7 +449,8 @@ impl Server {
         };
         let again = term == self.promised && term.server() == hello.server;
         let possible = term.server() == hello.server && term.is_possible(self.config.servers.len());
-        if !possible || (term <= self.promised && !again && !self.forgets_promises()) {
+        let forgets_promise = self.config.has_bug(super::config::Bug::ForgottenPromise);
+        if !possible || (term <= self.promised && !again && !forgets_promise) {
             return None;
         }
         let access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -482,26 +480,12 @@ impl Server {
         Some(())
     }
 
-    #[cfg(not(debug_assertions))]
-    #[allow(clippy::unused_self, reason = "a planted bug reads self")]
+    /// Returns whether a message comes from `address`.
     fn has_source(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
+        if self.config.has_bug(super::config::Bug::AnySource) {
+            return address.is_some();
+        }
         address == Some(from)
-    }
-
-    #[cfg(debug_assertions)]
-    fn has_source(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
-        address == Some(from) || address.is_some() && self.config.bug == Some(super::config::Bug::AnySource)
-    }
-
-    #[cfg(not(debug_assertions))]
-    #[allow(clippy::unused_self, reason = "the debug version reads self")]
-    const fn forgets_promises(&self) -> bool {
-        false
-    }
-
-    #[cfg(debug_assertions)]
-    fn forgets_promises(&self) -> bool {
-        self.config.bug == Some(super::config::Bug::ForgottenPromise)
     }
 
     /// Registers a region that maps the whole log.

@@ -24,8 +24,8 @@ pub(super) const SCRATCH_VA: u64 = 0x3000_0000;
 pub(super) const CANDIDACY_DELAY: u64 = 20;
 /// Heartbeats after which a connection that is not established is requested again
 const RETRY_HEARTBEATS: u64 = 5;
-/// Control words: heartbeat, promised term, decided, applied, incarnation, membership; then the incarnations of
-/// all servers at bootstrap
+/// Control words: heartbeat, promised term, decided, applied, incarnation, membership; then the incarnations
+/// of all servers at bootstrap
 const WORDS: usize = 6;
 
 /// Returns the length of the control words in bytes.
@@ -40,7 +40,7 @@ pub enum Membership {
     Blank,
     /// A member.
     Member,
-    /// A member that lacks so many entries that it cannot lead.
+    /// A member that lacks decided entries that none of the logs it has read holds, and so cannot lead.
     Behind,
 }
 
@@ -240,8 +240,7 @@ impl Server {
             self.watch.bootstrap_incarnations = begun.bootstrap_incarnations.clone();
             self.membership = Membership::Member;
         }
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(super::config::Bug::BootstrapsByItself) {
+        if self.config.has_bug(super::config::Bug::BootstrapsByItself) {
             _ = self.bootstrap();
         }
     }
@@ -285,8 +284,7 @@ impl Server {
     /// Returns a server that has granted permission to write, this one first: its log may hold entries of a
     /// lost group, and its application may have applied them. Only meaningful while all servers are blank.
     fn holder_of_entries(&self) -> Option<u8> {
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(super::config::Bug::BootstrapsOverEntries) {
+        if self.config.has_bug(super::config::Bug::BootstrapsOverEntries) {
             return None;
         }
         let others = self.peers().map(|server| (server, self.watch.peers[usize::from(server)].promised));

@@ -38,6 +38,14 @@ pub struct Config {
     pub bug: Option<crate::Bug>,
 }
 
+impl Config {
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    fn has_bug(&self, bug: crate::Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
+    }
+}
+
 /// A command of the control plane to the data plane.
 #[derive(Debug)]
 pub enum Command {
@@ -247,8 +255,7 @@ impl P4ce {
         if !group.leader.is_from(&packet) {
             return Verdict::Drop(DropReason::WrongSource);
         }
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::LeaderByPort) {
+        if self.config.has_bug(crate::Bug::LeaderByPort) {
             let port = packet.udp().src_port.get();
             if *group.leader_port.get_or_insert(port) != port {
                 return Verdict::Drop(DropReason::WrongSource);
@@ -372,8 +379,7 @@ impl P4ce {
         self.counters.responses.add(1);
         let gathered = group.gather.on_response(member, psn, aeth);
         while let Some(dropped) = group.gather.take_dropped() {
-            #[cfg(debug_assertions)]
-            if self.config.bug == Some(crate::Bug::DroppedSilently) {
+            if self.config.has_bug(crate::Bug::DroppedSilently) {
                 break;
             }
             group.exclude(dropped);
@@ -427,7 +433,8 @@ impl P4ce {
         packet: &Packet<'_>,
         (port, now): (PortId, Nanos),
     ) {
-        if !Self::has_fixed_ports(config) && group.move_leader(packet, port) {
+        let is_fixed = config.has_bug(crate::Bug::FixedPorts);
+        if !is_fixed && group.move_leader(packet, port) {
             counters.moved.add(1);
             forward.on_command(forward::Command::Learn(packet.ethernet().src, port), now);
         }
@@ -443,7 +450,8 @@ impl P4ce {
         (member, packet): (usize, &Packet<'_>),
         (port, now): (PortId, Nanos),
     ) {
-        if !Self::has_fixed_ports(config) && group.move_member(member, packet, port) {
+        let is_fixed = config.has_bug(crate::Bug::FixedPorts);
+        if !is_fixed && group.move_member(member, packet, port) {
             counters.moved.add(1);
             // The bridge's entry is never older than the group's.
             forward.on_command(forward::Command::Learn(packet.ethernet().src, port), now);
@@ -454,19 +462,10 @@ impl P4ce {
     /// its leader retransmits. A replica that has moved may have sent other frames only.
     #[cold]
     fn find_replicas(forward: &Forward, counters: &Counters, config: &Config, group: &mut Group) {
-        if !Self::has_fixed_ports(config) {
+        let is_fixed = config.has_bug(crate::Bug::FixedPorts);
+        if !is_fixed {
             counters.moved.add(group.find_members(|mac| forward.find_station(mac)));
         }
-    }
-
-    #[cfg(not(debug_assertions))]
-    const fn has_fixed_ports(_: &Config) -> bool {
-        false
-    }
-
-    #[cfg(debug_assertions)]
-    fn has_fixed_ports(config: &Config) -> bool {
-        config.bug == Some(crate::Bug::FixedPorts)
     }
 
     fn open(&mut self, group: Box<Group>) {
@@ -485,12 +484,7 @@ impl P4ce {
             // A replica may have moved since the control plane learned its port.
             let mut group = group;
             Self::find_replicas(&self.forward, &self.counters, &self.config, &mut group);
-            #[cfg(debug_assertions)]
-            let group = {
-                let mut group = group;
-                group.plant(self.config.bug);
-                group
-            };
+            group.plant(self.config.bug);
             self.groups[id.0 as usize] = Some(group);
         }
         self.events.push_back(Event::Opened(id, free));

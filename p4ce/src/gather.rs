@@ -86,7 +86,7 @@ pub struct Gather {
     quorum: usize,
     members: [Progress; MAX_MEMBERS],
     count: usize,
-    #[cfg(debug_assertions)]
+    /// Planted bug
     bug: Option<crate::Bug>,
 }
 
@@ -117,7 +117,6 @@ impl Gather {
             credit: Credit::UNLIMITED,
             members: core::array::from_fn(|at| if at < count { member } else { unused }),
             count,
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }
@@ -131,14 +130,14 @@ impl Gather {
     }
 
     /// Plants a bug.
-    #[cfg(debug_assertions)]
     pub fn plant(&mut self, bug: Option<crate::Bug>) {
         self.bug = bug;
     }
 
-    #[cfg(debug_assertions)]
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
     fn has_bug(&self, bug: crate::Bug) -> bool {
-        self.bug == Some(bug)
+        cfg!(debug_assertions) && self.bug == Some(bug)
     }
 
     /// Returns the newest PSN that a quorum holds.
@@ -273,14 +272,8 @@ impl Gather {
         }
     }
 
-    #[cfg(not(debug_assertions))]
-    #[allow(clippy::unused_self, reason = "a planted bug reads self")]
+    /// Returns how far PSN `a` is ahead of `b`.
     #[inline]
-    fn distance(&self, a: Psn, b: Psn) -> i32 {
-        a.distance(b)
-    }
-
-    #[cfg(debug_assertions)]
     fn distance(&self, a: Psn, b: Psn) -> i32 {
         if self.has_bug(crate::Bug::WrongWrap) {
             return a.get() as i32 - b.get() as i32;
@@ -321,16 +314,16 @@ impl Gather {
         (len >= quorum).then(|| furthest[quorum - 1])
     }
 
-    #[cfg(not(debug_assertions))]
+    /// Returns the number of replicas that have to hold a packet.
     #[inline]
     fn required(&self) -> usize {
+        if self.has_bug(crate::Bug::FirstAck) {
+            return 1;
+        }
+        if self.has_bug(crate::Bug::Minority) {
+            return (self.quorum - 1).max(1);
+        }
         self.quorum
-    }
-
-    #[cfg(debug_assertions)]
-    fn required(&self) -> usize {
-        let missing = usize::from(self.has_bug(crate::Bug::Minority));
-        if self.has_bug(crate::Bug::FirstAck) { 1 } else { (self.quorum - missing).max(1) }
     }
 
     /// Moves the frontier, if a quorum holds more.
@@ -343,10 +336,10 @@ impl Gather {
             let is_dropped = progress.member && self.frontier.distance(progress.acked) > self.max_lag;
             progress.member &= !is_dropped;
             self.dropped |= u16::from(is_dropped) << member;
-            #[cfg(debug_assertions)]
-            if self.bug == Some(crate::Bug::LagIgnored) && progress.acked.precedes(self.frontier) {
-                progress.acked = self.frontier;
-            }
+        }
+        if self.has_bug(crate::Bug::LagIgnored) {
+            let lagging = self.members[..self.count].iter_mut();
+            lagging.for_each(|progress| progress.acked = progress.acked.later(self.frontier));
         }
         self.forget_pending_naks();
         Some(self.acknowledge())
@@ -356,7 +349,6 @@ impl Gather {
     /// not go back to them, and a pending NAK suppresses all later ones.
     #[inline]
     fn forget_pending_naks(&mut self) {
-        #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::StaleNakPending) {
             return;
         }

@@ -268,7 +268,6 @@ pub struct Group {
     pub(crate) members: [Member; MAX_MEMBERS],
     config: GroupConfig,
     /// For [`Bug::LeaderByPort`](crate::Bug::LeaderByPort): the UDP source port of the leader's first packet
-    #[cfg(debug_assertions)]
     pub(crate) leader_port: Option<u16>,
 }
 
@@ -295,7 +294,6 @@ impl Group {
             targets: core::array::from_fn(|number| number as u8),
             target_count: count as u8,
             config,
-            #[cfg(debug_assertions)]
             leader_port: None,
         }))
     }
@@ -311,7 +309,6 @@ impl Group {
     }
 
     /// Plants a bug.
-    #[cfg(debug_assertions)]
     pub fn plant(&mut self, bug: Option<crate::Bug>) {
         self.gather.plant(bug);
     }

@@ -211,7 +211,7 @@ impl Function for Pktgen {
 
     #[inline]
     fn prefetch_state(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
-        self.receiver.foresee(frame, fetch);
+        self.receiver.prefetch(frame, fetch);
     }
 
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {

@@ -25,7 +25,8 @@ const HEAD: usize = VA_WORD + 4;
 const PAYLOAD: usize = BTH + Bth::LEN;
 const PAYLOAD_OF_WRITE: usize = PAYLOAD + 16;
 
-/// A block of the template without the bits that differ, and a mask of those that are the same in all packets.
+/// A block of the template without the bits that differ, and a mask of those that are the same in all
+/// packets.
 #[derive(Clone, Copy)]
 struct Block {
     bytes: [u8; BLOCK],

@@ -250,7 +250,7 @@ pub enum ProfileError {
     },
     /// Time stamps for a verb without a payload
     #[error("{verb} has no payload that could carry the time of sending")]
-    NothingToStamp {
+    NoPayloadToStamp {
         /// Index of the stream
         stream: usize,
         /// Its verb
@@ -289,7 +289,7 @@ pub enum ProfileError {
     },
     /// `respond` without a port that receives
     #[error("requests are to be answered, but no port receives them")]
-    NobodyReceives,
+    NoReceivePort,
     /// `outstanding` for a verb that has no response
     #[error("{verb} is not answered")]
     NotAnswered {
@@ -302,7 +302,7 @@ pub enum ProfileError {
     #[error(
         "`ack_every` = {ack_every} never requests an acknowledgement among {outstanding} outstanding requests"
     )]
-    NeverAsked {
+    NoAckRequested {
         /// Index of the stream
         stream: usize,
         /// `ack_every` of the stream
@@ -324,7 +324,7 @@ pub enum ProfileError {
     #[error(
         "{packets} packets of a queue pair, of {step} PSNs each, take half of all PSNs: their order would be ambiguous"
     )]
-    HalfTheCircle {
+    PsnRangeTooLarge {
         /// Index of the stream
         stream: usize,
         /// The window, or the packets that may be in flight at once
@@ -442,7 +442,7 @@ impl Stream {
         }
         let smallest = self.sizes.iter().copied().min().unwrap_or(0);
         if self.stamp && !self.verb.has_payload() {
-            return Err(ProfileError::NothingToStamp { stream, verb: self.verb.name() });
+            return Err(ProfileError::NoPayloadToStamp { stream, verb: self.verb.name() });
         }
         if self.stamp && smallest < STAMP_LEN as u32 {
             return Err(ProfileError::StampDoesNotFit { stream, size: smallest, needed: STAMP_LEN });
@@ -475,7 +475,7 @@ impl Stream {
             profile.window.max(if self.outstanding.is_some() { outstanding_packets } else { profile.queued });
         let step = self.psn_step();
         if u64::from(packets) * u64::from(step) >= HALF_OF_PSNS {
-            return Err(ProfileError::HalfTheCircle { stream, packets, step });
+            return Err(ProfileError::PsnRangeTooLarge { stream, packets, step });
         }
         self.check_rate(stream)?;
         self.check_outstanding(stream)
@@ -511,7 +511,7 @@ impl Stream {
         }
         let acknowledged = matches!(self.verb, Verb::Write | Verb::Send);
         if acknowledged && (self.ack_every == 0 || self.ack_every > outstanding.into()) {
-            return Err(ProfileError::NeverAsked { stream, ack_every: self.ack_every, outstanding });
+            return Err(ProfileError::NoAckRequested { stream, ack_every: self.ack_every, outstanding });
         }
         if self.verb == Verb::CompareSwap && outstanding != 1 {
             return Err(ProfileError::CasOutstanding { stream });
@@ -551,7 +551,7 @@ impl Profile {
             return Err(ProfileError::Value { stream: None, what: "window", value: self.window.into() });
         }
         if self.respond && self.receive.is_none() {
-            return Err(ProfileError::NobodyReceives);
+            return Err(ProfileError::NoReceivePort);
         }
         for (n, stream) in self.streams.iter().enumerate() {
             stream.check(n, self)?;

@@ -120,7 +120,8 @@ fn is_to(packet: &Packet<'_>, ip: IpAddr) -> bool {
 }
 
 impl Receiver {
-    /// Returns the memory for the state of a stream's queue pairs, in bytes: windows, and the words of atomics.
+    /// Returns the memory for the state of a stream's queue pairs, in bytes: windows, and the words of
+    /// atomics.
     pub(crate) fn bytes_of(profile: &Profile, stream: &Stream) -> u64 {
         let answers = profile.respond && stream.verb.is_atomic();
         let words = if answers { u64::from(stream.memory.slots) * 8 } else { 0 };
@@ -226,7 +227,7 @@ impl Receiver {
 
     /// Prefetches the window of the frame's queue pair, for IPv4 frames of the last stream.
     #[inline]
-    pub(crate) fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+    pub(crate) fn prefetch(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
         const QPN: usize = 14 + 20 + 8 + 5;
         if !self.prefetches {
             return;

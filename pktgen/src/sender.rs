@@ -31,6 +31,7 @@ const UDP_V4: usize = Ethernet::LEN + Ipv4::LEN;
 const HEAD_V4: usize = UDP_V4 + Udp::LEN + Bth::LEN + 8;
 const UDP_V6: usize = Ethernet::LEN + Ipv6::LEN;
 const HEAD_V6: usize = UDP_V6 + Udp::LEN + Bth::LEN + 8;
+
 /// A message that is being sent.
 #[derive(Clone, Copy)]
 struct Current {
@@ -166,7 +167,8 @@ impl Sender {
         })
     }
 
-    /// Returns the memory for the state of a stream's queue pairs, in bytes: next PSNs and outstanding requests.
+    /// Returns the memory for the state of a stream's queue pairs, in bytes: next PSNs and outstanding
+    /// requests.
     pub(crate) fn bytes_of(stream: &Stream) -> u64 {
         let requests = stream.outstanding.map_or(0, |most| Requester::bytes_of(stream.qps, most));
         u64::from(stream.qps) * size_of::<Qp>() as u64 + requests

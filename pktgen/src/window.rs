@@ -96,8 +96,8 @@ impl Windows {
     }
 
     /// Records a packet of this PSN if it is the next one expected, of a queue pair that has sent all
-    /// positions before `sent`. This is the fast path of [`see`](Self::see). Returns false and does nothing
-    /// if it is another packet.
+    /// positions before `sent`. This is the fast path of [`record`](Self::record). Returns false and does
+    /// nothing if it is another packet.
     #[expect(clippy::inline_always, reason = "called once a packet")]
     #[inline(always)]
     pub(crate) fn record_next(&mut self, qp: u32, psn: Psn, sent: u32) -> bool {

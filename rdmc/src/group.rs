@@ -468,9 +468,8 @@ impl Group {
             }
             out.waits = self.transfer_context(nic, resources).advance()?;
             let complete = self.transfer.as_ref().is_some_and(Transfer::is_complete);
-            #[cfg(debug_assertions)]
             let complete = complete
-                || resources.bug == Some(crate::Bug::NotPassedOn)
+                || resources.has_bug(crate::Bug::NotPassedOn)
                     && self
                         .transfer
                         .as_ref()
@@ -483,8 +482,7 @@ impl Group {
                 (self.complete)(nic, transfer.memory, transfer.len);
             }
         }
-        #[cfg(debug_assertions)]
-        if resources.bug == Some(crate::Bug::EarlyClose) && self.closing {
+        if resources.has_bug(crate::Bug::EarlyClose) && self.closing {
             self.member_states.iter_mut().for_each(|other| other.received = true);
         }
         self.advance_closing(&mut out)?;

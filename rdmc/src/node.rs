@@ -142,7 +142,6 @@ impl Node {
             ack_timeout: self.config.ack_timeout,
             retry_count: self.config.retry_count,
             own: self.config.address,
-            #[cfg(debug_assertions)]
             bug: self.config.bug,
         });
         Ok(())
@@ -309,10 +308,10 @@ impl Node {
         self.mesh.queued_messages()
     }
 
-    /// Returns whether this bug was planted.
-    #[cfg(debug_assertions)]
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
     pub(crate) fn has_bug(&self, bug: crate::Bug) -> bool {
-        self.config.bug == Some(bug)
+        cfg!(debug_assertions) && self.config.bug == Some(bug)
     }
 
     /// Bytes of a note.

@@ -21,6 +21,7 @@
 //! timestamp received, on the side where the distance is shorter. So minima are those of integers, and
 //! registers may be any time apart.
 
+use crate::bug::Bug;
 use rocev2::onepipe::Timestamp;
 
 #[cfg(test)]
@@ -179,8 +180,8 @@ pub struct Barrier {
     /// Latest timestamp received, unwrapped
     latest: u64,
     ticks: u64,
-    #[cfg(debug_assertions)]
-    bug: Option<crate::bug::Bug>,
+    /// Planted bug
+    bug: Option<Bug>,
 }
 
 impl Barrier {
@@ -194,14 +195,19 @@ impl Barrier {
             limits,
             latest: 0,
             ticks: 0,
-            #[cfg(debug_assertions)]
             bug: None,
         }
     }
 
-    #[cfg(debug_assertions)]
-    pub(crate) fn plant(&mut self, bug: Option<crate::bug::Bug>) {
+    /// Plants a bug.
+    pub(crate) fn plant(&mut self, bug: Option<Bug>) {
         self.bug = bug;
+    }
+
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    fn has_bug(&self, bug: Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
     }
 
     /// Returns the best-effort barrier: no later message has a timestamp below it. `None` before all links
@@ -292,8 +298,7 @@ impl Barrier {
                 link.updated_at = if link.updated_at == NEVER_EXPIRES { NEVER_EXPIRES } else { self.ticks };
                 self.latest = self.latest.max(value);
                 self.best_effort.raise(input, value);
-                #[cfg(debug_assertions)]
-                if self.bug == Some(crate::bug::Bug::LastLink) {
+                if self.has_bug(Bug::LastLink) {
                     self.best_effort.output = self.best_effort.output.max(value);
                 }
                 return UpdateResult::Raised;
@@ -354,8 +359,7 @@ impl Barrier {
 
     #[cold]
     fn join(&mut self, input: usize, value: u64) -> UpdateResult {
-        #[cfg(debug_assertions)]
-        if self.bug == Some(crate::bug::Bug::ReturningLink) {
+        if self.has_bug(Bug::ReturningLink) {
             self.touch(input);
             self.best_effort.live += 1;
             self.best_effort.set_register(input, value);

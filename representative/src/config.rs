@@ -16,7 +16,7 @@ pub const MIN_DEAD_AFTER: u32 = 5;
 pub struct Config {
     /// Bridge or router for frames that are not 1Pipe's; also determines where messages are forwarded
     pub forward: forward::Config,
-    /// Incarnation of the switch's barrier processing
+    /// Where the switch's barriers are kept (the paper's three incarnations, 1Pipe, section 6.2)
     pub incarnation: Incarnation,
     /// Times at which beacons are sent
     pub pace: Pace,
@@ -213,6 +213,12 @@ pub enum ConfigError {
 }
 
 impl Config {
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    pub(crate) fn has_bug(&self, bug: crate::bug::Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
+    }
+
     /// Validates the configuration.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let links = self.links.len();

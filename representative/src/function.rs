@@ -175,7 +175,6 @@ impl Representative {
         }
         let mut halves = [Half::new(by_input[UP].len(), limits), Half::new(by_input[DOWN].len(), limits)];
         halves[DOWN].barrier.never_expire(LOOPBACK);
-        #[cfg(debug_assertions)]
         for half in &mut halves {
             half.barrier.plant(config.bug);
         }

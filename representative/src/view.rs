@@ -3,8 +3,8 @@
 //! significantly).
 //!
 //! None of this is on a packet's path. The worker copies its registers when the control plane requests it
-//! ([`Command::PublishGauges`](crate::Command::PublishGauges)), all at one moment; the control plane reads them
-//! ([`Gauges::read`]) and evaluates them ([`LagMonitor`]).
+//! ([`Command::PublishGauges`](crate::Command::PublishGauges)), all at one moment; the control plane reads
+//! them ([`Gauges::read`]) and evaluates them ([`LagMonitor`]).
 
 use crate::config::{LinkId, Side};
 use crate::half::{DOWN, UP};
@@ -66,8 +66,8 @@ pub(crate) struct HalfBarriers {
     pub(crate) loopback: Option<u64>,
 }
 
-/// Registers of a representative at the last [`Command::PublishGauges`](crate::Command::PublishGauges): written by its worker,
-/// read by any thread (a sequence lock).
+/// Registers of a representative at the last [`Command::PublishGauges`](crate::Command::PublishGauges):
+/// written by its worker, read by any thread (a sequence lock).
 #[derive(Debug)]
 pub struct Gauges {
     /// Odd while the registers are being written
@@ -259,7 +259,7 @@ pub struct LagMonitor {
 }
 
 impl LagMonitor {
-    /// Creates a watch that reports lags above `threshold`.
+    /// Creates a monitor that reports lags above `threshold`.
     pub const fn new(threshold: Nanos) -> Self {
         Self { threshold, reported_at: [None; 2], silent: [None; 2] }
     }
@@ -349,16 +349,16 @@ mod tests {
 
     #[test]
     fn one_fast_clock_does_not_make_other_links_lag() {
-        let mut watch = LagMonitor::new(Nanos(100));
+        let mut monitor = LagMonitor::new(Nanos(100));
         let seen = view([5_000, 5_010], [5_000, 900_000], ALIVE);
-        assert_eq!(watch.check(&seen, Nanos::ZERO).count(), 0, "{seen:?}");
+        assert_eq!(monitor.check(&seen, Nanos::ZERO).count(), 0, "{seen:?}");
     }
 
     #[test]
     fn lag_is_reported_once_a_second() {
-        let mut watch = LagMonitor::new(Nanos(100));
+        let mut monitor = LagMonitor::new(Nanos(100));
         let close = view([5_000, 5_100], [5_100, 5_000], ALIVE);
-        assert_eq!(watch.check(&close, Nanos::ZERO).count(), 0, "at the threshold");
+        assert_eq!(monitor.check(&close, Nanos::ZERO).count(), 0, "at the threshold");
         let far = view([5_000, 5_101], [4_000, 5_101], ALIVE);
         let expected = [(0, 101), (2, 1_000)];
         let expected = expected.map(|(link, lag)| LagReport {
@@ -366,28 +366,34 @@ mod tests {
             state: LinkState::Alive,
             lag: Nanos(lag),
         });
-        assert_eq!(watch.check(&far, Nanos(1)).collect::<Vec<_>>(), expected);
-        assert_eq!(watch.check(&far, Nanos(1_000_000_000)).count(), 0, "less than a second later");
-        assert_eq!(watch.check(&far, Nanos(1_000_000_001)).collect::<Vec<_>>(), expected);
+        assert_eq!(monitor.check(&far, Nanos(1)).collect::<Vec<_>>(), expected);
+        assert_eq!(monitor.check(&far, Nanos(1_000_000_000)).count(), 0, "less than a second later");
+        assert_eq!(monitor.check(&far, Nanos(1_000_000_001)).collect::<Vec<_>>(), expected);
     }
 
     #[test]
     fn link_that_never_carries_a_barrier_is_reported() {
-        let mut watch = LagMonitor::new(Nanos(100));
+        let mut monitor = LagMonitor::new(Nanos(100));
         let states = [LinkState::Waiting, LinkState::Alive, LinkState::Alive, LinkState::Alive];
         let seen = view([0, 5_000], [5_000, 5_000], states);
         assert_eq!(seen.links[0].lag, None);
-        assert_eq!(watch.check(&seen, Nanos(1_000)).count(), 0);
+        assert_eq!(monitor.check(&seen, Nanos(1_000)).count(), 0);
         let expected = LagReport { link: LinkId(0), state: LinkState::Waiting, lag: Nanos(101) };
-        assert_eq!(watch.check(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected]);
+        assert_eq!(monitor.check(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected]);
         // Before any link has carried a barrier, no link is late.
-        let mut watch = LagMonitor::new(Nanos(100));
+        let mut monitor = LagMonitor::new(Nanos(100));
         let seen = view([0, 0], [0, 0], [LinkState::Waiting; 4]);
-        assert_eq!(watch.check(&seen, Nanos(1_000)).count() + watch.check(&seen, Nanos(2_000)).count(), 0);
+        assert_eq!(
+            monitor.check(&seen, Nanos(1_000)).count() + monitor.check(&seen, Nanos(2_000)).count(),
+            0
+        );
         // The time for which all links were silent does not count.
         let seen = view([0, 5_000], [5_000, 5_000], states);
-        assert_eq!(watch.check(&seen, Nanos(3_000)).count() + watch.check(&seen, Nanos(3_100)).count(), 0);
-        assert_eq!(watch.check(&seen, Nanos(3_101)).collect::<Vec<_>>(), [expected]);
+        assert_eq!(
+            monitor.check(&seen, Nanos(3_000)).count() + monitor.check(&seen, Nanos(3_100)).count(),
+            0
+        );
+        assert_eq!(monitor.check(&seen, Nanos(3_101)).collect::<Vec<_>>(), [expected]);
     }
 
     /// The only link to above can be compared only with the links below.
@@ -395,20 +401,23 @@ mod tests {
     fn only_link_of_a_side_is_reported_too() {
         use LinkState::{Alive, Left, Waiting};
         let expected = |link| LagReport { link: LinkId(link), state: Waiting, lag: Nanos(101) };
-        let mut watch = LagMonitor::new(Nanos(100));
+        let mut monitor = LagMonitor::new(Nanos(100));
         let seen = view([5_000, 5_100], [0, 0], [Alive, Alive, Waiting, Left]);
         assert_eq!((seen.below.holder, seen.below.best_effort), (Some(LinkId(2)), None));
         assert_eq!(seen.above.best_effort, Some(Timestamp::new(5_000)));
-        assert_eq!(watch.check(&seen, Nanos(1_000)).count(), 0);
-        assert_eq!(watch.check(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected(2)]);
+        assert_eq!(monitor.check(&seen, Nanos(1_000)).count(), 0);
+        assert_eq!(monitor.check(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected(2)]);
         // The same for the only link from below, for which the links above wait
-        let mut watch = LagMonitor::new(Nanos(100));
+        let mut monitor = LagMonitor::new(Nanos(100));
         let seen = view([0, 0], [5_000, 6_000], [Left, Waiting, Alive, Alive]);
-        assert_eq!(watch.check(&seen, Nanos(1_000)).count(), 0);
-        assert_eq!(watch.check(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected(1)], "{seen:?}");
+        assert_eq!(monitor.check(&seen, Nanos(1_000)).count(), 0);
+        assert_eq!(monitor.check(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected(1)], "{seen:?}");
         // Two links that have carried no barrier: the up half has none for which the down half could wait.
-        let mut watch = LagMonitor::new(Nanos(100));
+        let mut monitor = LagMonitor::new(Nanos(100));
         let seen = view([0, 0], [0, 0], [Left, Waiting, Waiting, Left]);
-        assert_eq!(watch.check(&seen, Nanos(1_000)).count() + watch.check(&seen, Nanos(2_000)).count(), 0);
+        assert_eq!(
+            monitor.check(&seen, Nanos(1_000)).count() + monitor.check(&seen, Nanos(2_000)).count(),
+            0
+        );
     }
 }

@@ -191,15 +191,15 @@ mod tests {
     #[test]
     fn an_application_starts_once_and_runs_on_every_event() {
         let interface = Interface::new(MacAddr([2, 0, 0, 0, 0, 1]), [10, 0, 0, 1].into(), 24);
-        let mut station = HostFunction::new(Rnic::new(Config::new(interface)), Counting::default());
+        let mut host = HostFunction::new(Rnic::new(Config::new(interface)), Counting::default());
         let mut out = FrameCollector::with_room(4);
-        assert_eq!(station.next_timer(), Some(Nanos::ZERO), "the application has not started");
-        station.on_command(Box::new(|app, _, now| app.ran += now.0 as u32), Nanos(10));
-        assert_eq!((station.app.started, station.app.ran), (1, 11));
-        station.on_timer(Nanos(77), &mut out);
+        assert_eq!(host.next_timer(), Some(Nanos::ZERO), "the application has not started");
+        host.on_command(Box::new(|app, _, now| app.ran += now.0 as u32), Nanos(10));
+        assert_eq!((host.app.started, host.app.ran), (1, 11));
+        host.on_timer(Nanos(77), &mut out);
         let mut frame = MemoryFrame::new(vec![0; 60]);
-        assert_eq!(station.on_frame(&mut frame, PortId(0), Nanos(80), &mut out), Verdict::Consume);
-        assert_eq!((station.app.started, station.app.ran), (1, 13));
-        assert_eq!(station.next_timer(), Some(Nanos(77)));
+        assert_eq!(host.on_frame(&mut frame, PortId(0), Nanos(80), &mut out), Verdict::Consume);
+        assert_eq!((host.app.started, host.app.ran), (1, 13));
+        assert_eq!(host.next_timer(), Some(Nanos(77)));
     }
 }

@@ -129,8 +129,8 @@ struct Neighbour {
 pub(crate) struct Neighbours {
     interface: Interface,
     entries: BTreeMap<IpAddr, Neighbour>,
-    /// Entries of `known` with a request outstanding, and the other entries, both ordered by `request_at`, so
-    /// that no operation searches the table
+    /// Addresses in `entries` with a request outstanding, and the other addresses, both ordered by
+    /// `request_at`, so that no operation searches the table
     requested: BTreeSet<(Nanos, IpAddr)>,
     idle: BTreeSet<(Nanos, IpAddr)>,
     frames: VecDeque<Vec<u8>>,

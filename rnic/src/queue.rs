@@ -242,7 +242,7 @@ pub(crate) struct CompletionQueue {
     queue: VecDeque<Completion>,
     capacity: usize,
     /// Send and receive queues that complete here
-    users: u32,
+    pub(crate) users: u32,
     /// A completion found the queue full (IB 11.6.3.2): it and later ones are lost, and the queue pairs go
     /// into the error state.
     overrun: bool,
@@ -275,11 +275,6 @@ impl CompletionQueue {
     pub(crate) const fn has_overrun(&self) -> bool {
         self.overrun
     }
-
-    /// Returns the number of send and receive queues that complete here, to change it.
-    pub(crate) const fn users(&mut self) -> &mut u32 {
-        &mut self.users
-    }
 }
 
 /// A queue of receive requests, of one queue pair or shared.
@@ -288,7 +283,7 @@ pub(crate) struct ReceiveQueue {
     queue: VecDeque<RecvRequest>,
     capacity: usize,
     /// Queue pairs that share it
-    users: u32,
+    pub(crate) users: u32,
 }
 
 impl ReceiveQueue {
@@ -320,10 +315,5 @@ impl ReceiveQueue {
 
     pub(crate) fn len(&self) -> usize {
         self.queue.len()
-    }
-
-    /// Returns the number of queue pairs that share it, to change it.
-    pub(crate) const fn users(&mut self) -> &mut u32 {
-        &mut self.users
     }
 }

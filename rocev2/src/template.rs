@@ -77,17 +77,11 @@ pub struct Fields<'a> {
 }
 
 impl Fields<'_> {
-    /// Returns the copy, to write fields whose contributions are known. [`add_effect`](Self::add_effect) or
-    /// [`add_weighted`](Self::add_weighted) have to add these.
+    /// Returns the copy, to write fields whose contributions are known.
+    /// [`add_weighted`](Self::add_weighted) has to add these.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.bytes
-    }
-
-    /// Adds a contribution that is already computed.
-    #[inline]
-    pub fn add_effect(&mut self, effect: u32) {
-        self.template.add_effect(effect);
     }
 
     /// Adds the contribution of `word`, read in little-endian order, whose weight is known.

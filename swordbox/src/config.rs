@@ -128,7 +128,7 @@ pub struct Layers {
     pub remap: bool,
     /// A CAS or FETCH_ADD whose result is known is forwarded as a WRITE; needs `remap`
     pub cas_to_write: bool,
-    /// A WRITE or CAS to a known data structure is redirected to the current location
+    /// A CAS that appends to a known data structure is redirected to its last node
     pub steer_writes: bool,
     /// A READ of a known data structure is redirected to the current location
     pub steer_reads: bool,
@@ -173,6 +173,12 @@ impl Connection {
 }
 
 impl Config {
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    pub(crate) fn has_bug(&self, bug: crate::Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
+    }
+
     /// Returns the configuration of a plain bridge with room for 65,536 connections.
     pub fn new(forward: forward::Config) -> Self {
         Self {

@@ -35,7 +35,7 @@ pub(crate) struct EndedConnections {
     /// Queue pairs of clients whose connections ended with the switch's restart, with the key of each
     orphaned_clients: HashMap<(IpAddr, Qpn), Connection>,
     /// Time of the first response
-    first_frame_at: Option<Nanos>,
+    first_response_at: Option<Nanos>,
 }
 
 /// Returns the key of the connection that a request belongs to.
@@ -55,7 +55,7 @@ impl EndedConnections {
             all,
             capacity: config.connections,
             orphaned_clients: orphaned_clients.collect(),
-            first_frame_at: None,
+            first_response_at: None,
         }
     }
 
@@ -101,7 +101,7 @@ impl EndedConnections {
 
     /// Returns whether a response is for a client whose connection ended with the switch's restart. It may
     /// belong to an operation of another client on that connection. Such responses arrive within `dead_after`
-    /// of the first frame.
+    /// of the first response.
     #[cold]
     pub(crate) fn is_for_orphaned_client(
         &mut self,
@@ -109,8 +109,8 @@ impl EndedConnections {
         now: Nanos,
         dead_after: Nanos,
     ) -> bool {
-        let first_frame_at = *self.first_frame_at.get_or_insert(now);
-        if now.since(first_frame_at) > dead_after {
+        let first_response_at = *self.first_response_at.get_or_insert(now);
+        if now.since(first_response_at) > dead_after {
             return false;
         }
         let client = (packet.dst(), packet.bth().dest_qp());

@@ -25,8 +25,8 @@ pub enum Command {
 /// Event from the function to the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Requests permission to translate the connection. The reply is [`Command::PermitTranslation`], once the journal
-    /// has the connection.
+    /// Requests permission to translate the connection. The reply is [`Command::PermitTranslation`], once the
+    /// journal has the connection.
     TranslationRequested(Connection),
     /// The connection is over: the journal may drop it.
     ConnectionEnded(Connection),

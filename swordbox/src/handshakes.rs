@@ -9,6 +9,7 @@ use switch::table::mix;
 
 /// Number of REQs remembered until their REP
 const HANDSHAKES: usize = 4096;
+
 /// A REQ.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {

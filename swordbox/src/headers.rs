@@ -1,9 +1,9 @@
 //! Headers of the frames to an endpoint, from Ethernet to UDP, and construction of frames with them.
 //!
-//! This is not a [`rocev2::template::Template`]: lengths, opcode and traffic class differ from frame to frame,
-//! so nearly every header word does. They are assembled in registers, and the ICRC is computed from these
-//! ([`icrc::of_parts`], [`icrc::change_of_head`]), because words that have just been stored one by one cannot
-//! be loaded in larger blocks without a stall.
+//! This is not a [`rocev2::template::Template`]: lengths, opcode and traffic class differ from frame to
+//! frame, so nearly every header word does. They are assembled in registers, and the ICRC is computed from
+//! these ([`icrc::of_parts`], [`icrc::change_of_head`]), because words that have just been stored one by one
+//! cannot be loaded in larger blocks without a stall.
 
 use rocev2::checksum::Sum;
 use rocev2::ethernet::{Ethernet, VlanTag};
@@ -157,7 +157,6 @@ impl Headers {
     }
 
     /// Returns whether `packet` has a different UDP source port.
-    #[cfg(debug_assertions)]
     pub(crate) fn has_other_port(&self, packet: &Packet<'_>) -> bool {
         let at = usize::from(self.bth_at).saturating_sub(Udp::LEN);
         !self.is_none() && self.bytes[at..at + SRC_PORT] != packet.udp().src_port.get().to_be_bytes()

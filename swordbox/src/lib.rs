@@ -51,6 +51,10 @@ pub use memory::Memory;
 type Id = u32;
 /// Index that refers to no entry
 const NONE: Id = Id::MAX;
+/// Minimum path MTU in bytes
+const MIN_PATH_MTU: u32 = 256;
+/// Maximum number of times that a retransmission interval doubles
+const MAX_BACKOFF_SHIFT: u8 = 6;
 
 /// Bugs that tests plant to check that they are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -81,7 +81,7 @@ impl LongWrites {
         self.evicted_end = self.evicted_end.map(|end| if psn.precedes(end) { psn } else { end });
     }
 
-    #[cfg(debug_assertions)]
+    /// Returns only the newest message, for the planted bug `EarlierMessage`.
     pub(crate) fn newest_only(&self) -> Self {
         let newest = self.known[(usize::from(self.next) + KNOWN - 1) % KNOWN];
         let mut only = Self::NONE;

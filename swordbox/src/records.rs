@@ -11,8 +11,8 @@ pub(crate) struct Record {
     pub count: u32,
     /// The server's PSN of the request on the client's own connection
     pub server_psn: Psn,
-    /// Number of initial PSNs that `own` does not cover, or that the server no longer has: the READ was read
-    /// again from behind them
+    /// Number of initial PSNs that `server_psn` does not cover, or that the server no longer has: the READ
+    /// was read again from the PSN after them
     pub skipped: u32,
     pub what: What,
     /// The response has been seen
@@ -46,7 +46,8 @@ impl Record {
         (self.skipped as i32..self.count as i32).contains(&at).then(|| self.server_psn.add(at as u32))
     }
 
-    /// Returns the client's PSN for the server's `own`.
+    /// Returns the client's PSN for the server's `server_psn`, if the server still has that part of the
+    /// request.
     pub(crate) fn client_psn_of(&self, server_psn: Psn) -> Option<Psn> {
         let at = server_psn.distance(self.server_psn);
         (self.skipped as i32..self.count as i32).contains(&at).then(|| self.psn.add(at as u32))

@@ -49,7 +49,7 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// Returns a table for `capacity` connections in total, with at most `most` per host.
+    /// Returns a table for `capacity` connections in total, with at most `limit` per host.
     pub(crate) fn new(capacity: usize, limit: usize) -> Self {
         Self {
             index: Index::with_capacity(capacity),

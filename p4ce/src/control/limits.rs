@@ -44,6 +44,14 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    fn has_bug(&self, bug: crate::Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
+    }
+}
+
 fn allows(list: &[Prefix], ip: IpAddr) -> bool {
     list.is_empty() || list.iter().any(|prefix| prefix.contains(ip))
 }
@@ -93,8 +101,7 @@ impl Admission {
         let is_beyond = count.groups >= limits.groups_per_leader
             || count.requests >= limits.requests_per_leader
             || self.requests >= limits.requests;
-        #[cfg(debug_assertions)]
-        let is_beyond = is_beyond && limits.bug != Some(crate::Bug::UnlimitedRequests);
+        let is_beyond = is_beyond && !limits.has_bug(crate::Bug::UnlimitedRequests);
         if is_beyond {
             return Err(Refusal::Busy);
         }

@@ -19,7 +19,7 @@ pub(crate) struct Resources {
     pub(crate) ack_timeout: u8,
     pub(crate) retry_count: u8,
     pub(crate) own: IpAddr,
-    #[cfg(debug_assertions)]
+    /// Planted bug
     pub(crate) bug: Option<crate::Bug>,
 }
 
@@ -74,6 +74,12 @@ impl Depth {
 }
 
 impl Resources {
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    pub(crate) fn has_bug(&self, bug: crate::Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
+    }
+
     pub(crate) fn ready_word(&self, nic: &Rnic, index: u32) -> u64 {
         let at = index as usize * READY_WORD_LEN;
         let bytes = nic

@@ -68,7 +68,6 @@ impl Transfer {
     }
 
     /// Returns whether all blocks have arrived.
-    #[cfg(debug_assertions)]
     pub(crate) fn has_all_blocks(&self) -> bool {
         self.first_missing == self.receives.len()
     }
@@ -80,8 +79,7 @@ impl Transfer {
 
     /// Returns whether the ready words of all receivers of the next block permit it.
     pub(crate) fn is_ready(&self, group: &Group, nic: &Rnic, resources: &Resources) -> bool {
-        #[cfg(debug_assertions)]
-        if resources.bug == Some(crate::Bug::Unready) {
+        if resources.has_bug(crate::Bug::Unready) {
             return true;
         }
         let ready_word = |index: usize| resources.ready_word(nic, group.neighbours[index].ready_word);
@@ -375,8 +373,7 @@ impl TransferContext<'_> {
             return Err(violation);
         }
         let neighbour = &mut group.neighbours[index];
-        #[cfg(debug_assertions)]
-        let at = if self.resources.bug == Some(crate::Bug::WrongFirst) { 0 } else { at };
+        let at = if self.resources.has_bug(crate::Bug::WrongFirst) { 0 } else { at };
         if target == ReceiveTarget::Staging {
             // A block that arrives before it was expected has used the spare receive.
             if next >= transfer.receives_posted {

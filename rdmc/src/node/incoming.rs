@@ -73,10 +73,7 @@ impl Node {
     /// groups is dropped.
     fn on_lost(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
         self.early.remove(&peer);
-        #[cfg(debug_assertions)]
-        let named = if self.config.bug == Some(crate::Bug::WrongMember) { self.config.address } else { peer };
-        #[cfg(not(debug_assertions))]
-        let named = peer;
+        let named = if self.has_bug(crate::Bug::WrongMember) { self.config.address } else { peer };
         let shared = self.groups.iter().filter(|(_, group)| {
             group.member(peer).is_some_and(|member| group.member_states[member as usize].create.is_some())
         });
@@ -308,8 +305,7 @@ impl Node {
         let members = &group.config.members;
         let message = Message::failed(&failure, members);
         for peer in members.iter().filter(|ip| **ip != self.config.address) {
-            #[cfg(debug_assertions)]
-            if self.config.bug == Some(crate::Bug::NoRelay) {
+            if self.has_bug(crate::Bug::NoRelay) {
                 break;
             }
             self.mesh.send(nic, *peer, number, message);

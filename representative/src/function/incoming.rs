@@ -25,8 +25,7 @@ impl Representative {
     /// neighbour, would accept it as the switch's, because it arrives on the switch's link. (A host beside a
     /// bridge does not see the frames that pass the bridge.)
     pub(super) fn is_forged(&self, packet: &Packet<'_>) -> bool {
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::bug::Bug::ForgedNeighbour) {
+        if self.config.has_bug(crate::bug::Bug::ForgedNeighbour) {
             return false;
         }
         self.config.incarnation != Incarnation::Host && self.config.addresses.contains(&packet.src())
@@ -121,8 +120,7 @@ impl Representative {
             None if chip && !is_beacon => return self.refuse(Refusal::UnknownLink, DropReason::WrongSource),
             None => return self.forward.route(frame, port, now, out),
         };
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::bug::Bug::SilentDrop)
+        if self.config.has_bug(crate::bug::Bug::SilentDrop)
             && from == 0
             && header.opcode() == OnePipeOpcode::DATA
             && header.psn().get().is_multiple_of(16)
@@ -238,8 +236,7 @@ impl Representative {
         };
         let Link { port: expected_port, address, .. } = self.config.links[link];
         let is_from_neighbour = port == expected_port && packet.src() == address;
-        #[cfg(debug_assertions)]
-        let is_from_neighbour = is_from_neighbour || self.config.bug == Some(crate::bug::Bug::AnySource);
+        let is_from_neighbour = is_from_neighbour || self.config.has_bug(crate::bug::Bug::AnySource);
         if !is_from_neighbour {
             return self.refuse(Refusal::WrongSource, DropReason::WrongSource);
         }

@@ -7,6 +7,7 @@ use rocev2::ethernet::{Ethernet, ethertype};
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use switch::{Nanos, tunnel};
 
+use super::bug::Bug;
 use super::clock::Clock;
 use super::config::{Config, ConfigError};
 
@@ -30,9 +31,8 @@ pub(super) struct Beacons {
     next_instant: Nanos,
     pending: Pending,
     psn: Psn,
-    /// Beacons overtake messages that have been stamped (a planted bug)
-    #[cfg(debug_assertions)]
-    overtakes: bool,
+    /// Planted bug
+    bug: Option<Bug>,
 }
 
 impl Beacons {
@@ -46,9 +46,14 @@ impl Beacons {
             next_instant: Nanos::ZERO,
             pending: Pending::None,
             psn: Psn::ZERO,
-            #[cfg(debug_assertions)]
-            overtakes: config.bug == Some(super::bug::Bug::OvertakingBeacon),
+            bug: config.bug,
         })
+    }
+
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    fn has_bug(&self, bug: Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
     }
 
     /// Returns the next instant at which a beacon is due.
@@ -124,8 +129,7 @@ impl Beacons {
     ) {
         self.pending = Pending::None;
         let time = match finishing {
-            #[cfg(debug_assertions)]
-            _ if self.overtakes => clock.issue(now),
+            _ if self.has_bug(Bug::OvertakingBeacon) => clock.issue(now),
             Some(time) => {
                 let clock = clock.read(now);
                 let instant = clock - Timestamp::new(clock).nanos() % self.interval.0;

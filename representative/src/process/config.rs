@@ -38,8 +38,9 @@ pub struct Config {
     /// Node that keeps the barrier of this process's link: the ToR switch, or its representative. Beacons go
     /// to it and come from it
     pub tor: BeaconPeer,
-    /// Whether messages arrive with the barrier of the link, as from a switching chip that
-    /// keeps barriers. Other incarnations of a switch leave the barrier that the sender wrote, which is not valid for this link
+    /// Whether messages arrive with the barrier of the link, as from a switching chip that keeps barriers.
+    /// Other incarnations of a switch leave the barrier that the sender wrote, which is not valid for this
+    /// link
     pub barriers_in_messages: bool,
     /// `Q_Key` of 1Pipe's datagrams
     pub qkey: u32,
@@ -110,6 +111,12 @@ pub struct BeaconPeer {
 }
 
 impl Config {
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    pub(super) fn has_bug(&self, bug: super::bug::Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
+    }
+
     /// Returns a configuration with the paper's values where it has any: beacons every 3 us, best effort. It
     /// has no peers, and no chip at the other end of the link.
     pub fn new(own: Peer, tor: BeaconPeer) -> Self {

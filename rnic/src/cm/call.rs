@@ -9,6 +9,11 @@ use switch::{Full, Nanos};
 
 impl Cm {
     /// Requests a connection: sends a REQ. [`Event::Replied`], `Rejected` or `Unreachable` follows.
+    ///
+    /// # Errors
+    /// [`ConnectError::Families`] if the addresses are of different families, [`ConnectError::PrivateData`]
+    /// if the private data is too long, [`ConnectError::PathMtu`] and [`ConnectError::Range`] for invalid
+    /// attributes, and [`ConnectError::Full`] at the limit of connections.
     pub fn connect(&mut self, request: &ConnectRequest, now: Nanos) -> Result<Conn, ConnectError> {
         wire::check(request)?;
         let transaction = self.transaction();
@@ -28,6 +33,10 @@ impl Cm {
 
     /// Accepts a connection that was [`Requested`](Event::Requested): sends a REP. `Established`,
     /// `Disconnecting`, `Rejected` or `Unreachable` follows. The queue pair must be ready to receive before.
+    ///
+    /// # Errors
+    /// [`CallError::Unknown`] if the connection does not exist, [`CallError::State`] if no REQ waits for an
+    /// answer, and [`CallError::PrivateData`] if the private data is too long.
     pub fn accept(&mut self, conn: Conn, reply: &Accept, now: Nanos) -> Result<(), CallError> {
         let rep = self.rep(conn, reply)?;
         if let Some(connection) = self.table.get_mut(conn) {
@@ -40,6 +49,9 @@ impl Cm {
 
     /// Returns the error with which [`accept`](Self::accept) would fail, for a check before a queue pair is
     /// made ready.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept).
     pub fn check_accept(&self, conn: Conn, reply: &Accept) -> Result<(), CallError> {
         self.rep(conn, reply).map(|_| ())
     }
@@ -55,6 +67,10 @@ impl Cm {
     /// Rejects a connection request, or gives up a connection before it is established: sends a REJ. No event
     /// follows. Before the REQ is answered, the remote side's communication ID is not known, and the REJ
     /// carries the reason timeout instead of `reason`.
+    ///
+    /// # Errors
+    /// [`CallError::Unknown`] if the connection does not exist, [`CallError::State`] if it was established,
+    /// and [`CallError::PrivateData`] if the private data is too long.
     pub fn reject(
         &mut self,
         conn: Conn,
@@ -74,6 +90,10 @@ impl Cm {
 
     /// Confirms a [`Replied`](Event::Replied) connection: sends an RTU. The queue pair must be ready to send
     /// before.
+    ///
+    /// # Errors
+    /// [`CallError::Unknown`] if the connection does not exist, [`CallError::State`] if no REP waits for an
+    /// answer, and [`CallError::PrivateData`] if the private data is too long.
     pub fn confirm(&mut self, conn: Conn, private_data: &[u8]) -> Result<(), CallError> {
         let connection = self.table.get(conn).ok_or(CallError::Unknown)?;
         if !matches!(connection.state, State::RepReceived | State::MraRepSent) {
@@ -90,6 +110,10 @@ impl Cm {
     ///
     /// `service_timeout` is the time that the response will take: 4.096 us times 2^`service_timeout` (5 bits;
     /// larger values are reduced to 31).
+    ///
+    /// # Errors
+    /// [`CallError::Unknown`] if the connection does not exist, and [`CallError::State`] if neither a REQ nor
+    /// a REP waits for an answer.
     pub fn delay(&mut self, conn: Conn, service_timeout: u8) -> Result<(), CallError> {
         let connection = self.table.get_mut(conn).ok_or(CallError::Unknown)?;
         let message_type = match connection.state {
@@ -105,6 +129,10 @@ impl Cm {
     }
 
     /// Closes a connection: sends a DREQ. [`Event::Disconnected`] follows.
+    ///
+    /// # Errors
+    /// [`CallError::Unknown`] if the connection does not exist, [`CallError::State`] if it is not
+    /// established, and [`CallError::PrivateData`] if the private data is too long.
     pub fn disconnect(&mut self, conn: Conn, private_data: &[u8], now: Nanos) -> Result<(), CallError> {
         let transaction = self.transaction();
         let connection = self.table.get(conn).ok_or(CallError::Unknown)?;

@@ -19,11 +19,17 @@ const HOP_LIMIT: u8 = 64;
 
 impl Rnic {
     /// Starts to report connection requests for a port, through [`poll_cm_event`](Self::poll_cm_event).
+    ///
+    /// # Errors
+    /// [`ListenError::Taken`] if the port already has a listener.
     pub fn listen(&mut self, space: PortSpace, port: u16) -> Result<Listener, ListenError> {
         self.listen_service(cm::service_id_of(space, port))
     }
 
     /// Starts to report connection requests for a service ID.
+    ///
+    /// # Errors
+    /// [`ListenError::Taken`] if the service ID already has a listener.
     pub fn listen_service(&mut self, service_id: u64) -> Result<Listener, ListenError> {
         self.endpoint.cm_mut().listen(service_id)
     }
@@ -36,6 +42,12 @@ impl Rnic {
     /// Requests a connection of a queue pair to a service of host `to`. The queue pair goes to Init. When the
     /// remote side accepts, it goes to RTS, and `Replied` is reported. Post receives before this call, sends
     /// after `Replied`.
+    ///
+    /// # Errors
+    /// [`ConnError::Qp`] if the queue pair does not exist, is UD, or is not in the state Reset or Init,
+    /// [`ConnError::Busy`] if it already has a connection, [`ConnError::NoAddress`] if the NIC has no address
+    /// of `to`'s address family, and [`ConnError::Connect`] if `param` has too much private data or a value
+    /// out of range, or the limit of connections is reached.
     pub fn connect(
         &mut self,
         qpn: Qpn,
@@ -75,6 +87,12 @@ impl Rnic {
 
     /// Accepts a connection that was reported as `Requested`. The queue pair goes to RTR, and to RTS when
     /// `Established` is reported. Post receives before `accept`, sends after `Established`.
+    ///
+    /// # Errors
+    /// [`ConnError::Qp`] if the queue pair does not exist, is not of the requested transport service, or is
+    /// not in the state Reset or Init, [`ConnError::Busy`] if it already has a connection, and
+    /// [`ConnError::Call`] if the request does not exist or was answered, or `param` has too much private
+    /// data.
     pub fn accept(&mut self, conn: Conn, qpn: Qpn, param: ConnParam, now: Nanos) -> Result<(), ConnError> {
         let transport = self.connectable(qpn)?;
         let request = self.connections.request(conn).ok_or(CallError::Unknown)?.clone();
@@ -130,6 +148,10 @@ impl Rnic {
     /// Creates a queue pair and requests a connection of it to port `to.1` of host `to.0`, in the TCP port
     /// space. Post receives after this call, sends after `Replied`; destroy the queue pair after the
     /// connection's last event. If the call fails, no queue pair is left.
+    ///
+    /// # Errors
+    /// [`ConnError::Qp`] if the queue pair cannot be created ([`create_qp`](Self::create_qp)), and otherwise
+    /// as [`connect`](Self::connect).
     pub fn connect_new(
         &mut self,
         init: QpInit,
@@ -147,6 +169,10 @@ impl Rnic {
     /// Creates a queue pair and accepts a connection request with it. Post receives after this call, sends
     /// after `Established`; destroy the queue pair after the connection's last event. If the call fails, no
     /// queue pair is left, and the request is still to be accepted or rejected.
+    ///
+    /// # Errors
+    /// [`ConnError::Qp`] if the queue pair cannot be created ([`create_qp`](Self::create_qp)), and otherwise
+    /// as [`accept`](Self::accept).
     pub fn accept_new(
         &mut self,
         conn: Conn,
@@ -169,6 +195,10 @@ impl Rnic {
     }
 
     /// Rejects a connection request, or gives up a connection before it is established.
+    ///
+    /// # Errors
+    /// [`ConnError::Call`] if the connection does not exist or was established, or the private data is too
+    /// long.
     pub fn reject(
         &mut self,
         conn: Conn,
@@ -183,6 +213,10 @@ impl Rnic {
     }
 
     /// Disconnects a connection: its queue pair goes into the error state, and `Disconnected` is reported.
+    ///
+    /// # Errors
+    /// [`ConnError::Call`] if the connection does not exist or is not established, or the private data is too
+    /// long.
     pub fn disconnect(&mut self, conn: Conn, private_data: &[u8], now: Nanos) -> Result<(), ConnError> {
         self.endpoint.cm_mut().disconnect(conn, private_data, now)?;
         self.fail_qp(conn);

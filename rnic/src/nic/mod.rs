@@ -111,12 +111,18 @@ impl Rnic {
         self.memory.alloc_pd()
     }
 
-    /// Gives a buffer to the NIC. Fails with [`MemoryError::Full`] at the limit [`Config::max_regions`].
+    /// Gives a buffer to the NIC.
+    ///
+    /// # Errors
+    /// [`MemoryError::Full`] at the limit [`Config::max_regions`].
     pub fn alloc(&mut self, bytes: Vec<u8>) -> Result<Buffer, MemoryError> {
         self.memory.alloc(bytes)
     }
 
-    /// Takes a buffer back. Fails with [`MemoryError::Busy`] while regions map it.
+    /// Takes a buffer back.
+    ///
+    /// # Errors
+    /// [`MemoryError::Busy`] while regions map it, and [`MemoryError::Unknown`] if it does not exist.
     pub fn free(&mut self, buffer: Buffer) -> Result<Vec<u8>, MemoryError> {
         self.memory.free(buffer)
     }
@@ -132,6 +138,10 @@ impl Rnic {
     }
 
     /// Registers a range of a buffer as a memory region whose first byte has the virtual address `va`.
+    ///
+    /// # Errors
+    /// [`MemoryError::Unknown`] if the buffer does not exist, [`MemoryError::Bounds`] if the range exceeds
+    /// the buffer or the address space, and [`MemoryError::Full`] at the limit [`Config::max_regions`].
     pub fn register(
         &mut self,
         pd: Pd,
@@ -144,6 +154,10 @@ impl Rnic {
     }
 
     /// Allocates a zeroed buffer of `len` bytes and registers a region that maps all of it.
+    ///
+    /// # Errors
+    /// [`MemoryError::Bounds`] if the range exceeds the address space, and [`MemoryError::Full`] at the limit
+    /// [`Config::max_regions`]. Then neither the buffer nor the region exists.
     pub fn register_new(
         &mut self,
         pd: Pd,
@@ -163,11 +177,17 @@ impl Rnic {
     }
 
     /// Changes the access flags of a region, from the next packet on.
+    ///
+    /// # Errors
+    /// [`MemoryError::Unknown`] if the region does not exist.
     pub fn reregister(&mut self, mr: Mr, access: Access) -> Result<(), MemoryError> {
         self.memory.reregister(mr, access)
     }
 
     /// Removes a region.
+    ///
+    /// # Errors
+    /// [`MemoryError::Unknown`] if the region does not exist.
     pub fn deregister(&mut self, mr: Mr) -> Result<(), MemoryError> {
         self.memory.deregister(mr).map(|_| ())
     }
@@ -180,14 +200,20 @@ impl Rnic {
     // Queues
 
     /// Creates a completion queue for `capacity` completions.
+    ///
+    /// # Errors
+    /// [`QpError::Full`] at the limit: twice [`Config::max_qps`], but at least 32.
     pub fn create_cq(&mut self, capacity: usize) -> Result<Cq, QpError> {
         self.cqs.insert(CompletionQueue::new(capacity)).map(Cq).map_err(|Full| QpError::Full)
     }
 
     /// Removes a completion queue that no queue pair uses; completions in it are lost.
+    ///
+    /// # Errors
+    /// [`QpError::Queue`] if it does not exist, and [`QpError::Busy`] while a queue pair uses it.
     pub fn destroy_cq(&mut self, cq: Cq) -> Result<(), QpError> {
-        let queue = self.cqs.get_mut(cq.0).ok_or(QpError::Queue)?;
-        if *queue.users() > 0 {
+        let queue = self.cqs.get(cq.0).ok_or(QpError::Queue)?;
+        if queue.users > 0 {
             return Err(QpError::Busy);
         }
         self.cqs.remove(cq.0);
@@ -210,21 +236,30 @@ impl Rnic {
     }
 
     /// Creates a shared receive queue for `capacity` requests.
+    ///
+    /// # Errors
+    /// [`QpError::Full`] at the limit: twice [`Config::max_qps`], but at least 32.
     pub fn create_srq(&mut self, capacity: usize) -> Result<Srq, QpError> {
         self.srqs.insert(ReceiveQueue::new(capacity)).map(Srq).map_err(|Full| QpError::Full)
     }
 
     /// Removes a shared receive queue that no queue pair uses.
+    ///
+    /// # Errors
+    /// [`QpError::Queue`] if it does not exist, and [`QpError::Busy`] while a queue pair uses it.
     pub fn destroy_srq(&mut self, srq: Srq) -> Result<(), QpError> {
-        let queue = self.srqs.get_mut(srq.0).ok_or(QpError::Queue)?;
-        if *queue.users() > 0 {
+        let queue = self.srqs.get(srq.0).ok_or(QpError::Queue)?;
+        if queue.users > 0 {
             return Err(QpError::Busy);
         }
         self.srqs.remove(srq.0);
         Ok(())
     }
 
-    /// Posts a receive request to a shared receive queue. Fails with [`QpError::Full`] at its capacity.
+    /// Posts a receive request to a shared receive queue.
+    ///
+    /// # Errors
+    /// [`QpError::Queue`] if the queue does not exist, and [`QpError::Full`] at its capacity.
     pub fn post_srq_recv(&mut self, srq: Srq, request: RecvRequest) -> Result<(), QpError> {
         let queue = self.srqs.get_mut(srq.0).ok_or(QpError::Queue)?;
         queue.push(request).map_err(|Full| QpError::Full)
@@ -232,8 +267,11 @@ impl Rnic {
 
     // Queue pairs
 
-    /// Creates a queue pair in the reset state. Fails with [`QpError::Queue`] if one of its queues does not
-    /// exist, and with [`QpError::Full`] at the limit [`Config::max_qps`].
+    /// Creates a queue pair in the reset state.
+    ///
+    /// # Errors
+    /// [`QpError::Queue`] if one of its queues does not exist, and [`QpError::Full`] at the limit
+    /// [`Config::max_qps`].
     pub fn create_qp(&mut self, init: QpInit) -> Result<Qpn, QpError> {
         let queues = self.cqs.get(init.send_cq.0).is_some() && self.cqs.get(init.recv_cq.0).is_some();
         if !queues || init.srq.is_some_and(|srq| self.srqs.get(srq.0).is_none()) {
@@ -248,16 +286,19 @@ impl Rnic {
     fn count_user(&mut self, init: &QpInit, count: impl Fn(&mut u32)) {
         for cq in [init.send_cq, init.recv_cq] {
             if let Some(queue) = self.cqs.get_mut(cq.0) {
-                count(queue.users());
+                count(&mut queue.users);
             }
         }
         if let Some(queue) = init.srq.and_then(|srq| self.srqs.get_mut(srq.0)) {
-            count(queue.users());
+            count(&mut queue.users);
         }
     }
 
     /// Removes a queue pair. Its requests end without completions, and its connection without an event. To
     /// notify the remote side, call [`disconnect`](Self::disconnect) first.
+    ///
+    /// # Errors
+    /// [`QpError::Unknown`] if it does not exist.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), QpError> {
         let slot = self.qps.slot(qpn).ok_or(QpError::Unknown)?;
         self.release_connection(qpn);
@@ -307,9 +348,12 @@ impl Rnic {
         self.qps.find(qpn).map_or(0, Qp::pending_sends)
     }
 
-    /// Changes the state or the attributes of a queue pair. Fails with [`QpError::State`] if the state does
-    /// not allow the transition (see [`State::leads_to`]), and with [`QpError::Path`] if the path's source
-    /// address is not local.
+    /// Changes the state or the attributes of a queue pair.
+    ///
+    /// # Errors
+    /// [`QpError::Unknown`] if it does not exist, [`QpError::State`] if its state does not allow the change
+    /// (see [`State::leads_to`]), and [`QpError::Path`] if the source address of a connected transport
+    /// service's path is not local.
     pub fn modify_qp(&mut self, qpn: Qpn, modify: Modify) -> Result<(), QpError> {
         let slot = self.qps.slot(qpn).ok_or(QpError::Unknown)?;
         self.context(slot).ok_or(QpError::Unknown)?.modify(modify)?;
@@ -320,6 +364,14 @@ impl Rnic {
 
     /// Posts a request to a send queue. In the error state it completes at once with
     /// [`Status::Flushed`](crate::Status).
+    ///
+    /// # Errors
+    /// [`QpError::Unknown`] if the queue pair does not exist, [`QpError::State`] before the state RTS,
+    /// [`QpError::Full`] at its `max_send`, [`QpError::Transport`] if the transport service does not support
+    /// the operation, [`QpError::Destination`] if a UD request has no destination or another request has one,
+    /// [`QpError::Path`] if the source address to the destination is not local, [`QpError::NoFetches`] for a
+    /// READ or an atomic if `max_rd_atomic` is 0, and [`QpError::Length`] if the message is too long, an
+    /// atomic does not fetch 8 bytes, or a READ or an atomic has inline data.
     pub fn post_send(&mut self, qpn: Qpn, request: SendRequest) -> Result<(), QpError> {
         let slot = self.qps.slot(qpn).ok_or(QpError::Unknown)?;
         if request.to.is_some_and(|to| !self.config.interface.is_local(&to.path)) {
@@ -333,6 +385,11 @@ impl Rnic {
 
     /// Posts a request to a receive queue. In the error state it completes at once with
     /// [`Status::Flushed`](crate::Status).
+    ///
+    /// # Errors
+    /// [`QpError::Unknown`] if the queue pair does not exist, [`QpError::Queue`] if it has a shared receive
+    /// queue, [`QpError::State`] in the reset state, and [`QpError::Full`] at the capacity of its receive
+    /// queue.
     pub fn post_recv(&mut self, qpn: Qpn, request: RecvRequest) -> Result<(), QpError> {
         let slot = self.qps.slot(qpn).ok_or(QpError::Unknown)?;
         if self.context(slot).ok_or(QpError::Unknown)?.post_recv(request)? {

@@ -7,7 +7,7 @@
 //! Each change is a match arm, `17u32 => { changed }`, and the original is `__original_17 => { original }`, where 17 is the
 //! first of the numbers at that place. `scripts/mutants.py` finds by these which change does not compile, and leaves it out.
 //! A `const fn` is no longer `const`, as the choice is made at run time, unless it is one of `FUNCTION...`. Constants, those
-//! functions, functions that return `impl Trait` and what is compiled with planted bugs only are left as they are.
+//! functions, functions that return `impl Trait` and what has an effect only with planted bugs are left as they are.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -215,10 +215,12 @@ impl VisitMut for Mutator {
     }
 }
 
-/// Says whether code is compiled with planted bugs only.
+/// Returns whether code has an effect only with a planted bug: its text before the first brace has
+/// `#[cfg(debug_assertions)]`, or calls `has_bug`.
 fn is_planted(code: &impl ToTokens) -> bool {
     let text = code.to_token_stream().to_string();
-    text.split('{').next().is_some_and(|head| head.contains(r#"# [cfg (debug_assertions)]"#))
+    let head = text.split('{').next().unwrap_or_default();
+    head.contains("# [cfg (debug_assertions)]") || head.contains("has_bug (")
 }
 
 /// Returns an expression that is what the chosen mutant makes of it, or the original.

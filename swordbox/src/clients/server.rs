@@ -100,7 +100,8 @@ impl Server {
         nic.create_qp(self.queue_pair().ok_or(QpError::Queue)?)
     }
 
-    /// Returns the attributes of a client's queue pair: the server sends no requests and receives no messages.
+    /// Returns the attributes of a client's queue pair: the server sends no requests and receives no
+    /// messages.
     fn queue_pair(&self) -> Option<QpInit> {
         self.resources.map(|(pd, cq)| QpInit::rc(pd, cq, 1, 1))
     }

@@ -12,7 +12,7 @@ pub(crate) use endpoint::{Endpoint, UNKNOWN_PORT};
 
 use crate::address::{NO_SERVER, bits_of};
 use crate::config::{Config, Connection};
-use crate::flow::{Flow, Stage};
+use crate::flow::Flow;
 use crate::records::{NO_RECORD, Record};
 use crate::{Id, NONE};
 use switch::Nanos;
@@ -151,10 +151,9 @@ impl Connections {
     /// Returns whether a queue pair belongs to a translated connection.
     pub(crate) fn is_translated(&self, key: &HostQp) -> bool {
         let Some(id) = self.find(key) else { return false };
-        let differs = |end: Id| {
-            self.get_flow(end).is_some_and(|flow| flow.stage >= Stage::Translating && !flow.disconnected)
-        };
-        differs(id) || differs(self.endpoint(id).peer())
+        [id, self.endpoint(id).peer()]
+            .into_iter()
+            .any(|end| self.get_flow(end).is_some_and(Flow::is_translated))
     }
 
     /// Returns whether an endpoint is a queue pair of the switch.

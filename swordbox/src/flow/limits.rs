@@ -1,5 +1,7 @@
 //! Limits of one connection: its path MTU, and the READs and atomics that the server accepts at once.
 
+use crate::MIN_PATH_MTU;
+
 /// Limits, as announced by the connection manager or learnt from packets.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
@@ -61,7 +63,7 @@ impl Limits {
     /// Returns the number of PSNs that a READ of `len` bytes takes, if the path MTU determines it.
     pub(crate) fn psn_count_of(&self, len: u32) -> Option<u32> {
         match u32::from(self.mtu) {
-            0 => (len <= 256.max(self.longest.into())).then_some(1),
+            0 => (len <= MIN_PATH_MTU.max(self.longest.into())).then_some(1),
             mtu => Some(len.div_ceil(mtu).max(1)),
         }
     }

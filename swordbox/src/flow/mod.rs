@@ -8,7 +8,7 @@ mod translation;
 use crate::message::LongWrites;
 use crate::proof::{Proof, Proofs};
 use crate::reread::Rereads;
-use crate::{Id, NONE};
+use crate::{Id, MIN_PATH_MTU, NONE};
 use core::num::NonZero;
 use existence::Existence;
 use limits::Limits;
@@ -48,7 +48,7 @@ const RESPONSE_SPAN: i32 = 1 << 22;
 
 /// Returns the maximum number of PSNs that a READ of `len` bytes takes: that at the minimum path MTU.
 fn psns_of(len: u32) -> u32 {
-    len.div_ceil(256).clamp(1, RESPONSE_SPAN as u32)
+    len.div_ceil(MIN_PATH_MTU).clamp(1, RESPONSE_SPAN as u32)
 }
 
 /// Number of PSNs behind the last acknowledged one that a client may retransmit, and number of PSNs ahead of
@@ -304,6 +304,12 @@ impl Flow {
     /// Returns the progress: the next PSN to send and the next PSN to be acknowledged.
     pub(crate) fn progress(&self) -> (Psn, Psn) {
         (self.sent, self.acked)
+    }
+
+    /// Returns whether the connection is or was translated, and was not disconnected: its two sides may use
+    /// different PSNs.
+    pub(crate) fn is_translated(&self) -> bool {
+        self.stage >= Stage::Translating && !self.disconnected
     }
 
     /// Returns whether no request is in flight.

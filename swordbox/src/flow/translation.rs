@@ -66,8 +66,8 @@ impl Translation {
         Msn::new(msn.get().wrapping_sub(self.msn_delta))
     }
 
-    /// Translates a client's requests from `psn` on to the PSNs from `next` on, and its MSNs from `msn` on.
-    /// No request may be in flight on the own connection.
+    /// Maps the client's PSNs from `psn` on to the server's next PSNs, and its MSNs from `msn` on to the
+    /// server's MSN. No request may be in flight on the own connection.
     pub(crate) fn rebase(&mut self, psn: Psn, msn: Msn) {
         self.psn_delta = self.next.get().wrapping_sub(psn.get());
         self.msn_delta = self.msn.get().wrapping_sub(msn.get());

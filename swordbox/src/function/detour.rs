@@ -8,7 +8,7 @@ use crate::lines::in_one_line;
 use crate::message::Message;
 use crate::op::{Kind, Op, memory_of};
 use crate::proof::rights_of;
-use crate::{Id, NONE};
+use crate::{Bug, Id, MIN_PATH_MTU, NONE};
 use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
 use switch::forward::counters::HostQp;
@@ -38,8 +38,7 @@ fn is_middle_or_last(packet: &Packet<'_>) -> bool {
 impl Swordbox {
     /// Returns what a packet may write to. `id` is `NONE` if the packet has no tracked connection.
     pub(crate) fn target_of(&self, id: Id, packet: &Packet<'_>) -> Target {
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::StaleWord) {
+        if self.config.has_bug(Bug::StaleWord) {
             return Target::Nothing;
         }
         if is_middle_or_last(packet) {
@@ -59,8 +58,7 @@ impl Swordbox {
         let flow = self.connections.get_flow(id);
         let writes = flow.map_or_else(|| self.untracked.of(packet), |flow| Some(&flow.long_writes));
         let psn = packet.bth().psn();
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::EarlierMessage) {
+        if self.config.has_bug(Bug::EarlierMessage) {
             let newest =
                 writes.and_then(|writes| writes.newest_only().memory_of(psn, packet.payload().len()));
             return newest.map_or(Target::Nothing, |(va, len)| Target::Range(va, len));
@@ -210,14 +208,14 @@ impl Swordbox {
         let psn = packet.bth().psn();
         let count = match (op.kind, memory) {
             // An upper bound, because the path MTU may be unknown.
-            (Kind::Read, Some((_, _, len))) => len.div_ceil(256).max(1),
+            (Kind::Read, Some((_, _, len))) => len.div_ceil(MIN_PATH_MTU).max(1),
             _ => 1,
         };
         let takes = |behind: Psn| (0..count as i32).contains(&behind.sub(1).distance(psn));
         let rights = rights_of(op.kind);
         let flow = self.connections.flow_mut(id);
         if count > 1 {
-            flow.extend_read_psns(psn, count.saturating_mul(256));
+            flow.extend_read_psns(psn, count.saturating_mul(MIN_PATH_MTU));
         }
         flow.pending.discard(
             takes,

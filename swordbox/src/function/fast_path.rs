@@ -1,6 +1,7 @@
 //! Fast path: a request that can use its shared QP at once, and the acknowledgement of the oldest
 //! operation there, which are nearly all packets between clients that share words and their server. Any other
-//! packet takes the general path, which would give the same result for these: debug builds assert that.
+//! packet takes the general path, which would give the same result for these. Debug builds assert that both
+//! paths choose the same route for a request; for acknowledgements nothing is asserted.
 
 use super::Swordbox;
 use super::route::SharedRoute;
@@ -9,6 +10,7 @@ use crate::flow::Stage;
 use crate::lines::word_of;
 use crate::op::{Op, aeth_of};
 use crate::proof::right;
+use crate::shared_qps::SUSPECT_TRIES;
 use crate::{Id, NONE};
 use rocev2::aeth::Syndrome;
 use rocev2::{Opcode, Packet};
@@ -54,7 +56,7 @@ impl Swordbox {
             || busy
             || taken
             || qp.is_full()
-            || qp.tries >= 2
+            || qp.tries >= SUSPECT_TRIES
             || (access.atomic && known.is_none())
             || !flow.proofs.has(access.rkey, access.rights, self.period)
             || !self.is_of_incarnation(id, qp)

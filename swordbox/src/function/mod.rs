@@ -40,7 +40,7 @@ use crate::records::{Record, What};
 use crate::shared_qps::SharedQps;
 use crate::source::Sources;
 use crate::steering::Steering;
-use crate::{Id, NONE};
+use crate::{Bug, Id, NONE};
 use rocev2::aeth::Aeth;
 use rocev2::atomic::AtomicEth;
 use rocev2::reth::Reth;
@@ -103,7 +103,8 @@ impl Swordbox {
     /// Creates a Swordbox without tracked connections.
     ///
     /// # Panics
-    /// If `in_flight` is not a power of two, or there are more than 254 servers.
+    /// If `in_flight` is not a power of two, there are more than 254 servers, the bridge's topology names a
+    /// port that does not exist, or the capacity of a table does not fit into 32 bits.
     pub fn new(config: Config) -> Self {
         assert!(config.in_flight.is_power_of_two(), "in_flight is {}, not a power of two", config.in_flight);
         assert!(
@@ -267,9 +268,31 @@ impl Swordbox {
         self.forward.route(frame, port, now, out)
     }
 
+    /// Verdict on a packet of a tracked connection with a wrong ICRC, which is not counted as damaged.
+    const WRONG_ICRC: Verdict = Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+
+    /// Drops and counts a damaged frame.
     fn refuse(&self, fault: Fault) -> Verdict {
         self.counters.damaged.add(1);
         Verdict::Drop(DropReason::Malformed(fault))
+    }
+
+    /// Drops and counts a packet that its sender has to retransmit, because it may not be forwarded now.
+    fn delay(&self) -> Verdict {
+        self.counters.delayed.add(1);
+        Verdict::Drop(DropReason::Delayed)
+    }
+
+    /// Drops and counts a packet of an ended connection.
+    fn drop_ended_packet(&self) -> Verdict {
+        self.counters.ended.add(1);
+        Verdict::Drop(DropReason::NoQueuePair)
+    }
+
+    /// Drops and counts a packet whose PSN is outside the window of its connection.
+    fn drop_stray_packet(&self) -> Verdict {
+        self.counters.strays.add(1);
+        Verdict::Drop(DropReason::NoQueuePair)
     }
 
     /// Forwards a packet of an untracked connection, unless it may write to words with resolved operations in
@@ -293,8 +316,7 @@ impl Swordbox {
         }
         let trusted = self.is_trusted(NONE, source_of(&packet));
         if !trusted && !self.may_invalidate(NONE, server, &packet, now) {
-            self.counters.delayed.add(1);
-            return Verdict::Drop(DropReason::Delayed);
+            return self.delay();
         }
         if self.detour(server, &packet, now).is_err() {
             if trusted {
@@ -302,8 +324,7 @@ impl Swordbox {
                 // wait for.
                 _ = self.detour_for(NONE, server, &packet, now, self.config.dead_after);
             }
-            self.counters.delayed.add(1);
-            return Verdict::Drop(DropReason::Delayed);
+            return self.delay();
         }
         self.note_long_write(&packet, now);
         self.forward.route(frame, port, now, out)
@@ -348,11 +369,7 @@ impl Function for Swordbox {
         }
         if now >= self.last_tick + self.tick_interval() {
             self.last_tick = now;
-            #[cfg(debug_assertions)]
-            let now_of_rights =
-                if self.config.bug == Some(crate::Bug::KeptRight) { Nanos::ZERO } else { now };
-            #[cfg(not(debug_assertions))]
-            let now_of_rights = now;
+            let now_of_rights = if self.config.has_bug(Bug::KeptRight) { Nanos::ZERO } else { now };
             self.period.advance(now_of_rights, self.config.proof);
             self.lines.advance_epoch();
             self.tick_shared_qps(now, out);
@@ -383,7 +400,7 @@ impl Function for Swordbox {
                     let open = |record: &Record| record.count > 0 && record.what == What::Unknown;
                     let known = !self.connections.records(id).iter().any(open);
                     let flow = self.connections.flow_mut(id);
-                    // A forged DREQ may have set `over`; the next request requests translation again.
+                    // A forged DREQ may have set `disconnected`; the next request requests translation again.
                     let known = known && flow.uncounted_read.is_none() && !flow.disconnected;
                     flow.stage = if known { Stage::Translating } else { Stage::Synced };
                     self.counters.diverged.add(u64::from(known));
@@ -427,7 +444,7 @@ impl Swordbox {
             Class::Malformed(Fault::UnknownOpcode) if has_wrong_icrc(bytes) => Some(Fault::Icrc),
             Class::Malformed(fault) => Some(fault),
             Class::Other => has_wrong_checksum(bytes).then_some(Fault::IpChecksum),
-            // The checks of the bridge (`verify`) found the damage.
+            // The checks of the bridge (`verify_icrc`, `verify_udp_checksum`) found the damage.
             Class::Roce(layout) if Packet::new(bytes, layout).verify_icrc() => Some(Fault::UdpChecksum),
             Class::Roce(_) => Some(Fault::Icrc),
         };
@@ -450,8 +467,7 @@ impl Swordbox {
                 && ((!trusted && !self.may_invalidate_range(server, 0, u64::MAX, now))
                     || self.lines.detour_everywhere(server, now, self.config.settle).is_err())
             {
-                self.counters.delayed.add(1);
-                return Verdict::Drop(DropReason::Delayed);
+                return self.delay();
             }
         }
         self.forward.route(frame, port, now, out)

@@ -6,7 +6,7 @@ use crate::address::{NO_SERVER, bits_of};
 use crate::config::Connection;
 use crate::connections::UNKNOWN_PORT;
 use crate::event::Event;
-use crate::flow::Stage;
+use crate::flow::{Flow, Stage};
 use crate::handshakes::Request;
 use crate::successor::Successor;
 use crate::{Id, NONE};
@@ -271,7 +271,7 @@ impl Swordbox {
         if id == NONE {
             return true;
         }
-        if self.connections.flow(id).stage >= Stage::Translating && !self.connections.flow(id).disconnected {
+        if self.connections.flow(id).is_translated() {
             if self.ended.is_full() {
                 return false;
             }
@@ -357,20 +357,16 @@ impl Swordbox {
             if now.since(seen) <= ageing || [id, peer].iter().any(|end| self.has_shared_operations(*end)) {
                 continue;
             }
-            let differs = |end: Id| {
-                self.connections
-                    .get_flow(end)
-                    .is_some_and(|flow| flow.stage >= Stage::Translating && !flow.disconnected)
-            };
-            let differing = [id, peer].map(|end| differs(end).then_some(end));
-            if differing.iter().all(Option::is_none) {
+            let translated = [id, peer]
+                .map(|end| self.connections.get_flow(end).is_some_and(Flow::is_translated).then_some(end));
+            if translated.iter().all(Option::is_none) {
                 self.forget(id);
                 continue;
             }
             // The client may only have paused, and must not continue on a connection whose translation is
             // lost.
             if !self.ended.is_full() {
-                differing.into_iter().flatten().for_each(|end| self.keep_as_ended(end));
+                translated.into_iter().flatten().for_each(|end| self.keep_as_ended(end));
                 self.remove_connection(id);
             }
         }

@@ -4,7 +4,7 @@ use super::Swordbox;
 use crate::address::NO_SERVER;
 use crate::flow::Stage;
 use crate::shared_qps::Operation;
-use crate::{Id, NONE};
+use crate::{Bug, Id, NONE};
 use rocev2::Psn;
 use switch::{Nanos, Output};
 
@@ -179,7 +179,8 @@ impl Swordbox {
                 // which the owner has been stuck does not depend on waiting clients.
                 let is_stuck = now.since(qp.stuck_since) > qp.retransmit_timeout(self.config.replay_after);
                 let is_long = has_waiting && now.since(qp.waited_since) > self.config.settle;
-                if has_waiting && (is_stuck || is_long) && !self.keeps_stuck_owners() {
+                let keeps_owner = self.config.has_bug(Bug::StuckOwner);
+                if has_waiting && (is_stuck || is_long) && !keeps_owner {
                     // The owner has begun a request that does not complete, such as a SEND that waits for a
                     // receive, or not soon, such as a very long WRITE, and other clients wait for it. None of
                     // their operations is in flight here, so they move to another shared QP.
@@ -194,32 +195,17 @@ impl Swordbox {
         self.forward_ready(now, out);
     }
 
-    /// Returns whether the planted bug is active by which a QP stays shared although its owner is stuck.
-    #[cfg(debug_assertions)]
-    fn keeps_stuck_owners(&self) -> bool {
-        self.config.bug == Some(crate::Bug::StuckOwner)
-    }
-
-    #[cfg(not(debug_assertions))]
-    #[expect(clippy::unused_self, reason = "debug builds read the planted bug")]
-    const fn keeps_stuck_owners(&self) -> bool {
-        false
-    }
-
     /// Gives up a shared QP. Of the operations in flight, the server has executed those up to some point, in
     /// order, and will never execute the rest. Clients cannot be told which, so their connections end.
     pub(crate) fn fail_shared_qp(&mut self, shared_qp: Id) {
         let (owner, first, count) = self.shared_qps.close(shared_qp);
         self.counters.lanes_lost.add(1);
+        let keeps_words = self.config.has_bug(Bug::KeptWord);
         for n in 0..count {
             let entry = *self.shared_qps[shared_qp].entry(first.add(n));
             let line = self.lines.get_mut(entry.line);
             line.in_flight -= 1;
-            #[cfg(debug_assertions)]
-            let keeps = self.config.bug == Some(crate::Bug::KeptWord);
-            #[cfg(not(debug_assertions))]
-            let keeps = false;
-            if !keeps {
+            if !keeps_words {
                 line.forget_all();
                 // The memory may no longer exist, which may be the cause of the failure.
                 line.existing = 0;

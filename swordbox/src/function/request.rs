@@ -16,9 +16,9 @@ use crate::message::Message;
 use crate::op::{Kind, Op, memory_of};
 use crate::proof::{Proof, rights_of};
 use crate::records::{NO_RECORD, Record, What};
-use crate::{Id, NONE};
+use crate::{Bug, Id, MIN_PATH_MTU, NONE};
 use core::num::NonZero;
-use rocev2::{Fault, Layout, Packet};
+use rocev2::{Layout, Packet};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 impl Swordbox {
@@ -39,7 +39,7 @@ impl Swordbox {
         let packet = Packet::new(frame.bytes(), layout);
         let Some(id) = self.endpoint_of_request(&packet) else {
             if self.ended.includes(&packet) {
-                return self.drop_ended(frame, layout, port, now, out);
+                return self.drop_unless_early(Self::drop_ended_packet, frame, layout, port, now, out);
             }
             return self.on_untracked(frame, layout, port, now, out);
         };
@@ -72,7 +72,7 @@ impl Swordbox {
             flow.nak_due = false;
             flow.found_no_slot = false;
             return match self.share_inline(id, route, frame, layout, now) {
-                Outcome::Sent(port) | Outcome::Answered(port) => Verdict::Forward(port),
+                Outcome::Sent(port) => Verdict::Forward(port),
                 _ => Verdict::Consume,
             };
         }
@@ -95,8 +95,7 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let psn = packet.bth().psn();
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::NewPort)
+        if self.config.has_bug(Bug::NewPort)
             && self.connections.endpoint(id).headers.has_other_port(&packet)
             && let from = self.connections.endpoint(id).from
             && (from == 0 || from == source_of(&packet))
@@ -116,26 +115,27 @@ impl Swordbox {
             if self.connections.flow(id).stage >= Stage::Translating || self.ended.includes(&packet) {
                 return Verdict::Drop(DropReason::WrongSource);
             }
-            self.note_untracked(source_of(&packet), now);
+            // A response to the packet must not be attributed to another connection.
+            self.sources.note_untracked(source_of(&packet), now, self.last_tick);
             return self.on_untracked(frame, layout, port, now, out);
         }
         let flow = self.connections.flow(id);
         if flow.may_be_ended && self.ended.includes(&packet) {
-            return self.drop_ended(frame, layout, port, now, out);
+            return self.drop_unless_early(Self::drop_ended_packet, frame, layout, port, now, out);
         }
         if flow.is_started && !flow.window().fits(psn) {
             // Either the queue pair has a new connection, or the packet is forged. The UDP source port does
             // not distinguish the two, because a network that changes paths may change it.
             if !packet.verify_icrc() {
-                return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+                return Self::WRONG_ICRC;
             }
             if flow.stage >= Stage::Translating {
-                return self.drop_stray(frame, layout, port, now, out);
+                return self.drop_unless_early(Self::drop_stray_packet, frame, layout, port, now, out);
             }
             if self.is_for_successor(&packet, now) || self.is_in_use(id, now) {
                 // If the connection were forgotten, responses to it could be attributed to another one.
                 self.counters.strays.add(1);
-                self.note_untracked(source_of(&packet), now);
+                self.sources.note_untracked(source_of(&packet), now, self.last_tick);
                 return self.on_untracked(frame, layout, port, now, out);
             }
             self.forget(id);
@@ -155,20 +155,19 @@ impl Swordbox {
             self.connections.flow_mut(id).disconnected = false;
         }
         match self.connections.flow(id).stage {
-            Stage::Ended => {
-                self.counters.ended.add(1);
-                Verdict::Drop(DropReason::NoQueuePair)
-            }
+            Stage::Ended => self.drop_ended_packet(),
             Stage::Translating => self.on_translated(id, frame, layout, op, port, now, out),
             _ => self.on_untranslated(id, frame, layout, op, port, now, out),
         }
     }
 
-    /// Drops a packet to a translated connection whose PSN is outside the window, since the server might take
-    /// it for a request that it has executed. Early requests of a successor are forwarded.
+    /// Drops, by `drop`, a packet that the server might take for a request that it has executed: one of an
+    /// ended connection, or one to a translated connection whose PSN is outside the window. Early requests of
+    /// a successor are forwarded.
     #[cold]
-    fn drop_stray<O: Output>(
+    fn drop_unless_early<O: Output>(
         &mut self,
+        drop: fn(&Self) -> Verdict,
         frame: &mut O::Frame,
         layout: Layout,
         port: PortId,
@@ -179,34 +178,7 @@ impl Swordbox {
         if self.is_for_successor(&packet, now) {
             return self.on_untracked(frame, layout, port, now, out);
         }
-        self.counters.strays.add(1);
-        Verdict::Drop(DropReason::NoQueuePair)
-    }
-
-    /// Drops a packet of an ended connection, for the same reason. Early requests of a successor are
-    /// forwarded.
-    #[cold]
-    fn drop_ended<O: Output>(
-        &mut self,
-        frame: &mut O::Frame,
-        layout: Layout,
-        port: PortId,
-        now: Nanos,
-        out: &mut O,
-    ) -> Verdict {
-        let packet = Packet::new(frame.bytes(), layout);
-        if self.is_for_successor(&packet, now) {
-            return self.on_untracked(frame, layout, port, now, out);
-        }
-        self.counters.ended.add(1);
-        Verdict::Drop(DropReason::NoQueuePair)
-    }
-
-    /// Notes that a packet without a tracked connection is forwarded: a response to it must not be attributed
-    /// to another connection.
-    #[cold]
-    fn note_untracked(&mut self, from: u128, now: Nanos) {
-        self.sources.note_untracked(from, now, self.last_tick);
+        drop(self)
     }
 
     /// Returns whether requests to this endpoint were seen within `settle`: responses to them may still
@@ -282,15 +254,14 @@ impl Swordbox {
         let lost = flow.is_started && (flow.next.precedes(psn) || rest);
         let new = !flow.is_started || psn == flow.next || lost;
         if new && !packet.verify_icrc() {
-            return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+            return Self::WRONG_ICRC;
         }
         let server = flow.server;
         if self.lines.len() > 0
             && !self.is_trusted(id, source_of(&packet))
             && !self.may_invalidate(id, server, &packet, now)
         {
-            self.counters.delayed.add(1);
-            return Verdict::Drop(DropReason::Delayed);
+            return self.delay();
         }
         if !new {
             self.connections.flow_mut(id).note_late(psn);
@@ -303,8 +274,7 @@ impl Swordbox {
         };
         if now_or_later.is_err() {
             self.await_again(id, server, &packet, now);
-            self.counters.delayed.add(1);
-            return Verdict::Drop(DropReason::Delayed);
+            return self.delay();
         }
         if new {
             if lost {
@@ -339,7 +309,7 @@ impl Swordbox {
             (Kind::Atomic, _) => self.connections.find_result(id, &mut record),
             (Kind::Read, Some((_, _, len))) => {
                 record.count =
-                    self.connections.flow(id).limits.psn_count_of(len).unwrap_or(len.div_ceil(256));
+                    self.connections.flow(id).limits.psn_count_of(len).unwrap_or(len.div_ceil(MIN_PATH_MTU));
             }
             _ => {}
         }

@@ -13,16 +13,11 @@ use crate::flow::Stage;
 use crate::op::memory_of;
 use crate::records::{Record, What};
 use crate::reread::Sent;
-use crate::{Id, NONE};
+use crate::{Id, MAX_BACKOFF_SHIFT, MIN_PATH_MTU, NONE};
 use core::cmp::Ordering;
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::{Class, Layout, Opcode, Packet, Psn, classify};
 use switch::{DropReason, Frame, Full, Nanos, Output, PortId, Verdict};
-
-/// Minimum path MTU in bytes
-const LEAST_MTU: u32 = 256;
-/// Maximum number of times that the retransmission interval doubles
-const MOST_DOUBLED: u8 = 6;
 
 impl Swordbox {
     /// Returns whether a message of several packets must not begin yet. New requests cannot be sent in the
@@ -113,7 +108,7 @@ impl Swordbox {
                 continue;
             };
             let flow = self.connections.flow_mut(id);
-            let span = len.div_ceil(LEAST_MTU).max(1) as i32;
+            let span = len.div_ceil(MIN_PATH_MTU).max(1) as i32;
             let sent = Sent { psn, server_psn: flow.translation.next(), span, since: now, at: now, tries: 0 };
             flow.rereads.begin(sent);
             // The READ takes one of the slots in which the server keeps READs and atomics.
@@ -178,7 +173,7 @@ impl Swordbox {
             let retransmit_timeout = Nanos(self.config.replay_after.0 << sent.tries);
             if now.since(sent.at) > retransmit_timeout && now.since(sent.since) <= self.config.dead_after {
                 sent.at = now;
-                sent.tries = (sent.tries + 1).min(MOST_DOUBLED);
+                sent.tries = (sent.tries + 1).min(MAX_BACKOFF_SHIFT);
                 self.counters.resent.add(1);
                 self.transmit_reread(id, now, out);
             }

@@ -7,11 +7,11 @@ use crate::address::{NO_SERVER, source_of};
 use crate::flow::Stage;
 use crate::records::{Record, What};
 use crate::shared_qps::SharedQp;
-use crate::{Id, NONE};
+use crate::{Id, MIN_PATH_MTU, NONE};
 use core::num::NonZero;
 use rocev2::aeth::{Aeth, NakCode, Syndrome};
 use rocev2::rewrite::Rewriter;
-use rocev2::{Fault, Layout, Msn, Opcode, Packet, Psn};
+use rocev2::{Layout, Msn, Opcode, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 impl Swordbox {
@@ -40,8 +40,7 @@ impl Swordbox {
             if self.try_succeed(&packet, port, now) {
                 return self.forward.route(frame, port, now, out);
             }
-            self.counters.ended.add(1);
-            return Verdict::Drop(DropReason::NoQueuePair);
+            return self.drop_ended_packet();
         }
         // Client's endpoint
         let Some(to) = self.endpoint_of(&packet) else {
@@ -124,7 +123,7 @@ impl Swordbox {
         }
         if id == NONE {
             if !packet.verify_icrc() {
-                return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+                return Self::WRONG_ICRC;
             }
             self.match_response(to, &packet, from, port);
             return self.forward.route(frame, port, now, out);
@@ -138,12 +137,11 @@ impl Swordbox {
         let flow = self.connections.flow(id);
         // Operations of other clients on this shared QP are completed even if the owner's own flow has ended.
         if flow.stage == Stage::Ended && flow.shared_qp == NONE {
-            self.counters.ended.add(1);
-            return Verdict::Drop(DropReason::NoQueuePair);
+            return self.drop_ended_packet();
         }
         // The switch has to see everything that a client learns, so a damaged response is dropped.
         if !packet.verify_icrc() {
-            return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+            return Self::WRONG_ICRC;
         }
         let psn = packet.bth().psn();
         if flow.via == NONE {
@@ -166,8 +164,7 @@ impl Swordbox {
             return self.on_shared_qp(shared_qp, frame, layout, now, out);
         }
         if self.connections.flow(id).stage == Stage::Ended {
-            self.counters.ended.add(1);
-            return Verdict::Drop(DropReason::NoQueuePair);
+            return self.drop_ended_packet();
         }
         let mut verdict = self.on_own_response(id, frame, layout, port, now, out);
         if self.has_waiting(id) || self.steering.linked {
@@ -193,7 +190,7 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         if !packet.verify_icrc() {
-            return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+            return Self::WRONG_ICRC;
         }
         self.counters.strays.add(1);
         let (id, from) = (self.connections.endpoint(to).peer(), source_of(&packet));
@@ -488,7 +485,7 @@ impl Swordbox {
         let flow = self.connections.flow(id);
         let is_full = matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE)
             && bytes.is_power_of_two()
-            && (256..=4096).contains(&bytes);
+            && (MIN_PATH_MTU..=4096).contains(&bytes);
         let is_news = flow.limits.is_longest(bytes) || (is_full && bytes != flow.limits.mtu().into());
         if is_news && self.connections.is_read(id, psn) {
             let flow = self.connections.flow_mut(id);
@@ -504,7 +501,7 @@ impl Swordbox {
             Opcode::RC_READ_RESPONSE_ONLY if before == 0 => Some(1),
             Opcode::RC_READ_RESPONSE_LAST if before > 0 => {
                 let mtu = len.saturating_sub(bytes) / before as u32;
-                let is_mtu = mtu.is_power_of_two() && (256..=4096).contains(&mtu);
+                let is_mtu = mtu.is_power_of_two() && (MIN_PATH_MTU..=4096).contains(&mtu);
                 let fits = is_mtu
                     && mtu * before as u32 + bytes == len
                     && [0, mtu as u16].contains(&flow.limits.mtu());

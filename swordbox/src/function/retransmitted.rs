@@ -2,15 +2,11 @@
 
 use super::Swordbox;
 use super::generated::Response;
-#[cfg(debug_assertions)]
 use super::route::Route;
-#[cfg(debug_assertions)]
-use super::translated::Outcome;
-use super::translated::rewrite_request;
-use crate::Id;
-use crate::NONE;
+use super::translated::{Outcome, rewrite_request};
 use crate::op::{Kind, Op};
 use crate::records::{Record, What};
+use crate::{Bug, Id, NONE};
 use rocev2::{Layout, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
@@ -55,26 +51,26 @@ impl Swordbox {
             }
             if self.detour_again(id, server, &packet, op, now).is_err() {
                 self.await_again(id, server, &packet, now);
-                self.counters.delayed.add(1);
-                return Verdict::Drop(DropReason::Delayed);
+                return self.delay();
             }
             let server_psn = self.connections.flow(id).translation.to_server(psn);
             let by = record.filter(|_| is_read || op.kind == Kind::Atomic).map_or(0, |record| record.steered);
             if self.detour_steered(server, &packet, by, now).is_err() {
+                // Not counted as delayed: the counter covers only the detours of a packet's own address.
                 return Verdict::Drop(DropReason::Delayed);
             }
             rewrite_request(frame, layout, server_psn, op.is_last, by);
             return self.forward.route(frame, port, now, out);
         }
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::ResolvedTwice) && op.kind == Kind::Atomic {
+        if self.config.has_bug(Bug::ResolvedTwice) && op.kind == Kind::Atomic {
             return self.resolve_again(id, frame, layout, now);
         }
+        let keeps_psns = self.config.has_bug(Bug::OldRead);
         match record {
             Some(record)
                 if matches!(record.what, What::Read | What::Unseen)
                     && op.kind == Kind::Read
-                    && (self.connections.flow(id).in_message || self.keeps_read_psns()) =>
+                    && (self.connections.flow(id).in_message || keeps_psns) =>
             {
                 // No new request can be sent in the middle of a message. But the message did not begin before
                 // the server was certain to have this READ (`must_nak_message`).
@@ -108,26 +104,13 @@ impl Swordbox {
         }
     }
 
-    /// Returns whether the planted bug is active by which retransmitted READs keep their PSNs.
-    #[cfg(debug_assertions)]
-    fn keeps_read_psns(&self) -> bool {
-        self.config.bug == Some(crate::Bug::OldRead)
-    }
-
-    #[cfg(not(debug_assertions))]
-    #[expect(clippy::unused_self, reason = "debug builds read the planted bug")]
-    const fn keeps_read_psns(&self) -> bool {
-        false
-    }
-
     /// Resolves a retransmitted atomic a second time: a planted bug.
-    #[cfg(debug_assertions)]
     fn resolve_again<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, now: Nanos) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let op = Op::of(layout.opcode());
         match self.route_of(id, &packet, op, now) {
             Route::SharedQp(route) => match self.share(id, route, frame, layout, now) {
-                Outcome::Sent(port) | Outcome::Answered(port) => Verdict::Forward(port),
+                Outcome::Sent(port) => Verdict::Forward(port),
                 _ => Verdict::Consume,
             },
             _ => Verdict::Drop(DropReason::Repeated),

@@ -6,7 +6,7 @@ use crate::lines::{in_one_line, offset_of, word_of, words_of};
 use crate::op::{Kind, Op, memory_of};
 use crate::proof::right;
 use crate::shared_qps::{LONGEST_WRITE, SharedQp};
-use crate::{Id, NONE};
+use crate::{Bug, Id, NONE};
 use core::ops::Range;
 use rocev2::{Opcode, Packet};
 use switch::Nanos;
@@ -42,6 +42,7 @@ pub(crate) struct Access {
     pub rights: u8,
     pub atomic: bool,
 }
+
 impl Swordbox {
     /// Returns the access of a request if it is of a kind that may use a shared QP.
     #[expect(clippy::inline_always, reason = "the result stays in registers")]
@@ -126,12 +127,12 @@ impl Swordbox {
         let tables = &self.config.servers[usize::from(server)].tables;
         let tables = tables.iter().filter(|table| table.rkey.is_none_or(|own| own == rkey));
         let line = va - offset_of(va) as u64;
-        let has_held = |range: &Range<u64>, word: u64| {
+        let contains_word = |range: &Range<u64>, word: u64| {
             range.contains(&(line + 8 * word)) && range.end - (line + 8 * word) >= 8
         };
         let mut words = 0;
         for word in 0..8 {
-            let declared = tables.clone().any(|table| has_held(&table.range, word))
+            let declared = tables.clone().any(|table| contains_word(&table.range, word))
                 || self.steering.is_contended_word(server, line + 8 * word, rkey);
             words |= u8::from(declared) << word;
         }
@@ -269,8 +270,7 @@ impl Swordbox {
     /// connection, whose queue pair is gone, must not be executed on the shared QP.
     #[inline]
     pub(crate) fn is_of_incarnation(&self, id: Id, shared_qp: &SharedQp) -> bool {
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::DeadClient) {
+        if self.config.has_bug(Bug::DeadClient) {
             return true;
         }
         shared_qp.owner == id || self.connections.flow(id).existence.alive_at() > shared_qp.existed_at
@@ -359,8 +359,7 @@ impl Swordbox {
         let cached = self.lines.get_mut(line);
         let moves =
             cached.shared_qp != NONE && (cached.shared_qp, cached.incarnation) != (chosen, incarnation);
-        #[cfg(debug_assertions)]
-        let moves = moves && self.config.bug != Some(crate::Bug::KeptWord);
+        let moves = moves && !self.config.has_bug(Bug::KeptWord);
         if moves {
             // The server may have restarted with different memory since the previous QP could last write to
             // it.

@@ -185,7 +185,7 @@ impl Swordbox {
         flow.msn = flow.msn.add(1);
         self.connections.record(id, Record { psn, count: 1, what: What::Atomic, value: found, ..NO_RECORD });
         match self.build_response(id, frame, psn, Response::Atomic(found)) {
-            Ok(port) => Outcome::Answered(port),
+            Ok(port) => Outcome::Sent(port),
             Err(NoRoom) => Outcome::Consumed,
         }
     }

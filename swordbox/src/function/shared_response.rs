@@ -4,7 +4,7 @@ use super::Swordbox;
 use super::generated::Response;
 use crate::headers::{BthFields, TrafficClass};
 use crate::shared_qps::Operation;
-use crate::{Id, NONE};
+use crate::{Bug, Id, NONE};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::{Layout, Opcode, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, Verdict};
@@ -38,7 +38,7 @@ impl Swordbox {
             self.counters.stale.add(1);
             return Verdict::Drop(DropReason::Stale);
         }
-        let entry = qp.entry(psn).request.what;
+        let operation = qp.entry(psn).request.what;
         let (until, found, resend) = match layout.opcode() {
             Opcode::RC_ACKNOWLEDGE => {
                 let Some(aeth) = packet.aeth() else { return Verdict::Drop(DropReason::Unexpected) };
@@ -72,7 +72,7 @@ impl Swordbox {
                     Syndrome::Reserved(_) => return Verdict::Drop(DropReason::Unexpected),
                 }
             }
-            Opcode::RC_ATOMIC_ACKNOWLEDGE if matches!(entry, Operation::Atomic(..)) => {
+            Opcode::RC_ATOMIC_ACKNOWLEDGE if matches!(operation, Operation::Atomic(..)) => {
                 let found = packet.atomic_ack().map(|ack| ack.original.get());
                 (psn.add(1), found, false)
             }
@@ -125,8 +125,7 @@ impl Swordbox {
             self.shared_qps[shared_qp].on_ack(psn, now);
             let next = self.complete(shared_qp, found.filter(|_| has_result));
             count += 1;
-            #[cfg(debug_assertions)]
-            if self.config.bug == Some(crate::Bug::LostAck) && count == 1 && psn.add(1) != until {
+            if self.config.has_bug(Bug::LostAck) && count == 1 && psn.add(1) != until {
                 continue;
             }
             if let Some((id, psn, response)) = next {

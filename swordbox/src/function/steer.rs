@@ -11,13 +11,10 @@ use crate::headers::BthFields;
 use crate::op::{Kind, Op, memory_of};
 use crate::records::{Record, What};
 use crate::steering::{Append, Cas, Slot, State, Steering, StructureCache, Ticket};
-use crate::{Id, NONE};
+use crate::{Bug, Id, MAX_BACKOFF_SHIFT, NONE};
 use rocev2::atomic::AtomicEth;
 use rocev2::{Class, Opcode, Packet, Psn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
-
-/// Maximum number of times that the retransmission interval doubles
-const MOST_DOUBLED: u8 = 6;
 
 impl Swordbox {
     pub(crate) fn is_steering(&self) -> bool {
@@ -48,8 +45,7 @@ impl Swordbox {
         for (structure, incarnation) in (0u8..).zip(&mut self.steering.incarnations[server]) {
             let Some(lifetime) = flow.existence.lifetime(structure) else { continue };
             let is_new_memory = incarnation.update(lifetime, self.config.settle, is_free);
-            #[cfg(debug_assertions)]
-            let is_new_memory = is_new_memory && self.config.bug != Some(crate::Bug::KeptStructure);
+            let is_new_memory = is_new_memory && !self.config.has_bug(Bug::KeptStructure);
             if is_new_memory {
                 self.counters.structures_forgotten.add(1);
                 self.steering.caches[server][usize::from(structure)].forget_all();
@@ -60,8 +56,7 @@ impl Swordbox {
     /// Returns whether a connection reaches the memory that a structure's state belongs to, not that of
     /// another incarnation of its server.
     fn is_of_known_memory(&self, id: Id, structure: u8) -> bool {
-        #[cfg(debug_assertions)]
-        if self.config.bug == Some(crate::Bug::KeptStructure) {
+        if self.config.has_bug(Bug::KeptStructure) {
             return true;
         }
         let flow = self.connections.flow(id);
@@ -329,7 +324,7 @@ impl Swordbox {
         self.release(now, out);
         for at in 0..self.steering.links.ids() {
             let Some(link) = self.steering.links.get(at).copied() else { continue };
-            let retransmit_timeout = Nanos(self.config.replay_after.0 << link.tries.min(MOST_DOUBLED));
+            let retransmit_timeout = Nanos(self.config.replay_after.0 << link.tries.min(MAX_BACKOFF_SHIFT));
             if now.since(link.began) > self.config.dead_after {
                 self.give_up(at);
             } else if link.state == State::Sent

@@ -14,7 +14,7 @@ use crate::event::OpenSharedQp;
 use crate::flow::Stage;
 use crate::headers::{BthFields, Headers};
 use crate::proof::right;
-use crate::{Id, NONE};
+use crate::{Id, MAX_BACKOFF_SHIFT, NONE};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::neighbour;
 use rocev2::reth::Reth;
@@ -25,8 +25,6 @@ use zerocopy::IntoBytes;
 
 /// Divisor of `dead_after` that gives the timeout of a probe
 const PROBE_TIMEOUT_DIVISOR: u64 = 4;
-/// Maximum number of times that the retransmission interval of a probe doubles
-const MOST_DOUBLED: u8 = 6;
 /// Bytes that a probe of a key reads
 const WORD: u32 = 8;
 
@@ -73,8 +71,7 @@ impl Swordbox {
         let server = self.connections.server_of(crate::address::source_of(&packet));
         let flow = self.connections.flow(self.connections.endpoint(to).peer());
         if !flow.accepts_response(packet.bth().psn()) {
-            self.counters.strays.add(1);
-            return Verdict::Drop(DropReason::NoQueuePair);
+            return self.drop_stray_packet();
         }
         match layout.opcode() {
             Opcode::RC_ACKNOWLEDGE | Opcode::RC_ATOMIC_ACKNOWLEDGE | Opcode::RC_READ_RESPONSE_ONLY
@@ -196,7 +193,7 @@ impl Swordbox {
         if probe.psn.is_none() {
             self.send_probe(shared_qp, now, out);
         } else if now.since(probe.since) > Nanos(self.config.dead_after.0 / PROBE_TIMEOUT_DIVISOR)
-            || (u32::from(probe.tries) >= MAX_TRIES && self.shared_qps.is_replaced(qp))
+            || (u32::from(probe.tries) >= MAX_TRIES && self.shared_qps.has_newer_connections(qp))
         {
             self.fail_shared_qp(shared_qp);
         } else if now.since(probe.at) > Nanos(retransmit_timeout.0 << probe.tries) {
@@ -211,7 +208,7 @@ impl Swordbox {
         let owner = qp.owner;
         let Some(probe) = qp.probe_mut() else { return };
         let psn = if let Some(psn) = probe.psn {
-            probe.tries = (probe.tries + 1).min(MOST_DOUBLED);
+            probe.tries = (probe.tries + 1).min(MAX_BACKOFF_SHIFT);
             psn
         } else {
             let flow = self.connections.flow_mut(owner);
@@ -237,7 +234,7 @@ impl Swordbox {
     }
 
     /// Notes that a key does not work on switch-owned QPs, so that operations with it use other connections
-    /// for `REFUSED_FOR`.
+    /// for 10 s.
     pub(crate) fn refuse_key(&mut self, shared_qp: Id, rkey: u32, now: Nanos) {
         if self.shared_qps.refuse_key(shared_qp, rkey, now) {
             self.counters.keys_refused.add(1);

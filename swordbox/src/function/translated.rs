@@ -1,5 +1,5 @@
-//! Requests of translated connections: they are accepted in order, forwarded on their route or held until that
-//! is possible, and NAKed if one is missing.
+//! Requests of translated connections: they are accepted in order, forwarded on their route or held until
+//! that is possible, and NAKed if one is missing.
 
 use super::Swordbox;
 use super::generated::Response;
@@ -9,17 +9,15 @@ use crate::op::{Kind, Op, memory_of};
 use crate::{Id, NONE};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::rewrite::Rewriter;
-use rocev2::{Class, Fault, Layout, Packet, Psn, classify};
+use rocev2::{Class, Layout, Packet, Psn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 /// Result of processing a request.
 pub(crate) enum Outcome {
     /// The bridge forwards the rewritten frame.
     Forward,
-    /// The frame leaves through this port.
+    /// The frame, or the response that replaced it, leaves through this port.
     Sent(PortId),
-    /// The frame was replaced by the response, which leaves through this port.
-    Answered(PortId),
     /// The frame is consumed.
     Consumed,
     /// The request has to wait: for this shared QP, or, if `NONE`, for the client's own requests
@@ -43,7 +41,7 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         if !packet.verify_icrc() {
-            return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+            return Self::WRONG_ICRC;
         }
         let psn = packet.bth().psn();
         if op.kind != Kind::Read {
@@ -83,7 +81,7 @@ impl Swordbox {
         if !self.connections.flow(id).has_held() {
             match self.try_forward(id, frame, layout, op, now) {
                 Outcome::Forward => return self.forward.route(frame, port, now, out),
-                Outcome::Sent(port) | Outcome::Answered(port) => return Verdict::Forward(port),
+                Outcome::Sent(port) => return Verdict::Forward(port),
                 Outcome::Consumed => return Verdict::Consume,
                 Outcome::Wait(shared_qp) => {
                     self.wait(id, shared_qp);
@@ -299,7 +297,7 @@ impl Swordbox {
                     Verdict::Forward(port) => Some(port),
                     _ => None,
                 },
-                Outcome::Sent(port) | Outcome::Answered(port) => Some(port),
+                Outcome::Sent(port) => Some(port),
                 Outcome::Consumed => None,
                 Outcome::Wait(shared_qp) => {
                     self.wait(id, shared_qp);

@@ -4,22 +4,22 @@
 
 use switch::Nanos;
 
-/// The window is open for one part of this many of all time, apart from the burst
+/// Reciprocal of the share of time for which the window may be open, apart from the burst
 const SHARE: u64 = 4;
 /// Number of windows that may open in a row after a long closed time
 const BURST: u64 = 8;
 
 /// Window of time in which packets pass that invalidate cached values.
 #[derive(Clone, Copy, Debug, Default)]
-struct TimeWindow {
+pub(super) struct TimeWindow {
     until: Nanos,
-    /// Time by which all open time so far is paid for
+    /// Time at which the open time so far is within the budget again
     paid: Nanos,
 }
 
 impl TimeWindow {
     /// Opens the window for `len` if the budget permits. Returns the time until which it is open.
-    fn open(&mut self, len: Nanos, now: Nanos) -> Option<Nanos> {
+    pub(super) fn open(&mut self, len: Nanos, now: Nanos) -> Option<Nanos> {
         if now < self.until {
             return Some(self.until);
         }
@@ -36,20 +36,8 @@ impl TimeWindow {
 /// Windows for packets that may pass at once, and for packets that have to wait for resolved operations.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Guard {
-    at_once: TimeWindow,
-    later: TimeWindow,
-}
-
-impl Guard {
-    /// Opens the window for packets that may pass at once.
-    pub(super) fn open_at_once(&mut self, len: Nanos, now: Nanos) -> Option<Nanos> {
-        self.at_once.open(len, now)
-    }
-
-    /// Opens the window for packets that have to wait for resolved operations.
-    pub(super) fn open_later(&mut self, len: Nanos, now: Nanos) -> Option<Nanos> {
-        self.later.open(len, now)
-    }
+    pub(super) at_once: TimeWindow,
+    pub(super) later: TimeWindow,
 }
 
 #[cfg(test)]

@@ -19,7 +19,8 @@ use switch::{Full, Nanos};
 const LINE_SHIFT: u32 = 6;
 /// Base-2 logarithm of the block length in bytes. Lines are counted by block to search long ranges
 const BLOCK_SHIFT: u32 = 12;
-/// Maximum number of blocks that are searched one by one. A longer message has at least as many packets
+/// Maximum number of blocks searched one by one, so that a search costs at most about one lookup per packet
+/// of the message
 const MAX_BLOCKS: u64 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -480,9 +481,9 @@ impl Lines {
         let Some(guard) = self.guards.get_mut(usize::from(server)) else { return true };
         if !has_resolved {
             // The detour keeps the words from being learnt for `settle` once more.
-            return guard.open_at_once(settle, now).is_some();
+            return guard.at_once.open(settle, now).is_some();
         }
-        let Some(until) = guard.open_later(dead_after, now) else { return false };
+        let Some(until) = guard.later.open(dead_after, now) else { return false };
         self.detour(server, va, len, now, Nanos(until.0 - now.0)).is_ok()
     }
 

@@ -94,15 +94,15 @@ impl RangeInvalidations {
         self.advance_epoch();
         self.advance_epoch();
         // An earlier invalidation of the range, which all operations in flight at that time have outlasted
-        let waited = |invalidate: &RangeInvalidation| {
-            invalidate.first <= first
-                && last <= invalidate.last
-                && now < invalidate.until
-                && self.epoch >= invalidate.epoch + 2
+        let waited = |invalidation: &RangeInvalidation| {
+            invalidation.first <= first
+                && last <= invalidation.last
+                && now < invalidation.until
+                && self.epoch >= invalidation.epoch + 2
         };
         let passes = self.is_idle() || self.kept.iter().any(waited);
-        let known = |invalidate: &RangeInvalidation| {
-            invalidate.first <= first && last <= invalidate.last && until <= invalidate.until
+        let known = |invalidation: &RangeInvalidation| {
+            invalidation.first <= first && last <= invalidation.last && until <= invalidation.until
         };
         if passes || !self.kept.iter().any(known) {
             let slot = &mut self.kept[self.count as usize % KEPT];
@@ -119,8 +119,8 @@ impl RangeInvalidations {
     pub(crate) fn since(&self, applied: u32, number: u64) -> Option<Nanos> {
         let new = self.count.wrapping_sub(applied) as usize;
         let concerned = |n: usize| {
-            let invalidate = &self.kept[(self.count as usize).wrapping_sub(n) % KEPT];
-            (invalidate.first <= number && number <= invalidate.last).then_some(invalidate.until)
+            let invalidation = &self.kept[(self.count as usize).wrapping_sub(n) % KEPT];
+            (invalidation.first <= number && number <= invalidation.last).then_some(invalidation.until)
         };
         let until = (1..=new.min(KEPT)).filter_map(concerned).max();
         if new > KEPT {

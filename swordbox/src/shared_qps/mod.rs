@@ -14,6 +14,9 @@ use std::collections::HashSet;
 use switch::Nanos;
 use switch::table::mix;
 
+/// Number of retransmissions without an answer from which on a server may have restarted
+pub(crate) const SUSPECT_TRIES: u32 = 2;
+
 /// State of a server that concerns its shared QPs.
 #[derive(Debug, Default)]
 struct Server {
@@ -99,7 +102,7 @@ impl SharedQps {
         self.in_flight == 0 && self.probing == 0
     }
 
-    /// Adds an operation with the server's PSN `psn`, and provides its slot. The QP must not be full.
+    /// Counts one more operation in flight, and makes room for its entry. The QP must not be full.
     #[inline]
     pub(crate) fn begin(&mut self, id: Id, psn: Psn, is_atomic: bool, now: Nanos) -> &mut SharedQp {
         self.in_flight += 1;
@@ -152,12 +155,12 @@ impl SharedQps {
     /// QP since, despite retransmissions. Waiting requests move to another QP if this one is given up.
     #[inline]
     pub(crate) fn may_have_restarted(&self, shared_qp: &SharedQp) -> bool {
-        shared_qp.tries >= 2 && self.is_replaced(shared_qp)
+        shared_qp.tries >= SUSPECT_TRIES && self.has_newer_connections(shared_qp)
     }
 
     /// Returns whether the server has accepted connections since its last acknowledgement on this QP.
     #[inline]
-    pub(crate) fn is_replaced(&self, shared_qp: &SharedQp) -> bool {
+    pub(crate) fn has_newer_connections(&self, shared_qp: &SharedQp) -> bool {
         self.servers[usize::from(shared_qp.server)].connected > shared_qp.progress_at
     }
 

@@ -5,7 +5,7 @@
 use super::keys::Keys;
 use crate::flow::Flow;
 use crate::headers::TrafficClass;
-use crate::{Id, NONE};
+use crate::{Id, MAX_BACKOFF_SHIFT, NONE};
 use rocev2::{Opcode, Psn};
 use switch::Nanos;
 
@@ -95,7 +95,7 @@ pub(crate) struct SharedQp {
     pub keys: Keys,
     /// Probe of a switch-owned QP, or of a key there. No operation is in flight at the same time
     probe: Option<Probe>,
-    /// First unacknowledged PSN. The next PSN to send is the owner's `server_next`
+    /// First unacknowledged PSN. The next PSN to send is the owner's `translation.next()`
     pub acked: Psn,
     /// Operations in flight
     in_flight: u32,
@@ -285,7 +285,7 @@ impl SharedQp {
         psn
     }
 
-    /// Counts one more operation in flight and provides its slot. The QP must not be full.
+    /// Counts one more operation in flight, and makes room for its entry. The QP must not be full.
     #[inline]
     pub(super) fn begin(&mut self, psn: Psn, is_atomic: bool, now: Nanos) {
         if self.in_flight == 0 {
@@ -341,10 +341,10 @@ impl SharedQp {
     }
 
     /// Returns the time without an acknowledgement after which everything is retransmitted: four round trips,
-    /// at least `least`, doubled with each try up to six times.
+    /// at least `least`, doubled with each try up to [`MAX_BACKOFF_SHIFT`] times.
     pub(crate) fn retransmit_timeout(&self, least: Nanos) -> Nanos {
         let retransmit_timeout = Nanos((self.round_trip.0 * 4).max(least.0));
-        Nanos(retransmit_timeout.0 << self.tries.min(6))
+        Nanos(retransmit_timeout.0 << self.tries.min(MAX_BACKOFF_SHIFT.into()))
     }
 
     /// Updates timers and the round-trip time after an acknowledgement of everything up to `psn`.

@@ -112,7 +112,9 @@ impl Lists {
         );
         assert!(
             config.cached_nodes > 0 && config.tracked_keys > 0,
-            "remembered and tracked have to be at least 1"
+            "cached_nodes = {} and tracked_keys = {} have to be at least 1",
+            config.cached_nodes,
+            config.tracked_keys
         );
         Self {
             node_keys: vec![

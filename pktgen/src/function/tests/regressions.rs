@@ -345,7 +345,7 @@ fn packets_in_flight_never_span_half_of_the_psn_space() {
     let acks = |coalesce| with(Verb::Ack { coalesce }, 0, None);
     let half = |profile: &Profile| {
         let error = profile.check().unwrap_err();
-        assert!(matches!(error, ProfileError::HalfTheCircle { .. }), "{error}");
+        assert!(matches!(error, ProfileError::PsnRangeTooLarge { .. }), "{error}");
     };
     assert_eq!(acks(8_191).check(), Ok(()));
     half(&acks(8_192));

@@ -161,9 +161,9 @@ impl Inbound {
         self.last_received_at
     }
 
-    /// Accepts a packet received at `now`, for which there is room, if it is a run of one packet, arrives in order, and no run
-    /// is incomplete and no packet missing before it: the case of nearly all packets. Returns its position;
-    /// `None` if any condition fails, and then nothing has changed.
+    /// Accepts a packet received at `now`, for which there is room, if it is a run of one packet, arrives in
+    /// order, and no run is incomplete and no packet missing before it: the case of nearly all packets.
+    /// Returns its position; `None` if any condition fails, and then nothing has changed.
     #[inline]
     pub(super) fn accept_in_order(&mut self, packet: &Packet<'_>, now: Nanos) -> Option<u64> {
         let in_turn = packet.psn == self.next
@@ -386,7 +386,7 @@ impl Inbound {
     }
 
     /// Discards the run that is being reassembled. Returns whether there was one.
-    fn discard_assembly(&mut self) -> bool {
+    pub(super) fn discard_assembly(&mut self) -> bool {
         let Assembly { open, cost, .. } = core::mem::take(&mut self.assembly);
         self.held -= cost;
         open
@@ -403,10 +403,14 @@ impl Inbound {
     /// packet there. Returns whether that decided any packet, which the sender has to be notified of.
     #[inline]
     pub(super) fn settle(&mut self, position: u64, out: &mut Outcome) -> bool {
-        position > self.next_position && self.give_up_before(position, out)
+        let is_decided = position > self.next_position;
+        if is_decided {
+            self.give_up_before(position, out);
+        }
+        is_decided
     }
 
-    fn give_up_before(&mut self, position: u64, out: &mut Outcome) -> bool {
+    fn give_up_before(&mut self, position: u64, out: &mut Outcome) {
         let by = position - self.next_position;
         let missing = self.next;
         if self.discard_assembly() {
@@ -422,12 +426,6 @@ impl Inbound {
         if self.consume_next(out) {
             self.advance(out);
         }
-        true
-    }
-
-    /// Discards an incomplete run whose sender has been silent for long. Returns whether there was one.
-    pub(super) fn abandon(&mut self) -> bool {
-        self.discard_assembly()
     }
 
     /// Returns the contents of an ACK, except for the window.

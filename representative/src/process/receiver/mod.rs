@@ -12,6 +12,7 @@ use std::sync::Arc;
 use switch::Nanos;
 
 use super::barriers::Barriers;
+use super::bug::Bug;
 use super::clock::Clock;
 use super::config::{Config, cost};
 use super::counters::{Counters, Refusal};
@@ -56,20 +57,16 @@ pub(super) struct Receiver {
     abandoned_after: u64,
     counters: Arc<Counters>,
     /// Planted bug
-    #[cfg(debug_assertions)]
-    bug: Option<super::bug::Bug>,
-    /// Sender whose missing packets were given up last (a planted bug)
-    #[cfg(debug_assertions)]
+    bug: Option<Bug>,
+    /// For [`Bug::SharedGap`]: sender whose missing packets were given up last
     gave_up: Option<u32>,
 }
 
 impl Receiver {
     /// Creates a receiver that has received nothing yet. `incarnation` is in its ACKs.
     pub(super) fn new(config: &Config, incarnation: u8, counters: &Arc<Counters>) -> Self {
-        #[cfg_attr(not(debug_assertions), expect(unused_mut, reason = "a bug may be planted"))]
         let mut reorder = Reorder::default();
-        #[cfg(debug_assertions)]
-        if config.bug == Some(super::bug::Bug::TieByArrival) {
+        if config.has_bug(Bug::TieByArrival) {
             reorder.order_by_arrival();
         }
         Self {
@@ -85,11 +82,15 @@ impl Receiver {
             sweep: 0,
             abandoned_after: config.timeout.0.saturating_mul(ABANDONED_AFTER),
             counters: Arc::clone(counters),
-            #[cfg(debug_assertions)]
             bug: config.bug,
-            #[cfg(debug_assertions)]
             gave_up: None,
         }
+    }
+
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    fn has_bug(&self, bug: Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
     }
 
     /// Returns the best-effort and the commit barrier of the link.
@@ -179,8 +180,7 @@ impl Receiver {
         clock: &mut Clock,
         now: Nanos,
     ) -> Result<(), Refusal> {
-        #[cfg(debug_assertions)]
-        if self.gave_up.take_if(|of| *of != sender.0).is_some() {
+        if self.has_bug(Bug::SharedGap) && self.gave_up.take_if(|of| *of != sender.0).is_some() {
             return Err(Refusal::Late);
         }
         let time = clock.unwrap_timestamp(header.timestamp(), now);
@@ -324,9 +324,8 @@ impl Receiver {
                     self.room.update(before, inbound.held());
                     self.take_outcome((peer, key.sender));
                     self.acks.queue(peer);
-                    #[cfg(debug_assertions)]
-                    {
-                        self.gave_up = (self.bug == Some(super::bug::Bug::SharedGap)).then_some(peer);
+                    if self.has_bug(Bug::SharedGap) {
+                        self.gave_up = Some(peer);
                     }
                 }
             }
@@ -370,7 +369,7 @@ impl Receiver {
         let Some(Some(inbound)) = self.senders.get_mut(self.sweep as usize) else { return };
         if now.since(inbound.last_received_at()).0 > self.abandoned_after {
             let before = inbound.held();
-            if inbound.abandon() {
+            if inbound.discard_assembly() {
                 self.counters.refuse(Refusal::Incomplete);
             }
             self.room.update(before, inbound.held());

@@ -61,10 +61,13 @@ pub(super) struct Reorder {
 }
 
 impl Reorder {
-    /// Plants the bug that entries with equal timestamps are ordered by arrival.
-    #[cfg(debug_assertions)]
+    /// Plants the bug that entries with equal timestamps are ordered by arrival. Has no effect without debug
+    /// assertions.
     pub(super) const fn order_by_arrival(&mut self) {
-        self.by_arrival = Some(0);
+        #[cfg(debug_assertions)]
+        {
+            self.by_arrival = Some(0);
+        }
     }
 
     /// Adds a run of the sender with index `peer`, or a mark if `run` is `None`.

@@ -155,7 +155,7 @@ impl Outbound {
 
     /// Removes and returns the first run in the queue, and cancels its reservation.
     pub(super) fn pop(&mut self) -> Option<RunId> {
-        self.release();
+        (self.is_ready, self.reserved) = (false, 0);
         self.queue.pop_front()
     }
 
@@ -250,11 +250,6 @@ impl Outbound {
     /// Marks the first run in the queue as ready, and reserves the cost of its last packet.
     pub(super) fn reserve(&mut self, cost: usize) {
         (self.is_ready, self.reserved) = (true, cost);
-    }
-
-    /// Cancels that reservation, because the run leaves the queue.
-    pub(super) fn release(&mut self) {
-        (self.is_ready, self.reserved) = (false, 0);
     }
 
     /// Accounts for a packet of this cost. Returns its PSN.

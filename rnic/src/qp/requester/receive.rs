@@ -2,7 +2,6 @@
 //! (IB 9.7.5, 9.7.6).
 
 use super::SendWqe;
-#[cfg(debug_assertions)]
 use crate::config::Bug;
 use crate::memory::Access;
 use crate::qp::{QpContext, ReadyToSend};
@@ -296,7 +295,6 @@ impl QpContext<'_> {
     /// requested yet.
     fn rate_release(&self) -> Option<Nanos> {
         let req = &self.qp.req;
-        #[cfg(debug_assertions)]
         if self.has_bug(Bug::PaceExcuses) {
             return self.qp.pacer.wake_at();
         }

@@ -34,9 +34,9 @@ enum Message {
 enum Response {
     /// An acknowledgement or a NAK
     Ack { psn: Psn, syndrome: AckSyndrome, msn: Msn },
-    /// A READ response, to be sent from packet `sent` on. `again` for a duplicate request
+    /// A READ response, to be sent from packet `sent` on. `duplicate`: the request was a duplicate
     Read { psn: Psn, from: Remote, len: u32, sent: u32, msn: Msn, duplicate: bool },
-    /// The value that an atomic fetched. `again` for a duplicate request
+    /// The value that an atomic fetched. `duplicate`: the request was a duplicate
     Atomic { psn: Psn, original: u64, msn: Msn, duplicate: bool },
 }
 
@@ -78,7 +78,7 @@ impl Executed {
 /// Limit of owed responses in addition to READs and atomics: bounds the duplicate READs that can pile up.
 const SPARE_RESPONSES: usize = 8;
 /// Number of owed responses from which on a new acknowledgement replaces the previous one. This is far more
-/// than arrive before a packet is sent, because observers may count every acknowledgement.
+/// than arrive before a packet is sent, because tests and switches count acknowledgements.
 const MAX_ACKS: usize = 1024;
 
 /// The receive side of a queue pair.

@@ -152,7 +152,7 @@ fn explain(error: &ProfileError, profile: &Profile, spans: &[stream::Spans], tab
         )
         .label("no room")
         .help(format!("write `size = {needed}` or more for `{}`, or `latency = false`", name(stream))),
-        ProfileError::NothingToStamp { stream, .. } => {
+        ProfileError::NoPayloadToStamp { stream, .. } => {
             let answered = profile.streams[stream].verb.is_request();
             let help = if answered {
                 "remove `latency`: these requests are answered, and `outstanding` measures the round trip"
@@ -174,7 +174,7 @@ fn explain(error: &ProfileError, profile: &Profile, spans: &[stream::Spans], tab
              response has packets",
             )
         }
-        ProfileError::NeverAsked { stream, .. } => Problem::at(at(stream).outstanding(), text)
+        ProfileError::NoAckRequested { stream, .. } => Problem::at(at(stream).outstanding(), text)
             .label("would wait for ever")
             .help("write `ack_every = 1`, or a number up to `outstanding`"),
         ProfileError::CasOutstanding { stream } => {
@@ -186,7 +186,7 @@ fn explain(error: &ProfileError, profile: &Profile, spans: &[stream::Spans], tab
         ProfileError::NeverEnds { stream, .. } => Problem::at(at(stream).malformed(), text)
             .label("all packets")
             .help("write `malformed = 0.99` or less, or replace `packets` by `duration_s`"),
-        ProfileError::HalfTheCircle { stream, step, .. } => {
+        ProfileError::PsnRangeTooLarge { stream, step, .. } => {
             Problem::at(at(stream).step(), text).label(format!("{step} PSNs each")).help(
                 "write a smaller `window` or `outstanding`, or use fewer PSNs, by a smaller `coalesce` or \
                  a smaller READ; there are 2^24 PSNs",
@@ -214,7 +214,7 @@ fn explain(error: &ProfileError, profile: &Profile, spans: &[stream::Spans], tab
         ProfileError::Qps(_)
         | ProfileError::Memory { .. }
         | ProfileError::Streams(_)
-        | ProfileError::NobodyReceives
+        | ProfileError::NoReceivePort
         | ProfileError::Value { stream: None, .. } => {
             table.problem(text).label("here").help("see configs/pktgen/mix.toml for the values of each key")
         }
