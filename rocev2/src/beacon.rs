@@ -5,7 +5,7 @@
 //! checksums. The offset of every header is therefore known in advance, and one masked comparison of all
 //! other bytes replaces parsing ([`ExpectedBeacon`]). The ICRC is linear (a CRC): the contribution of the constant
 //! bytes is computed once, and that of each changing field is added with one multiplication
-//! ([`template`](crate::template)). For beacons that
+//! ([`crate::template`]). For beacons that
 //! carry the same times to many receivers the header's contribution is computed once as well ([`BeaconHeader`],
 //! [`Template`]).
 
