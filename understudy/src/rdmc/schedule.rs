@@ -338,7 +338,7 @@ mod tests {
     fn the_summary_estimates_the_time() {
         let args = args("-n 4 --bytes 268435456 --block-bytes 1048576 --rate-gbps 40 --latency-us 1.5");
         let text = summary(&args, &args.schedule().unwrap());
-        assert!(text.contains("the last one after 54.67 ms"), "{text}");
+        assert!(text.contains("the last one after 54.669 ms"), "{text}");
     }
 
     #[test]
