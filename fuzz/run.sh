@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Fuzzes with libFuzzer: run.sh TARGET|all [arguments of libFuzzer, such as -runs=20000 or -max_total_time=60]
-# Builds with the stable toolchain, which passes LLVM the options for coverage. Exits with an error after a crash, and prints
-# where the input is. BUG=StaleWord plants a bug of Swordbox, to see whether the target finds it. ASAN=1 adds
-# AddressSanitizer.
+# Builds with the stable toolchain, and passes the coverage options to LLVM. After a crash, prints the path of the input and
+# exits with 1. BUG=StaleWord plants a bug of Swordbox, to check that the target finds it. ASAN=1 adds AddressSanitizer.
 set -euo pipefail
 cd "$(dirname "$0")"
 
