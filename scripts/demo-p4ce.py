@@ -27,7 +27,7 @@ SIZE = 64
 # Seconds between two live lines of a server
 LIVE_S = 0.25
 # Time limit of each step, in seconds
-PATIENCE_S = 30
+STEP_TIMEOUT_S = 30
 
 
 class Failed(Exception):
@@ -56,9 +56,9 @@ def switch_config():
     )
 
 
-def server_config(number, servers, through, heartbeat_us):
+def server_config(number, servers, with_switch, heartbeat_us):
     addresses = ", ".join(f'"10.0.0.{n + 1}"' for n in range(servers))
-    switch = 'switch = "10.0.0.254"\n' if through else ""
+    switch = 'switch = "10.0.0.254"\n' if with_switch else ""
     return (
         f"# Server {number}: the leader or a replica.\n\n"
         f'{runtime()}{port("eth", number, "client")}'
@@ -76,7 +76,7 @@ class Process:
         self.name = config.stem
         self.log = open(config.with_suffix(".log"), "ab")
         stdout = subprocess.PIPE if on_line else subprocess.DEVNULL
-        # The kernel kills the process when this script ends, in whatever way.
+        # The kernel kills the process when this script ends, however it ends.
         command = ["setpriv", "--pdeathsig", "KILL", "--", str(program), verb, str(config), "--json", *arguments]
         # In a process group of its own: this script forwards Ctrl-C.
         self.child = subprocess.Popen(command, stdout=stdout, stderr=self.log, start_new_session=True)
@@ -91,7 +91,7 @@ class Process:
             try:
                 line = json.loads(text)
             except ValueError:
-                # Killed in the middle of a line
+                # The process was killed in the middle of a line.
                 continue
             self.lines.write(text)
             on_line(line)
@@ -110,8 +110,8 @@ class Process:
             self.lines.close()
         self.log.close()
 
-    def end(self):
-        """Waits for its end, at which it prints its report; `stop` has sent SIGINT before. Returns whether it exited with 0."""
+    def wait_exit(self):
+        """Waits until the process has printed its report and exited, after SIGINT. Returns whether it exited with 0."""
         try:
             self.child.wait(10)
         except subprocess.TimeoutExpired:
@@ -124,24 +124,24 @@ class Process:
 class Cluster:
     """A rack with servers, with or without the P4CE switch in it."""
 
-    def __init__(self, demo, replicas, through):
-        self.demo, self.count, self.through = demo, replicas + 1, through
+    def __init__(self, demo, replicas, with_switch):
+        self.demo, self.count, self.with_switch = demo, replicas + 1, with_switch
         self.lock = threading.Lock()
-        # By server: its last line, the pauses of its lines with their arrival times, and its report
+        # By server: its last line, the pauses in its lines with their arrival times, and its report
         self.last, self.pauses, self.reports = {}, {}, {}
-        # All lines of a leader, with their arrival times
-        self.led = []
+        # All lines of leaders, with their arrival times
+        self.leader_lines = []
         # By number of entries: the hash of the state, and the servers that reported it
-        self.states, self.wrong = {}, None
-        name = f"{replicas}-replicas-{'with' if through else 'without'}-switch"
+        self.states, self.disagreement = {}, None
+        name = f"{replicas}-replicas-{'with' if with_switch else 'without'}-switch"
         self.folder = demo.folder / name
         self.folder.mkdir(exist_ok=True)
         (self.folder / "rack.toml").write_text(rack_config(self.count))
         (self.folder / "switch.toml").write_text(switch_config())
         for n in range(self.count):
-            (self.folder / f"server-{n}.toml").write_text(server_config(n, self.count, through, demo.heartbeat_us))
+            (self.folder / f"server-{n}.toml").write_text(server_config(n, self.count, with_switch, demo.heartbeat_us))
         self.rack = self.start("run", "rack")
-        self.switch = self.start("run", "switch") if through else None
+        self.switch = self.start("run", "switch") if with_switch else None
         self.servers = {}
         for n in range(self.count):
             # One server bootstraps the group when all run; a restarted server does not.
@@ -155,7 +155,7 @@ class Cluster:
 
     def start_server(self, n, arguments=()):
         live = ["--live", str(LIVE_S), *arguments]
-        self.servers[n] = self.start("host", f"server-{n}", live, lambda line: self.hear(n, line))
+        self.servers[n] = self.start("host", f"server-{n}", live, lambda line: self.on_server_line(n, line))
 
     def start_switch(self):
         self.switch = self.start("run", "switch")
@@ -165,19 +165,19 @@ class Cluster:
         with self.lock:
             self.last.pop(n, None)
 
-    def hear(self, n, line):
+    def on_server_line(self, n, line):
         with self.lock:
             for entries, state in line["checkpoints"] + [[line["decided"], line["hash"]]]:
-                known = self.states.setdefault(entries, (state, set()))
-                known[1].add(n)
-                if known[0] != state:
-                    self.wrong = f"after {entries} entries, the state of server {n} differs from that of {sorted(known[1] - {n})}"
+                state_and_servers = self.states.setdefault(entries, (state, set()))
+                state_and_servers[1].add(n)
+                if state_and_servers[0] != state:
+                    self.disagreement = f"after {entries} entries, the state of server {n} differs from that of {sorted(state_and_servers[1] - {n})}"
             if line["kind"] == "report":
                 self.reports[n] = line
             else:
                 self.last[n] = line
                 if line["leads"]:
-                    self.led.append((time.monotonic(), line))
+                    self.leader_lines.append((time.monotonic(), line))
                 self.pauses.setdefault(n, []).append((time.monotonic(), line["pause_ms"]))
 
     def lines(self):
@@ -193,16 +193,16 @@ class Cluster:
         return max((line["decided"] for line in self.lines().values()), default=0)
 
     def longest_pause(self, since, servers):
-        """Returns the longest pause of the servers after a time, in ms. The first line after it covers time before it, too."""
+        """Returns the longest pause of the servers after `since`, in ms. The first line after it also covers time before it."""
         with self.lock:
             each = [max((ms for at, ms in self.pauses.get(n, []) if at > since), default=0) for n in servers]
         return max(each, default=0)
 
     def check(self):
-        if self.wrong:
-            raise Failed(f"SERVERS DISAGREE: {self.wrong}")
-        everybody = [self.rack, *([self.switch] if self.switch else []), *self.servers.values()]
-        for process in everybody:
+        if self.disagreement:
+            raise Failed(f"SERVERS DISAGREE: {self.disagreement}")
+        processes = [self.rack, *([self.switch] if self.switch else []), *self.servers.values()]
+        for process in processes:
             if not process.is_alive():
                 raise Failed(f"{process.name} exited unexpectedly: see {self.folder}/{process.name}.log")
 
@@ -215,36 +215,36 @@ class Cluster:
             waited = time.monotonic() - began
             if waited >= at_least and done():
                 return
-            if waited > PATIENCE_S:
-                raise Failed(f"{what}: not within {PATIENCE_S} s (logs are in {self.folder})")
+            if waited > STEP_TIMEOUT_S:
+                raise Failed(f"{what}: not within {STEP_TIMEOUT_S} s (logs are in {self.folder})")
             slept = time.monotonic()
             time.sleep(0.05)
-            self.demo.stood_still = max(self.demo.stood_still, time.monotonic() - slept - 0.05)
+            self.demo.longest_stall_s = max(self.demo.longest_stall_s, time.monotonic() - slept - 0.05)
 
-    def stands(self, leader):
-        """Returns whether all running servers are members and follow this leader, and the leader uses the switch if it can."""
+    def is_stable(self, leader):
+        """Returns whether all running servers are members and follow `leader`, and it uses the switch if there is one."""
         lines = self.lines()
         if set(lines) != set(self.servers):
             return False
         if any(line["standing"] != "member" or line["leader"] != leader for line in lines.values()):
             return False
-        through = self.through and self.switch is not None
-        return lines[leader]["leads"] and lines[leader]["through_switch"] == through
+        with_switch = self.with_switch and self.switch is not None
+        return lines[leader]["leads"] and lines[leader]["through_switch"] == with_switch
 
     def stop(self):
         """Stops all processes. Returns the reports of the servers."""
-        everybody = [*self.servers.values(), *([self.switch] if self.switch else []), self.rack]
-        for process in everybody:
+        processes = [*self.servers.values(), *([self.switch] if self.switch else []), self.rack]
+        for process in processes:
             if process.is_alive():
                 process.child.send_signal(signal.SIGINT)
-        well = [process.end() for process in everybody]
-        for process in everybody:
+        exited_well = [process.wait_exit() for process in processes]
+        for process in processes:
             self.demo.processes.remove(process)
         self.demo.cluster = None
-        if self.wrong:
-            raise Failed(f"SERVERS DISAGREE: {self.wrong}")
-        if not all(well):
-            names = [process.name for process, ended in zip(everybody, well) if not ended]
+        if self.disagreement:
+            raise Failed(f"SERVERS DISAGREE: {self.disagreement}")
+        if not all(exited_well):
+            names = [process.name for process, ended in zip(processes, exited_well) if not ended]
             raise Failed(f"{', '.join(names)} exited with an error: see the logs in {self.folder}")
         return self.reports
 
@@ -275,10 +275,10 @@ class Demo:
         self.heartbeat_us = 10_000 if self.count > self.cpus else 2_000
         self.drawn, self.shown_at = 0, 0.0
         # Longest time for which this script did not get a CPU, in seconds: a pause of a server may have the same cause
-        self.stood_still = 0.0
+        self.longest_stall_s = 0.0
         self.terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
-    def say(self, text=""):
+    def print_text(self, text=""):
         self.drawn = 0
         print(text, flush=True)
 
@@ -300,7 +300,7 @@ class Demo:
         rows = []
         for n in range(self.cluster.count):
             rows.append([f"server {n}", *self.row(lines.get(n), n in self.cluster.servers)])
-        if self.cluster.through:
+        if self.cluster.with_switch:
             role = "dead" if self.cluster.switch is None else "in use" if self.in_use(lines) else "idle"
             rows.append(["P4CE switch", role, *[""] * 6])
         text = table(head, rows)
@@ -319,37 +319,37 @@ class Demo:
         if line is None:
             return ["starting" if runs else "dead", *["-"] * 6]
         role = "leader" if line["leads"] else "joining" if line["standing"] != "member" else "replica"
-        led = line["switch"] or line["direct"] or {}
-        latency = led.get("latency_us") or {}
-        numbers = [number(led.get("packets_out"), 2), number(led.get("packets_in"), 2)]
+        writes = line["switch"] or line["direct"] or {}
+        latency = writes.get("latency_us") or {}
+        numbers = [number(writes.get("packets_out"), 2), number(writes.get("packets_in"), 2)]
         times = [number(latency.get("p50")), number(latency.get("p99"))]
         return [role, number(line["decided"]), number(line["decided_per_s"]), *numbers, *times]
 
     def live_line(self, line):
         role, _, rate, out, into, median, late = self.row(line, True)
-        way = "through the switch" if line["through_switch"] else "directly to each replica"
+        path = "through the switch" if line["through_switch"] else "directly to each replica"
         return (
-            f"server {line['id']} is {role}, writes {way}: {rate} consensus/s, {out} packets out and {into} in per consensus, "
+            f"server {line['id']} is {role}, writes {path}: {rate} consensus/s, {out} packets out and {into} in per consensus, "
             f"median {median} us, p99 {late} us"
         )
 
-    def measure(self, replicas, through):
+    def measure(self, replicas, with_switch):
         seconds = 1.5 if self.quick else 5
-        way = "with the P4CE switch" if through else "without it"
-        self.say(f"\n{replicas} replicas and a leader, {way}, for {seconds:g} s")
-        cluster = Cluster(self, replicas, through)
-        cluster.wait("server 0 leads and all follow", lambda: cluster.stands(0))
+        path = "with the P4CE switch" if with_switch else "without it"
+        self.print_text(f"\n{replicas} replicas and a leader, {path}, for {seconds:g} s")
+        cluster = Cluster(self, replicas, with_switch)
+        cluster.wait("server 0 leads and all follow", lambda: cluster.is_stable(0))
         began = time.monotonic()
         cluster.wait("the measurement", lambda: True, seconds)
         compared = cluster.compared()
         reports = cluster.stop()
-        way = "switch" if through else "direct"
-        # The first line covers time before the measurement, too.
-        lines = [line[way] for at, line in cluster.led if at >= began + LIVE_S and line["id"] == 0]
+        path = "switch" if with_switch else "direct"
+        # The first line also covers time before the measurement.
+        lines = [line[path] for at, line in cluster.leader_lines if at >= began + LIVE_S and line["id"] == 0]
         lines = [line for line in lines if line and line["decided"]]
         decided = sum(line["decided"] for line in lines)
         if not decided:
-            raise Failed("nothing was decided")
+            raise Failed(f"the leader decided no value within {seconds:g} s; see the logs in {cluster.folder}")
         if compared == 0:
             raise Failed("no two servers reported a state after the same entries")
 
@@ -359,21 +359,21 @@ class Demo:
         spent = sum(line["seconds"] for line in lines)
         return {
             "replicas": replicas,
-            "switch": through,
+            "switch": with_switch,
             "decided": decided,
             "decided_per_s": decided / spent,
             "goodput": decided * SIZE / spent,
             "packets_out": each("packets_out"),
             "packets_in": each("packets_in"),
-            "latency_us": reports[0][way]["latency_us"],
+            "latency_us": reports[0][path]["latency_us"],
             "compared": compared,
             "intervals": [{key: line[key] for key in ("seconds", "decided", "packets_out", "packets_in")} for line in lines],
         }
 
-    def trouble(self, cluster, what, kill, servers, restart, after_kill, after_restart):
+    def kill_and_restart(self, cluster, what, kill, servers, restart, after_kill, after_restart):
         """Kills a process and restarts it. Returns the two pauses, in ms."""
         decided = cluster.decided()
-        self.say(f"\n  {what} is killed")
+        self.print_text(f"\n  {what} is killed")
         killed = time.monotonic()
         kill()
         seconds = 0.7 if self.quick else 2.0
@@ -382,27 +382,27 @@ class Demo:
             lambda: cluster.decided() > decided + 100 and after_kill(),
             seconds,
         )
-        cost = cluster.longest_pause(killed, servers)
-        self.say(f"  {what} is restarted")
+        kill_ms = cluster.longest_pause(killed, servers)
+        self.print_text(f"  {what} is restarted")
         restarted = time.monotonic()
         restart()
         cluster.wait(f"{what} is back", after_restart, seconds)
-        back = cluster.longest_pause(restarted, servers)
+        restart_ms = cluster.longest_pause(restarted, servers)
         decided = cluster.decided()
         cluster.wait("entries are decided", lambda: cluster.decided() > decided + 100)
-        self.say(f"  longest pause: {cost:.0f} ms after the kill, {back:.0f} ms after the restart")
-        return {"what": what, "killed_ms": cost, "back_ms": back}
+        self.print_text(f"  longest pause: {kill_ms:.0f} ms after the kill, {restart_ms:.0f} ms after the restart")
+        return {"what": what, "killed_ms": kill_ms, "back_ms": restart_ms}
 
-    def troubles(self, replicas, through):
-        way = "with the P4CE switch" if through else "without it"
-        self.say(f"\nPauses after a process is killed (SIGKILL): {replicas} replicas, {way}")
-        cluster = Cluster(self, replicas, through)
-        cluster.wait("server 0 leads and all follow", lambda: cluster.stands(0))
+    def measure_failures(self, replicas, with_switch):
+        path = "with the P4CE switch" if with_switch else "without it"
+        self.print_text(f"\nPauses after a process is killed (SIGKILL): {replicas} replicas, {path}")
+        cluster = Cluster(self, replicas, with_switch)
+        cluster.wait("server 0 leads and all follow", lambda: cluster.is_stable(0))
         began = time.monotonic() + LIVE_S
-        cluster.wait("the run without a failure", lambda: cluster.stands(0), 1.5)
-        usual = cluster.longest_pause(began, list(cluster.servers))
+        cluster.wait("the run without a failure", lambda: cluster.is_stable(0), 1.5)
+        usual_ms = cluster.longest_pause(began, list(cluster.servers))
         last = replicas
-        others = list(range(1, last))
+        other_replicas = list(range(1, last))
 
         def kill_switch():
             cluster.switch.kill()
@@ -413,60 +413,60 @@ class Demo:
             self.processes.remove(cluster.servers[n])
             cluster.kill_server(n)
 
-        found = [
-            self.trouble(
+        results = [
+            self.kill_and_restart(
                 cluster,
                 "a replica",
                 lambda: kill(last),
-                [0, *others],
+                [0, *other_replicas],
                 lambda: cluster.start_server(last),
                 lambda: cluster.lines()[0]["leads"],
-                lambda: cluster.stands(0),
+                lambda: cluster.is_stable(0),
             ),
-            self.trouble(
+            self.kill_and_restart(
                 cluster,
                 "the leader",
                 lambda: kill(0),
                 range(1, last + 1),
                 lambda: cluster.start_server(0),
                 lambda: cluster.lines()[1]["leads"],
-                lambda: cluster.stands(0),
+                lambda: cluster.is_stable(0),
             ),
         ]
-        if through:
-            found.append(
-                self.trouble(
+        if with_switch:
+            results.append(
+                self.kill_and_restart(
                     cluster,
                     "the P4CE switch",
                     kill_switch,
                     range(0, last + 1),
                     cluster.start_switch,
-                    lambda: cluster.stands(0),
-                    lambda: cluster.stands(0),
+                    lambda: cluster.is_stable(0),
+                    lambda: cluster.is_stable(0),
                 )
             )
         compared = cluster.compared()
         cluster.stop()
         if compared == 0:
             raise Failed("no two servers reported a state after the same entries")
-        return {"replicas": replicas, "switch": through, "compared": compared, "usual_ms": usual, "killed": found}
+        return {"replicas": replicas, "switch": with_switch, "compared": compared, "usual_ms": usual_ms, "killed": results}
 
     def run(self):
-        self.say(f"P4CE: a leader replicates {SIZE}-byte values; a value is decided when a majority of servers holds it.")
-        self.say("Without the switch, the leader writes each value to every replica; with it, once to the switch.")
-        self.say(f"Up to {self.count} processes share {self.cpus} CPU{'s'[:self.cpus > 1]} without RDMA hardware: times and rates are those of")
-        self.say("this machine, not of RDMA NICs and a hardware switch. Packet counts are exact.")
-        self.say(f"Configurations and logs: {self.folder}")
-        sizes, most = self.replicas, self.replicas[-1]
-        measured = [self.measure(size, through) for size in sizes for through in (False, True)]
-        self.summary(sizes, measured)
-        killed = [self.troubles(most, through) for through in (True, False)]
-        self.costs(killed)
+        self.print_text(f"P4CE: a leader replicates {SIZE}-byte values; a value is decided when a majority of servers holds it.")
+        self.print_text("Without the switch, the leader writes each value to every replica; with it, once to the switch.")
+        self.print_text(f"Up to {self.count} processes share {self.cpus} CPU{'s'[:self.cpus > 1]} without RDMA hardware: times and rates are those of")
+        self.print_text("this machine, not of RDMA NICs and a hardware switch. Packet counts are exact.")
+        self.print_text(f"Configurations and logs: {self.folder}")
+        sizes, most_replicas = self.replicas, self.replicas[-1]
+        measured = [self.measure(size, with_switch) for size in sizes for with_switch in (False, True)]
+        self.print_comparison(sizes, measured)
+        killed = [self.measure_failures(most_replicas, with_switch) for with_switch in (True, False)]
+        self.print_pauses(killed)
         compared = sum(run["compared"] for run in measured + killed)
-        self.say(f"\nServers reported their state after the same entries {compared:,} times; the states were always equal.")
+        self.print_text(f"\nServers reported their state after the same entries {compared:,} times; the states were always equal.")
         return {"cpus": self.cpus, "heartbeat_us": self.heartbeat_us, "measured": measured, "killed": killed, "compared": compared}
 
-    def summary(self, sizes, measured):
+    def print_comparison(self, sizes, measured):
         head = [""]
         for size in sizes:
             head += [f"{size} replicas", "with switch"]
@@ -482,29 +482,29 @@ class Demo:
             row("median latency, us", lambda run: number(run["latency_us"]["p50"])),
             row("p99 latency, us", lambda run: number(run["latency_us"]["p99"])),
         ]
-        self.say("\nComparison")
+        self.print_text("\nComparison")
         for line in table(head, rows):
-            self.say(line)
-        self.say(f"  Packets beyond 1, 2 or 4 are heartbeats (every {self.heartbeat_us // 1000} ms, independent of the load) and retransmissions.")
-        self.say("  The switch is one more process on these CPUs, and adds two hops to each value: on this machine that costs")
-        self.say("  more than it saves. Where the leader's link is the bottleneck, fewer packets per value mean more values.")
+            self.print_text(line)
+        self.print_text(f"  Packets beyond 1, 2 or 4 are heartbeats (every {self.heartbeat_us // 1000} ms, independent of the load) and retransmissions.")
+        self.print_text("  The switch is one more process on these CPUs, and adds two hops to each value: on this machine that costs")
+        self.print_text("  more than it saves. Where the leader's link is the bottleneck, fewer packets per value mean more values.")
 
-    def costs(self, killed):
+    def print_pauses(self, killed):
         rows = []
         with_switch, without = [{each["what"]: each for each in run["killed"]} for run in killed]
         for what, each in with_switch.items():
             other = without.get(what, {})
-            for key, words in [("killed_ms", f"{what} is killed"), ("back_ms", f"{what} comes back")]:
-                rows.append([words, number(each[key]), number(other.get(key))])
+            for key, label in [("killed_ms", f"{what} is killed"), ("back_ms", f"{what} comes back")]:
+                rows.append([label, number(each[key]), number(other.get(key))])
         rows.append(["no failure", *[number(run["usual_ms"]) for run in killed]])
-        self.say("\nLongest pause until the next value is decided, ms")
+        self.print_text("\nLongest pause until the next value is decided, ms")
         for line in table(["", "with switch", "without"], rows):
-            self.say(line)
-        self.say(f"  A server is suspected to be dead after {14 * self.heartbeat_us // 1000} ms without a heartbeat. A restarted server with the lowest")
-        self.say("  number becomes the leader again, and the leader retries the switch some time after it failed.")
-        if self.stood_still > 0.1:
-            still = self.stood_still * 1000
-            self.say(f"  This script itself did not get a CPU for up to {still:,.0f} ms: pauses of that length are due to the machine's load.")
+            self.print_text(line)
+        self.print_text(f"  A server is suspected to be dead after {14 * self.heartbeat_us // 1000} ms without a heartbeat. A restarted server with the lowest")
+        self.print_text("  number becomes the leader again, and the leader retries the switch some time after it failed.")
+        if self.longest_stall_s > 0.1:
+            stall_ms = self.longest_stall_s * 1000
+            self.print_text(f"  This script itself did not get a CPU for up to {stall_ms:,.0f} ms: pauses of that length are due to the machine's load.")
 
     def clean(self):
         for process in self.processes:
@@ -515,29 +515,29 @@ class Demo:
 
 def main():
     parser = argparse.ArgumentParser(description="Consensus with and without the P4CE switch, on this machine.")
-    parser.add_argument("--understudy", default=BUILT / "release/understudy", help="the program")
+    parser.add_argument("--understudy", default=BUILT / "release/understudy", help="path of the program")
     parser.add_argument("--quick", action="store_true", help="shorter: 2 replicas only")
-    parser.add_argument("--json", metavar="FILE", help="write the results to this file, too")
+    parser.add_argument("--json", metavar="FILE", help="also write the results to this file")
     parser.add_argument("--keep", action="store_true", help="keep the configurations and logs")
     args = parser.parse_args()
     program = pathlib.Path(args.understudy).resolve()
     if not program.exists():
-        sys.exit(f"{program} does not exist; run `make build`, or name the program with --understudy")
+        sys.exit(f"{program} does not exist; run `make build`, or set the path with --understudy")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="understudy-p4ce-"))
     demo = Demo(program, folder, args.quick)
     # SIGTERM cleans up as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     code = 1
     try:
-        found = demo.run()
+        results = demo.run()
         if args.json:
-            pathlib.Path(args.json).write_text(json.dumps(found, indent=1))
+            pathlib.Path(args.json).write_text(json.dumps(results, indent=1))
         code = 0
     except KeyboardInterrupt:
-        demo.say("\nStopped.")
+        demo.print_text("\nStopped.")
         code = 130
     except Failed as failed:
-        demo.say(f"\nFailed: {failed}")
+        demo.print_text(f"\nFailed: {failed}")
     finally:
         demo.clean()
         if args.keep or code == 1:

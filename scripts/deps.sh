@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what is missing, by the names of Debian's packages: deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [fresh] [lint] [mutants] [mutants-of-a-file]
-# Says nothing when nothing is missing. Uses sudo when not root.
+# Installs missing Debian packages and cargo tools of the groups that are named:
+#   deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [fresh] [lint] [mutants] [mutants-of-a-file]
+# Prints nothing if nothing is missing. Uses sudo unless it runs as root.
 set -euo pipefail
 
 declare -A packages=(
@@ -17,7 +18,7 @@ declare -A packages=(
 )
 
 missing=()
-# Debian 12's rustc is too old for this workspace; the one that it builds browsers with is not.
+# Debian 12's rustc is too old for this workspace; its rustc-web, with which browsers are built, is not.
 command -v cargo >/dev/null || missing+=(cargo-web rustc-web)
 for group in "$@"; do
     for package in ${packages[$group]}; do
@@ -30,7 +31,7 @@ if ((${#missing[@]})); then
     echo "installing: ${missing[*]}"
     sudo=()
     if [ "$(id -u)" != 0 ]; then
-        command -v sudo >/dev/null || { echo "not root, and there is no sudo: install them as root, then try again" >&2; exit 1; }
+        command -v sudo >/dev/null || { echo "scripts/deps.sh: cannot install packages: not root, and sudo is missing; install them as root, or run this as root" >&2; exit 1; }
         sudo=(sudo)
     fi
     export DEBIAN_FRONTEND=noninteractive
@@ -38,7 +39,7 @@ if ((${#missing[@]})); then
     "${sudo[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}"
 fi
 
-# Only what reads manifests and licences: nothing that looks for advisories over the network.
+# Without default features: manifests and licences are checked; advisories, which need the network, are not.
 if [[ " $* " == *" lint "* ]] && ! cargo deny --version >/dev/null 2>&1; then
     echo "installing: cargo-deny (this takes a few minutes, once)"
     cargo install --locked --no-default-features cargo-deny

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs commands in a clone of this repository's HEAD inside a fresh minimal Debian 12, with nothing installed but git, make
-# and ca-certificates: a package that scripts/deps.sh does not install shows here. Needs root (chroot, mounts).
+# and ca-certificates. This shows which packages scripts/deps.sh fails to install. Needs root (chroot, mounts).
 #   scripts/fresh.sh [COMMAND...]        default: 'make run' 'make test', some 25 minutes on two cores
-# Prints a line for each command, with its exit code and seconds; of one that fails, the last lines before it. KEEP=1 keeps
-# the folder.
+# Prints a line for each command, with its exit code and seconds; for a failed one, the last 20 lines of its output before
+# that. KEEP=1 keeps the folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 (($#)) || set -- 'make run' 'make test'
@@ -13,12 +13,12 @@ if [ "$(id -u)" != 0 ]; then
 fi
 scripts/deps.sh fresh
 if [ -n "$(git status --porcelain --untracked-files=no)" ]; then
-    echo "warning: changes that are not committed are not part of the clone" >&2
+    echo "warning: uncommitted changes are not part of the clone; commit them to test them" >&2
 fi
 
 root=$(mktemp -d "${TMPDIR:-/tmp}/fresh.XXXXXX")
 cleanup() {
-    # The mounts first: what is removed must not be this machine's devices.
+    # Unmount first: otherwise rm would remove this machine's devices.
     for mount in proc sys dev; do
         if mountpoint -q "$root/$mount"; then
             umount -R "$root/$mount" 2>/dev/null || umount -l "$root/$mount"
@@ -28,7 +28,7 @@ cleanup() {
 }
 trap cleanup EXIT
 
-# Packages and crates come from where this machine gets them.
+# Uses the package and crate sources of this machine.
 sources=(/etc/apt/sources.list.d/*.sources)
 [ -e "${sources[0]}" ] || sources=(/etc/apt/sources.list)
 mmdebstrap --quiet --variant=minbase --include=ca-certificates,git,make bookworm "$root" "${sources[@]}"

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes changes, one at a time, in a copy of HEAD, and runs tests: one has to fail each time.
+"""Changes the code of a copy of HEAD, one change (mutant) at a time, and runs tests, of which at least one has to fail.
 
-    scripts/mutants.py [WORD]         changes of tests/mutants.toml; only those whose name contains WORD
-    scripts/mutants.py --file FILE    every change of a file, or of files (consensus/src/*.rs), that cargo-mutants knows; but for
-                                      those of tests/equivalent.toml. QUICK=1: with the quickest tests only
+    scripts/mutants.py [WORD]         changes in tests/mutants.toml, or only those whose name contains WORD
+    scripts/mutants.py --file FILE    every change of a file, or of several (consensus/src/*.rs), that cargo-mutants generates,
+                                      except those in tests/equivalent.toml. QUICK=1: runs only the quickest tests
 
-Exits with 1 if a mutant survives, cannot be made or does not compile.
+Exits with 1 if a mutant survives, cannot be applied or does not compile.
 """
 
 import concurrent.futures
@@ -23,16 +23,16 @@ import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY = ROOT / "target/mutants/copy"
-# A failure need not be made smaller, and is not to be tried again with the next mutant.
+# Failures need not be shrunk, and must not be replayed with the next mutant.
 PROPTEST = {"PROPTEST_MAX_SHRINK_ITERS": "0", "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
 
-# Tests that take seconds, for crates in which they are not the unit tests alone. Filters of tests come after `--`.
+# Tests that take seconds, for crates where these are not only the unit tests. Filters of tests come after `--`.
 QUICK = [
     ("swordbox/", "-p swordbox --lib --test it"),
     ("rdmc/", "-p sim --test it -- rdmc::"),
     ("dataplane/", "-p dataplane --test it"),
 ]
-# Tests of the simulator, and other programs, that notice what these do not
+# Tests of the simulator, and other test programs, that detect mutants which survive the quick tests
 OTHERS = [
     ("consensus/src/", "-p sim --test it -- consensus::"),
     ("p4ce/", "-p sim --test it -- groups::"),
@@ -49,8 +49,8 @@ def git(*arguments):
 
 @contextlib.contextmanager
 def copy_of_head():
-    """Makes the copy, and removes it."""
-    if COPY.exists():  # of a run that was killed
+    """Creates the copy, and removes it at the end."""
+    if COPY.exists():  # left by a run that was killed
         git("worktree", "remove", "--force", str(COPY))
     git("worktree", "prune")
     git("worktree", "add", "--force", "--detach", str(COPY), "HEAD")
@@ -61,7 +61,7 @@ def copy_of_head():
 
 
 def cargo(*arguments):
-    # The copy's own code has debug assertions, as in `make test`.
+    # Builds with debug assertions, as `make test` does.
     done = subprocess.run(
         ["cargo", *arguments], cwd=COPY, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target/mutants/target")},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -70,11 +70,11 @@ def cargo(*arguments):
 
 
 def outcome(mutant):
-    """Says what became of a mutant: `killed` if a test noticed it."""
+    """Returns the result of a mutant, which begins with `killed` if a test detected it."""
     path = COPY / mutant["file"]
     original = path.read_text()
     if original.count(mutant["from"]) != 1:
-        return f"cannot be made: its text is {original.count(mutant['from'])} times in {mutant['file']}"
+        return f"cannot be applied: `from` occurs {original.count(mutant['from'])} times in {mutant['file']}, not once"
     tests = mutant["tests"].split()
     try:
         path.write_text(original.replace(mutant["from"], mutant["to"]))
@@ -86,12 +86,12 @@ def outcome(mutant):
         path.write_text(original)
     if code == 0:
         return "SURVIVED"
-    noticed = [line.split()[-1] for line in output.splitlines() if line.strip().startswith(("FAIL [", "TIMEOUT ["))]
-    return f"killed by {noticed[0]}" if noticed else f"fails without a test:\n{output[-2000:]}"
+    failures = [line.split()[-1] for line in output.splitlines() if line.strip().startswith(("FAIL [", "TIMEOUT ["))]
+    return f"killed by {failures[0]}" if failures else f"fails without a test:\n{output[-2000:]}"
 
 
 def suites(file):
-    """Returns the tests that a file's changes are tried with: first the quick ones of its crate, then others for what is left."""
+    """Returns the tests for a file's changes: the quick ones of its crate, then others for the mutants that survive these."""
     crate = file.split("/")[0]
     quick = next((tests for prefix, tests in QUICK if file.startswith(prefix)), f"-p {crate} --lib")
     others = next((tests for prefix, tests in OTHERS if file.startswith(prefix)), f"-p {crate}")
@@ -99,13 +99,13 @@ def suites(file):
 
 
 def list_mutants(pattern):
-    """Returns cargo-mutants' changes of the files of a pattern, each with a number from 1 on."""
+    """Returns the changes of cargo-mutants for the files of a pattern, each with a number from 1 on."""
     done = subprocess.run(["cargo", "mutants", "--list", "--json", f"--file={pattern}"], cwd=COPY, check=True, stdout=subprocess.PIPE, text=True)
     return [{**mutant, "number": number} for number, mutant in enumerate(json.loads(done.stdout), 1)]
 
 
 def embed(file, original, mutants, constant):
-    """Writes a file with its mutants in it, but for those of functions that stay constant. Returns its text."""
+    """Writes a file with its mutants in it, except those of functions that have to stay `const`. Returns its text."""
     path = COPY / file
     path.write_text(original)
     manifest = ROOT / "scripts/schemata/Cargo.toml"
@@ -118,8 +118,8 @@ def embed(file, original, mutants, constant):
     return done.stdout
 
 
-def places(text):
-    """Finds the changes in a file of `embed`: (begin, end, number, whether it is the original beside that change)."""
+def find_changes(text):
+    """Finds the changes in the output of `embed`: (begin, end, number, whether it is the original beside that change)."""
     token = re.compile(r'"(?:\\.|[^"\\])*"|b?\'(?:\\.|[^\'\\])\'|(\d+)u32 => \{|__original_(\d+) => \{|[{}]')
     open_braces, found = [], []
     for match in token.finditer(text):
@@ -134,7 +134,7 @@ def places(text):
 
 
 def build(tests):
-    """Builds tests. Returns their programs, the errors as rustc has them, and cargo's exit code."""
+    """Builds tests. Returns their programs, the errors in rustc's JSON form, and cargo's exit code."""
     tests = tests[: tests.index("--")] if "--" in tests else tests
     done = subprocess.run(
         ["cargo", "test", "--locked", "--no-run", "--message-format=json", *tests], cwd=COPY, text=True,
@@ -150,24 +150,24 @@ def build(tests):
     return programs, errors, done.returncode
 
 
-def in_a_constant(error):
-    """Returns the function of an error that it is not `const` any more, but called by a constant."""
+def no_longer_const(error):
+    """Returns the function that an error reports as not `const` although a constant calls it, or None."""
     name = re.search(r"`([^`]+)`", error["message"])
     return name and name[1].split("::")[-1] if (error["code"] or {}).get("code") == "E0015" else None
 
 
 def build_all(originals, mutants, tests):
-    """Builds tests of files with all mutants that compile. Returns the programs and these mutants."""
+    """Builds the tests of files with all mutants that compile. Returns the commands to run and these mutants."""
     constant = set()
     while True:
         texts = {file: embed(file, original, mutants, constant) for file, original in originals.items()}
         programs, errors, code = build(tests)
-        regions = {file: places(text) for file, text in texts.items()}
+        regions = {file: find_changes(text) for file, text in texts.items()}
         if code == 0:
             kept = {number for found in regions.values() for _, _, number, _ in found}
             return commands(programs, tests), [mutant for mutant in mutants if mutant["number"] in kept]
-        newly_constant = {in_a_constant(error) for error in errors} - {None}
-        wrong = {number for error in errors if not in_a_constant(error) for number in blamed(error, texts, regions, mutants)}
+        newly_constant = {no_longer_const(error) for error in errors} - {None}
+        wrong = {number for error in errors if not no_longer_const(error) for number in changes_at(error, texts, regions, mutants)}
         if not wrong and newly_constant <= constant:
             rendered = "\n".join(line[:200] for error in errors[:3] for line in error["rendered"].splitlines())
             sys.exit(f"the files do not compile with all mutants in them:\n{rendered}")
@@ -175,8 +175,8 @@ def build_all(originals, mutants, tests):
         mutants = [mutant for mutant in mutants if mutant["number"] not in wrong]
 
 
-def blamed(error, texts, regions, mutants):
-    """Returns the numbers of the changes that an error is in: one, or all of a place if it is in the original beside them."""
+def changes_at(error, texts, regions, mutants):
+    """Returns the numbers of the changes in which an error is: one, or all at a position if it is in the original there."""
     for span in sorted(error["spans"], key=lambda span: not span["is_primary"]):
         file = span["file_name"]
         if file not in texts:
@@ -187,7 +187,7 @@ def blamed(error, texts, regions, mutants):
             _, _, number, is_original = min(around, key=lambda place: place[1] - place[0])
             here = {mutant["number"]: mutant["span"]["start"] for mutant in mutants if mutant["file"] == file}
             return {one for one in here if here[one] == here[number]} if is_original else {number}
-        # An arm with a condition does not count when a match has to be exhaustive: it is one behind the match's beginning.
+        # A match arm with a guard does not count towards exhaustiveness: the change is the first arm behind the match's start.
         arms = {mutant["number"] for mutant in mutants if mutant["file"] == file and mutant["genre"] == "MatchArm"}
         behind = [place for place in regions[file] if place[0] >= at and place[2] in arms]
         if behind and (error["code"] or {}).get("code") == "E0004":
@@ -196,17 +196,20 @@ def blamed(error, texts, regions, mutants):
 
 
 def commands(programs, tests):
-    """Returns the commands that run these programs with the filters of the tests."""
+    """Returns the commands that run these programs with the filters of the tests, each with its directory."""
     filters = tests[tests.index("--") + 1 :] if "--" in tests else []
     return [([program, *filters], directory) for program, directory in programs]
 
 
-def passes(programs, number, limit, output=subprocess.DEVNULL):
-    """Runs test programs with a mutant, each for at most `limit` seconds of CPU time, which a busy machine does not use up, and
-    for twenty times that if it sleeps. Returns whether no test noticed it."""
+def survives(programs, number, limit, output=subprocess.DEVNULL):
+    """Runs test programs with a mutant. Returns whether no test detected it.
+
+    The limit of each program is `limit` seconds of CPU time, which does not depend on the load of the machine, and twenty
+    times that in wall-clock time, for programs that sleep.
+    """
     environment = {**os.environ, "MUTANT": str(number), "RUSTC_BOOTSTRAP": "1", "RUST_BACKTRACE": "0", **PROPTEST}
     for program, directory in programs:
-        # A mutant that allocates without end is ended too.
+        # The memory limit ends mutants that allocate endlessly.
         test = subprocess.Popen(
             ["prlimit", f"--data={8 << 30}", f"--cpu={limit}", *program, "-Zunstable-options", "--fail-fast", "-q"], cwd=directory, env=environment,
             stdout=output, stderr=output, start_new_session=True,
@@ -222,39 +225,39 @@ def passes(programs, number, limit, output=subprocess.DEVNULL):
 
 
 def mutate(pattern):
-    """Changes files in every way. Returns all changes, those that were tried, and those that no test notices."""
+    """Tries every change of files. Returns all changes, those that were tried, and those that survived."""
     everything = list_mutants(pattern)
     originals = {file: (COPY / file).read_text() for file in {mutant["file"] for mutant in everything}}
     tried, left = None, everything
     for tests in suites(pattern):
-        began = time.monotonic()
+        start = time.monotonic()
         programs, compiled = build_all(originals, left, tests)
-        built = time.monotonic() - began
+        built = time.monotonic() - start
         tried = tried or compiled
-        began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        if not passes(programs, 0, 600, None):
-            sys.exit(f"the tests fail without a change: {' '.join(tests)}")
+        start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        if not survives(programs, 0, 600, None):
+            sys.exit(f"the tests fail without a mutant; correct them first: {' '.join(tests)}")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         limit = 10 + 5 * int(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-            survived = threads.map(lambda mutant: passes(programs, mutant["number"], limit), compiled)
+            survived = threads.map(lambda mutant: survives(programs, mutant["number"], limit), compiled)
             left = [mutant for mutant, same in zip(compiled, survived) if same]
-        print(f"{' '.join(tests)}: {len(left)} of {len(compiled)} not noticed; "
-              f"{built:.0f} s to build, {time.monotonic() - began:.0f} s to run", flush=True)
+        print(f"{' '.join(tests)}: {len(left)} of {len(compiled)} survived; "
+              f"{built:.0f} s to build, {time.monotonic() - start:.0f} s to run", flush=True)
         if not left:
             break
     return everything, tried, left
 
 
 def survivors(pattern):
-    """Says which changes no test notices, but for those that are known to change nothing. Returns their number."""
+    """Prints the changes that survived, except those in tests/equivalent.toml. Returns their number."""
     equivalent = tomllib.loads((ROOT / "tests/equivalent.toml").read_text())["equivalent"]
     known = {(one["file"], one["line"], one["change"]) for one in equivalent}
-    everything, tried, missed = mutate(pattern)
+    everything, tried, surviving = mutate(pattern)
     unknown, seen = 0, set()
-    for mutant in missed:
+    for mutant in surviving:
         file, change = mutant["file"], mutant["name"].split(": ", 1)[1]
-        # The copy's files have all mutants in them.
+        # Reads the line here, because the copy's file contains all mutants.
         line = (ROOT / file).read_text().splitlines()[mutant["span"]["start"]["line"] - 1].strip()
         seen.add((file, line, change))
         if (file, line, change) not in known:
@@ -262,9 +265,9 @@ def survivors(pattern):
             print(f"SURVIVED: {mutant['name']}\n    {line}", flush=True)
     files = {mutant["file"] for mutant in everything}
     for file, line, change in sorted(one for one in known - seen if one[0] in files):
-        print(f"in tests/equivalent.toml, but noticed by a test: {file}: {change}\n    {line}", flush=True)
-    print(f"{pattern}: {len(everything)} changes, of which {len(everything) - len(tried)} are not tried (they do not compile, or are in "
-          f"constants or planted bugs), {len(missed)} not noticed, of which {len(missed) - unknown} change nothing")
+        print(f"detected by a test, remove it from tests/equivalent.toml: {file}: {change}\n    {line}", flush=True)
+    print(f"{pattern}: {len(everything)} changes; {len(everything) - len(tried)} not tried (they do not compile, or are in "
+          f"constants or planted bugs); {len(surviving)} survived, of which {len(surviving) - unknown} are equivalent")
     return unknown
 
 
@@ -278,10 +281,10 @@ def main():
     survived = 0
     with copy_of_head():
         for mutant in mutants:
-            became = outcome(mutant)
-            survived += not became.startswith("killed")
-            print(f"{mutant['name']}: {became}", flush=True)
-    sys.exit(f"{survived} of {len(mutants)} mutants were not noticed" if survived else 0)
+            result = outcome(mutant)
+            survived += not result.startswith("killed")
+            print(f"{mutant['name']}: {result}", flush=True)
+    sys.exit(f"{survived} of {len(mutants)} mutants survived; each needs a test, or a reason in a comment" if survived else 0)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs every suite of the simulator with seeds that have not run before, then every scenario and every fuzz target.
+"""Runs every suite of the simulator with new seeds, then every scenario and every fuzz target.
 
     scripts/soak.py [--seconds N] [--from SEED] [--seeds N] [--only NAME]...
 
-A seed that fails is added to sim/tests/seeds.txt: from then on `make test` runs it. Exits with 0 if nothing failed, with 1 if
-something did.
+Adds each seed that fails to sim/tests/seeds.txt, whose seeds `make test` runs. Exits with 0 if nothing failed, with 1
+otherwise.
 """
 
 import argparse
@@ -18,7 +18,8 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILT = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 SEEDS = ROOT / "sim/tests/seeds.txt"
-# By suite, a module of sim/tests/it: the tests that take seeds, and how many seeds take some ten seconds on two CPUs
+# By suite, which is a module of sim/tests/it: filters of its tests that take seeds, and the number of seeds that take about ten
+# seconds on two CPUs
 SUITES = {
     "verbs": (["verbs_", "memory_is_not", "connections_fail"], 200),
     "words": (["bad_wires", "crashes"], 500),
@@ -32,7 +33,7 @@ SUITES = {
 
 
 def run(command, **environment):
-    """Runs a command in the repository; its exit code and what it printed."""
+    """Runs a command in the repository. Returns its exit code and its output."""
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -52,12 +53,12 @@ class Soak:
             yield first, min(size, last - first)
             first += size
 
-    def keep(self, name, seed, output):
-        """Adds a seed that failed to the file of seeds that `make test` runs."""
+    def record_failure(self, name, seed, output):
+        """Adds a failed seed to the file of seeds that `make test` runs."""
         line = f"{name} {seed}\n"
-        kept = SEEDS.read_text()
-        if line not in kept:
-            SEEDS.write_text(kept + line)
+        known = SEEDS.read_text()
+        if line not in known:
+            SEEDS.write_text(known + line)
         self.failed.append(f"{name} {seed}")
         found = re.search(rf"^.*seed {seed}.*$", output, re.M)
         print(f"  FAILED: {found.group() if found else output[-2000:]}", flush=True)
@@ -69,10 +70,10 @@ class Soak:
         code, output = run([*test, "--no-run"])
         if code != 0:
             sys.exit(output)
-        began, count = time.monotonic(), 0
+        start, count = time.monotonic(), 0
         for first, chunk in self.chunks(size):
             end = first + chunk
-            # What follows a seed that fails is run, too.
+            # The seeds after a failing one are run, too.
             while first < end:
                 code, output = run([*test, "--", *filters], FROM=str(first), SEEDS=str(end - first))
                 seeds = sorted({int(seed) for seed in re.findall(r"seed (\d+)", output) if first <= int(seed) < end})
@@ -80,52 +81,54 @@ class Soak:
                     self.failed.append(f"{name} from {first}")
                     print(f"  FAILED from {first}:\n{output[-4000:]}", flush=True)
                 for seed in seeds:
-                    self.keep(name, seed, output)
+                    self.record_failure(name, seed, output)
                 first = seeds[0] + 1 if seeds else end
             count += chunk
-        self.told(name, count, began)
+        self.print_row(name, count, start)
 
     def scenario(self, path):
         name = path.name
         program = [BUILT / "release/understudy", "sim", path, "--from", str(self.options.first)]
         limit = ["--seeds", str(self.options.seeds)] if self.options.seeds else ["--for", str(self.options.seconds)]
-        began = time.monotonic()
+        start = time.monotonic()
         code, output = run([*program, *limit])
         found = re.search(r"wrong with seed (\d+)", output)
         if code != 0:
             print(output)
         if found:
-            self.keep(name, int(found.group(1)), output)
+            self.record_failure(name, int(found.group(1)), output)
         elif code != 0:
             self.failed.append(name)
         count = re.search(r"^(\d+) seeds", output, re.M)
-        self.told(name, int(count.group(1)) if count else 0, began)
+        self.print_row(name, int(count.group(1)) if count else 0, start)
 
     def fuzz(self):
-        """Fuzzes each target; corpora stay in fuzz/corpus, and an input that crashes in fuzz/libfuzzer/target."""
-        began = time.monotonic()
+        """Fuzzes each target. Keeps corpora in fuzz/corpus, and inputs that crash in fuzz/libfuzzer/target."""
+        start = time.monotonic()
         code, output = run(["fuzz/run.sh", "all", f"-max_total_time={self.options.seconds}"])
         print(output if code == 0 else output[-4000:])
         if code != 0:
             self.failed.append("fuzz")
-        self.told("fuzz", 0, began)
+        self.print_row("fuzz", 0, start)
 
     @staticmethod
-    def told(name, count, began):
+    def print_row(name, count, start):
         seeds = f"{count:>9,} seeds" if count else " " * 15
-        print(f"{name:<12}{seeds} {time.monotonic() - began:6.0f} s", flush=True)
+        print(f"{name:<12}{seeds} {time.monotonic() - start:6.0f} s", flush=True)
 
 
 def main():
     scenarios = {path.name: path for path in sorted((ROOT / "configs/sim").glob("*.toml"))}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=60, help="for each suite, scenario and fuzz target (default: 60)")
-    parser.add_argument("--from", dest="first", type=int, default=int(time.time()) * 1_000_000, help="the first seed")
-    parser.add_argument("--seeds", type=int, help="so many seeds each, however long that takes; no fuzzing")
-    parser.add_argument("--only", action="append", choices=[*SUITES, *scenarios, "fuzz"], help="a suite, scenario or `fuzz`")
+    parser.add_argument("--seconds", type=int, default=60, help="time of each suite, scenario and fuzz target (default: 60)")
+    first = int(time.time()) * 1_000_000
+    parser.add_argument("--from", dest="first", type=int, default=first, help="first seed (default: a new one, by the clock)")
+    parser.add_argument("--seeds", type=int, help="number of seeds of each, instead of a time; no fuzzing")
+    names = [*SUITES, *scenarios, "fuzz"]
+    parser.add_argument("--only", action="append", choices=names, help="run only this suite, scenario or `fuzz`; repeatable")
     soak = Soak(parser.parse_args())
     only = soak.options.only or [*SUITES, *scenarios, *([] if soak.options.seeds else ["fuzz"])]
-    print(f"from seed {soak.options.first}", flush=True)
+    print(f"first seed: {soak.options.first}", flush=True)
     for name in only:
         if name in SUITES:
             soak.suite(name)
@@ -134,7 +137,7 @@ def main():
         else:
             soak.fuzz()
     if soak.failed:
-        sys.exit(f"failed: {', '.join(soak.failed)}; their seeds are in {SEEDS.relative_to(ROOT)}")
+        sys.exit(f"failed: {', '.join(soak.failed)}; seeds that failed are in {SEEDS.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
