@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import pathlib
-import queue
 import shutil
 import signal
 import subprocess

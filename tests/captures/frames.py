@@ -1,7 +1,7 @@
-"""RoCEv2 frames and pcap files, read with nothing but the standard library.
+"""Parser of RoCEv2 frames and pcap files, with the standard library only.
 
-This is on purpose not a port of our Rust crate: it is a second opinion for the
-captures here and for the e2e tests, written from the specification and `zlib.crc32`.
+It is independent of the Rust crates, so that the captures here and the e2e tests are
+checked by a second implementation. It follows the specification, with `zlib.crc32`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def opcode_name(opcode: int) -> str:
 
 @dataclass(frozen=True)
 class Packet:
-    """A RoCEv2 frame: where its parts lie, and what the base transport header says."""
+    """A RoCEv2 frame: offsets of its parts, and fields of its base transport header (BTH)."""
 
     frame: bytes
     ip: int
@@ -70,16 +70,16 @@ class Packet:
 
     @property
     def icrc(self) -> int:
-        """As transmitted: little-endian, the last four bytes of the UDP payload."""
+        """The ICRC as transmitted: little-endian, the last four bytes of the UDP payload."""
         return int.from_bytes(self.frame[self.end - ICRC_LEN : self.end], "little")
 
     def computed_icrc(self) -> int:
-        """CRC-32 over the packet, with all that a router may change read as ones.
+        """Returns the CRC-32 of the packet, in which all bits that a router may change are ones.
 
-        InfiniBand Architecture, annex A17 (RoCEv2): eight bytes of ones stand for the
-        local route header; of IPv4 the type of service, time to live and checksum, of
-        IPv6 the traffic class, flow label and hop limit, the UDP checksum, and the BTH's
-        fifth byte (FECN, BECN, reserved) are masked. Ethernet and VLAN are not covered.
+        InfiniBand Architecture, annex A17 (RoCEv2): eight bytes of ones replace the local
+        route header. Masked are: of IPv4 the type of service, time to live and checksum; of
+        IPv6 the traffic class, flow label and hop limit; the UDP checksum; and the BTH's
+        fifth byte (FECN, BECN, reserved). Ethernet and VLAN headers are not covered.
         """
         masked = bytearray(self.frame[self.ip : self.end - ICRC_LEN])
         udp = self.udp - self.ip
@@ -100,7 +100,7 @@ class Packet:
 
 
 def dissect(frame: bytes) -> Packet | None:
-    """The RoCEv2 packet in an Ethernet frame; None for any other frame and any broken one."""
+    """Returns the RoCEv2 packet in an Ethernet frame, or None for any other or malformed frame."""
     at, vlan_ids = 12, []
     while len(frame) >= at + 4 and int.from_bytes(frame[at : at + 2], "big") in VLAN_TYPES:
         vlan_ids.append(int.from_bytes(frame[at + 2 : at + 4], "big") & 0xFFF)
@@ -137,7 +137,7 @@ def dissect(frame: bytes) -> Packet | None:
 
 @dataclass(frozen=True, order=True)
 class Record:
-    """A recorded frame and its time in microseconds."""
+    """A recorded frame, and its time in microseconds."""
 
     time_us: int
     frame: bytes
@@ -150,7 +150,7 @@ def read_pcap(path: Path) -> list[Record]:
     order = "<" if struct.unpack_from("<I", data)[0] in magics else ">"
     magic, *_, link_type = struct.unpack_from(f"{order}IHHiIII", data)
     if magic not in magics or link_type != 1:
-        raise ValueError(f"{path}: not a pcap file of Ethernet frames")
+        raise ValueError(f"{path}: not a pcap file of Ethernet frames; record it with `tcpdump -w`")
     records, at = [], 24
     while at + 16 <= len(data):
         seconds, fraction, captured, _ = struct.unpack_from(f"{order}IIII", data, at)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes damaged.pcap: good frames mixed with every kind of broken, odd and foreign one.
+"""Writes damaged.pcap: valid frames mixed with malformed, unusual and non-RoCEv2 frames of every kind.
 
     tests/captures/make_damaged.py
 
-The frames come from the real captures beside it; each broken one has ONE fault, so
-checksums and ICRC are right again after the change unless they are the fault. The
-result is the same to the byte every time. damaged.tsv says what each frame is: its
-number, "good" (RoCEv2 to be forwarded), "foreign" (not RoCEv2, and nothing wrong with
-it) or "broken", and the fault.
+The frames are derived from the real captures beside it. Each malformed frame has ONE
+fault: checksums and ICRC are corrected after the change unless they are the fault. The
+output is the same to the byte every time. damaged.tsv describes each frame: its number,
+"good" (valid RoCEv2, to be forwarded), "foreign" (valid, but not RoCEv2) or "broken"
+(malformed), and the fault.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from frames import Packet, Record, dissect, read_pcap, write_pcap
 
 HERE = Path(__file__).parent
 
-# Where things are in an untagged IPv4 frame without options.
+# Offsets in an untagged IPv4 frame without options
 VLAN_TAG, ETHERTYPE, IP, UDP, BTH = 12, 12, 14, 34, 42
 AFTER_BTH = BTH + 12
 RETH_LEN, AETH_LEN, ICRC_LEN = 16, 4, 4
 
 
-def sealed(frame: bytes | bytearray, ip: int = IP, ip_header_len: int = 20) -> bytes:
-    """The frame with the IPv4 checksum and the ICRC that belong to it as it is."""
+def with_icrc(frame: bytes | bytearray, ip: int = IP, ip_header_len: int = 20) -> bytes:
+    """Returns the frame with a correct IPv4 checksum and a correct ICRC."""
     fixed = bytearray(frame)
     if fixed[ip] >> 4 == 4:
         fixed[ip + 10 : ip + 12] = b"\0\0"
@@ -43,61 +43,61 @@ def ipv4_checksum(header: bytes | bytearray) -> int:
 
 
 def with_checksum(frame: bytes | bytearray) -> bytes:
-    """The frame with its IPv4 checksum right, the rest as it is."""
+    """Returns the frame with a correct IPv4 checksum, otherwise unchanged."""
     fixed = bytearray(frame)
     fixed[IP + 10 : IP + 12] = b"\0\0"
     fixed[IP + 10 : IP + 12] = struct.pack("!H", ipv4_checksum(fixed[IP : IP + 20]))
     return bytes(fixed)
 
 
-def measured(frame: bytes | bytearray) -> bytes:
-    """The frame with the length fields that belong to its size, and their checksum."""
+def with_lengths(frame: bytes | bytearray) -> bytes:
+    """Returns the frame with length fields that match its size, and a correct IPv4 checksum."""
     fixed = bytearray(frame)
     fixed[IP + 2 : IP + 4] = struct.pack("!H", len(fixed) - IP)
     fixed[UDP + 4 : UDP + 6] = struct.pack("!H", len(fixed) - UDP)
     return with_checksum(fixed)
 
 
-def resized(frame: bytes | bytearray) -> bytes:
-    """As `measured`, with the ICRC in its last four bytes."""
-    return sealed(measured(frame))
+def with_lengths_and_icrc(frame: bytes | bytearray) -> bytes:
+    """Returns the frame with correct length fields, IPv4 checksum and ICRC, which is its last four bytes."""
+    return with_icrc(with_lengths(frame))
 
 
-def patched(frame: bytes | bytearray, offset: int, value: bytes) -> bytearray:
+def replaced(frame: bytes | bytearray, offset: int, value: bytes) -> bytearray:
     changed = bytearray(frame)
     changed[offset : offset + len(value)] = value
     return changed
 
 
-def shrunk(frame: bytes, length: int) -> bytes:
-    """Complete by its length fields, and yet too short for what its opcode promises."""
+def shortened(frame: bytes, length: int) -> bytes:
+    """Returns a frame whose length fields match, but which is too short for the headers that its opcode requires."""
     if length < AFTER_BTH + ICRC_LEN:
-        return measured(frame[:length])  # no room for an ICRC
-    return resized(frame[:length])
+        return with_lengths(frame[:length])  # no room for an ICRC
+    return with_lengths_and_icrc(frame[:length])
 
 
-def payload_of(size: int, write: bytes) -> bytes:
-    """A WRITE Only of that many bytes, by RETH and by its own length."""
+def write_of(size: int, write: bytes) -> bytes:
+    """Returns a WRITE Only with `size` bytes of payload, in the RETH and in fact."""
     payload = bytes(index & 0xFF for index in range(size))
-    headers = patched(write[: AFTER_BTH + RETH_LEN], AFTER_BTH + 12, struct.pack("!I", size))
-    return resized(bytes(headers) + payload + bytes(ICRC_LEN))
+    headers = replaced(write[: AFTER_BTH + RETH_LEN], AFTER_BTH + 12, struct.pack("!I", size))
+    return with_lengths_and_icrc(bytes(headers) + payload + bytes(ICRC_LEN))
 
 
 def with_ipv6_extension(frame: bytes, next_header: int, extension: bytes) -> bytes:
     changed = bytearray(frame[: IP + 40] + extension + frame[IP + 40 :])
     changed[IP + 4 : IP + 6] = struct.pack("!H", len(changed) - IP - 40)
     changed[IP + 6] = next_header
-    return sealed(changed, ip_header_len=40 + len(extension))
+    return with_icrc(changed, ip_header_len=40 + len(extension))
 
 
 def with_ipv4_options(frame: bytes) -> bytes:
     changed = bytearray(frame[: IP + 20] + bytes([0x94, 4, 0, 0]) + frame[IP + 20 :])  # router alert
     changed[IP] = 0x46
     changed[IP + 2 : IP + 4] = struct.pack("!H", len(changed) - IP)
-    return sealed(changed, ip_header_len=24)
+    return with_icrc(changed, ip_header_len=24)
 
 
-def tagged(frame: bytes, *tags: tuple[int, int]) -> bytes:
+def with_vlan_tags(frame: bytes, *tags: tuple[int, int]) -> bytes:
     return frame[:VLAN_TAG] + b"".join(struct.pack("!HH", *tag) for tag in tags) + frame[VLAN_TAG:]
 
 
@@ -123,24 +123,24 @@ def foreign_frames(base: bytes) -> list[tuple[str, bytes]]:
 
 
 def good_frames(write: bytes, ack: bytes) -> list[tuple[str, bytes]]:
-    """Unusual and nevertheless right."""
+    """Returns valid but unusual frames, with descriptions."""
     return [
         ("Ethernet padding behind the packet", ack + bytes(6)),
-        ("FECN, BECN and reserved bits set", bytes(patched(write, BTH + 4, b"\xff"))),
-        ("CE mark and another time to live", with_checksum(patched(patched(write, IP + 1, b"\x6b"), IP + 8, b"\x05"))),
-        ("MigReq and solicited event set", sealed(patched(write, BTH + 1, b"\xc0"))),
+        ("FECN, BECN and reserved bits set", bytes(replaced(write, BTH + 4, b"\xff"))),
+        ("CE mark and another time to live", with_checksum(replaced(replaced(write, IP + 1, b"\x6b"), IP + 8, b"\x05"))),
+        ("MigReq and solicited event set", with_icrc(replaced(write, BTH + 1, b"\xc0"))),
         ("an unpadded byte count: 61 bytes and PadCnt 3", padded_write(write)),
-        ("a WRITE of no bytes", payload_of(0, write)),
-        ("the largest payload, 4096 bytes", payload_of(4096, write)),
-        ("VLAN tagged", tagged(write, (0x8100, 0x600A))),
-        ("two VLAN tags", tagged(write, (0x88A8, 0x00C8), (0x8100, 0x600A))),
+        ("a WRITE of no bytes", write_of(0, write)),
+        ("the largest payload, 4096 bytes", write_of(4096, write)),
+        ("VLAN tagged", with_vlan_tags(write, (0x8100, 0x600A))),
+        ("two VLAN tags", with_vlan_tags(write, (0x88A8, 0x00C8), (0x8100, 0x600A))),
         ("IPv4 with options", with_ipv4_options(write)),
     ]
 
 
 def padded_write(write: bytes) -> bytes:
-    changed = patched(write, BTH + 1, bytes([write[BTH + 1] | 0x30]))
-    return sealed(patched(changed, AFTER_BTH + 12, struct.pack("!I", 61)))
+    changed = replaced(write, BTH + 1, bytes([write[BTH + 1] | 0x30]))
+    return with_icrc(replaced(changed, AFTER_BTH + 12, struct.pack("!I", 61)))
 
 
 def broken_frames(write: bytes, ack: bytes, ipv6: bytes) -> list[tuple[str, bytes]]:
@@ -148,10 +148,10 @@ def broken_frames(write: bytes, ack: bytes, ipv6: bytes) -> list[tuple[str, byte
 
     def set_length(ip_delta: int, udp_delta: int) -> bytes:
         ip_len, udp_len = whole - IP + ip_delta, whole - UDP + udp_delta
-        changed = patched(patched(write, IP + 2, struct.pack("!H", ip_len)), UDP + 4, struct.pack("!H", udp_len))
+        changed = replaced(replaced(write, IP + 2, struct.pack("!H", ip_len)), UDP + 4, struct.pack("!H", udp_len))
         return with_checksum(changed)
 
-    flipped = patched(write, AFTER_BTH + RETH_LEN + 5, bytes([write[AFTER_BTH + RETH_LEN + 5] ^ 0x10]))
+    flipped = replaced(write, AFTER_BTH + RETH_LEN + 5, bytes([write[AFTER_BTH + RETH_LEN + 5] ^ 0x10]))
     hop_by_hop = bytes([17, 0, 1, 4, 0, 0, 0, 0])
     fragment = bytes([17, 0, 0, 1, 0, 0, 0, 7])
     cuts = [
@@ -171,42 +171,42 @@ def broken_frames(write: bytes, ack: bytes, ipv6: bytes) -> list[tuple[str, byte
         *((what, write[:length]) for length, what in cuts),
         ("an ACK cut before the AETH", ack[:AFTER_BTH]),
         ("an ACK cut before the ICRC", ack[: AFTER_BTH + AETH_LEN]),
-        ("cut in the VLAN tag", tagged(write, (0x8100, 0x600A))[:15]),
-        ("cut behind the VLAN tag", tagged(write, (0x8100, 0x600A))[:18]),
+        ("cut in the VLAN tag", with_vlan_tags(write, (0x8100, 0x600A))[:15]),
+        ("cut behind the VLAN tag", with_vlan_tags(write, (0x8100, 0x600A))[:18]),
         ("IPv6 cut in its header", ipv6[: IP + 20]),
         ("IPv6 cut before the UDP header", ipv6[: IP + 40]),
         ("IPv6 cut in the payload", ipv6[: IP + 40 + 8 + 12 + 10]),
-        *((what, shrunk(write, length)) for length, what in shrinks),
-        ("ACK without AETH", shrunk(ack, AFTER_BTH + ICRC_LEN)),
+        *((what, shortened(write, length)) for length, what in shrinks),
+        ("ACK without AETH", shortened(ack, AFTER_BTH + ICRC_LEN)),
         ("IPv4 total length beyond the frame", set_length(+40, 0)),
         ("IPv4 total length short of the UDP length", set_length(-20, 0)),
-        ("IPv4 total length below its header", with_checksum(patched(write, IP + 2, b"\x00\x13"))),
+        ("IPv4 total length below its header", with_checksum(replaced(write, IP + 2, b"\x00\x13"))),
         ("UDP length beyond the IPv4 packet", set_length(0, +16)),
         ("UDP length short of the IPv4 packet", set_length(0, -16)),
-        ("UDP length below its header", with_checksum(patched(write, UDP + 4, b"\x00\x07"))),
-        ("IPv4 version 5", with_checksum(patched(write, IP, b"\x55"))),
-        ("IPv4 header length 16", with_checksum(patched(write, IP, b"\x44"))),
-        ("IPv4 header length beyond the packet", bytes(patched(ack, IP, b"\x4f"))),
-        ("IPv4 header checksum wrong", bytes(patched(write, IP + 10, bytes([write[IP + 10] ^ 0xFF])))),
+        ("UDP length below its header", with_checksum(replaced(write, UDP + 4, b"\x00\x07"))),
+        ("IPv4 version 5", with_checksum(replaced(write, IP, b"\x55"))),
+        ("IPv4 header length 16", with_checksum(replaced(write, IP, b"\x44"))),
+        ("IPv4 header length beyond the packet", bytes(replaced(ack, IP, b"\x4f"))),
+        ("IPv4 header checksum wrong", bytes(replaced(write, IP + 10, bytes([write[IP + 10] ^ 0xFF])))),
         ("ICRC wrong: a payload bit flipped", bytes(flipped)),
-        ("ICRC wrong: itself flipped", bytes(patched(write, whole - 1, bytes([write[-1] ^ 0x80])))),
-        ("ICRC wrong: PSN changed on the way", bytes(patched(write, BTH + 11, bytes([write[BTH + 11] ^ 1])))),
-        ("ICRC wrong: an ACK made a NAK", bytes(patched(ack, AFTER_BTH, bytes([ack[AFTER_BTH] ^ 0x60])))),
-        ("first IPv4 fragment", with_checksum(patched(write, IP + 6, b"\x20\x00"))),
-        ("later IPv4 fragment", with_checksum(patched(write, IP + 6, b"\x00\x10"))),
-        ("unknown opcode 0xc5", sealed(patched(write, BTH, b"\xc5"))),
-        ("reserved RC opcode 0x1c", sealed(patched(write, BTH, b"\x1c"))),
-        ("reserved UD opcode 0x66", sealed(patched(write, BTH, b"\x66"))),
-        ("payload not a multiple of four, PadCnt 0", resized(write[: whole - ICRC_LEN - 1] + bytes(ICRC_LEN))),
-        ("PadCnt 3 and no payload to pad", sealed(patched(ack, BTH + 1, bytes([ack[BTH + 1] | 0x30])))),
-        ("transport version 1", sealed(patched(write, BTH + 1, bytes([write[BTH + 1] | 0x01])))),
-        ("payload of 4100 bytes", payload_of(4100, write)),
-        ("payload of 8192 bytes", payload_of(8192, write)),
+        ("ICRC wrong: itself flipped", bytes(replaced(write, whole - 1, bytes([write[-1] ^ 0x80])))),
+        ("ICRC wrong: PSN changed on the way", bytes(replaced(write, BTH + 11, bytes([write[BTH + 11] ^ 1])))),
+        ("ICRC wrong: an ACK made a NAK", bytes(replaced(ack, AFTER_BTH, bytes([ack[AFTER_BTH] ^ 0x60])))),
+        ("first IPv4 fragment", with_checksum(replaced(write, IP + 6, b"\x20\x00"))),
+        ("later IPv4 fragment", with_checksum(replaced(write, IP + 6, b"\x00\x10"))),
+        ("unknown opcode 0xc5", with_icrc(replaced(write, BTH, b"\xc5"))),
+        ("reserved RC opcode 0x1c", with_icrc(replaced(write, BTH, b"\x1c"))),
+        ("reserved UD opcode 0x66", with_icrc(replaced(write, BTH, b"\x66"))),
+        ("payload not a multiple of four, PadCnt 0", with_lengths_and_icrc(write[: whole - ICRC_LEN - 1] + bytes(ICRC_LEN))),
+        ("PadCnt 3 and no payload to pad", with_icrc(replaced(ack, BTH + 1, bytes([ack[BTH + 1] | 0x30])))),
+        ("transport version 1", with_icrc(replaced(write, BTH + 1, bytes([write[BTH + 1] | 0x01])))),
+        ("payload of 4100 bytes", write_of(4100, write)),
+        ("payload of 8192 bytes", write_of(8192, write)),
         ("IPv6 with a hop-by-hop header", with_ipv6_extension(ipv6, 0, hop_by_hop)),
         ("IPv6 with a fragment header", with_ipv6_extension(ipv6, 44, fragment)),
-        ("IPv6 version 5", bytes(patched(ipv6, IP, bytes([0x50 | ipv6[IP] & 0x0F])))),
-        ("IPv6 payload length beyond the frame", bytes(patched(ipv6, IP + 4, b"\x01\x00"))),
-        ("IPv6 payload length short of the UDP length", bytes(patched(ipv6, IP + 4, b"\x00\x18"))),
+        ("IPv6 version 5", bytes(replaced(ipv6, IP, bytes([0x50 | ipv6[IP] & 0x0F])))),
+        ("IPv6 payload length beyond the frame", bytes(replaced(ipv6, IP + 4, b"\x01\x00"))),
+        ("IPv6 payload length short of the UDP length", bytes(replaced(ipv6, IP + 4, b"\x00\x18"))),
     ]
 
 
@@ -222,8 +222,8 @@ def main() -> None:
         *(("foreign", what, frame) for what, frame in foreign_frames(write)),
         *(("broken", what, frame) for what, frame in broken_frames(write, ack, ipv6)),
     ]
-    # A real frame before each special one, and at the end: what is right must come
-    # through between what is wrong.
+    # A real frame before each special one, and at the end: valid frames have to be
+    # forwarded between malformed ones.
     real = writes + sends
     rows: list[tuple[str, str, bytes]] = []
     for index, row in enumerate(special):
@@ -234,7 +234,7 @@ def main() -> None:
     lines = [f"{number}\t{kind}\t{what}" for number, (kind, what, _) in enumerate(rows, start=1)]
     (HERE / "damaged.tsv").write_text("\n".join(["frame\tkind\twhat", *lines]) + "\n")
     check(rows)
-    print(f"damaged.pcap: {len(rows)} frames, {sum(kind == 'broken' for kind, _, _ in rows)} of them broken")
+    print(f"damaged.pcap: {len(rows)} frames, {sum(kind == 'broken' for kind, _, _ in rows)} of them malformed")
 
 
 def opcode_of(record: Record) -> int | None:
@@ -243,7 +243,7 @@ def opcode_of(record: Record) -> int | None:
 
 
 def check(rows: list[tuple[str, str, bytes]]) -> None:
-    """What is said of a frame must be so by our own reading of it."""
+    """Asserts that the kind of each frame agrees with frames.py."""
     for kind, what, frame in rows:
         packet = dissect(frame)
         if kind == "good":

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Records the captures of this folder that are of our own making, with the e2e tests' guests.
+"""Records captures of this folder, with the guests of the e2e tests.
 
-    tests/captures/record.py [NAME...]      as root; without names: all
+    tests/captures/record.py [NAME...]      (as root; default: all in RECORDINGS)
 
-The files differ from run to run (PSNs, ports, times), their opcode counts do not; after
-a new recording run verify.py and bring README.md's table up to date.
+The files differ from run to run (PSNs, ports, times); their opcode counts do not. After
+a new recording, run verify.py and update the table in README.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GUEST_DIR = HERE.parent.parent / "target/e2e"
 class Recording:
     program: Program
     link_mtu: int = 1500
-    frames: int | None = None  # cut after so many
+    frames: int | None = None  # maximum number; the rest is cut
 
 
 RECORDINGS = [
@@ -75,7 +75,7 @@ def record(recordings: Iterable[Recording], link_mtu: int, work: Path) -> None:
             roce = [record for record in records if dissect(record.frame) is not None]
             if recording.program.expected is not None:
                 complete = recording.program.expected.total()
-                assert len(roce) >= complete, f"{recording.program.name}: {len(roce)} frames of {complete}"
+                assert len(roce) >= complete, f"{recording.program.name}: {len(roce)} frames recorded, {complete} expected"
             file = HERE / f"{recording.program.name}.pcap"
             write_pcap(file, roce[: recording.frames])
             print(f"{file.name}: {recording.program.client}", flush=True)

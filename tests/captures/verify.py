@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks captures: every RoCEv2 frame's ICRC, and the opcode counts of README.md.
+"""Checks captures: the ICRC of every RoCEv2 frame, and the opcode counts in README.md.
 
-    tests/captures/verify.py [FILE.pcap...]      without files: all in this folder
+    tests/captures/verify.py [FILE.pcap...]      (default: all in this folder)
 
-Prints a line a file and exits 1 when an ICRC is wrong or README.md says other counts.
-Frames of `damaged.pcap` are broken on purpose: they are counted, not judged.
+Prints a line per file. Exits with 1 if an ICRC is wrong or README.md has other counts.
+Frames of `damaged.pcap` are malformed on purpose: they are counted, not checked.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from frames import dissect, read_pcap
 
 HERE = Path(__file__).parent
-BROKEN_ON_PURPOSE = "damaged.pcap"
+MALFORMED_ON_PURPOSE = "damaged.pcap"
 
 
 def documented_counts() -> dict[str, Counter[int]]:
-    """File name to opcode counts, from README.md's tables (`6 x32, 8 x31` in a row's last cell)."""
+    """Returns opcode counts by file name, from the tables of README.md (`6 x32, 8 x31` in a row's last cell)."""
     documented = {}
     for line in (HERE / "README.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -40,17 +40,17 @@ def main() -> int:
         packets = [packet for record in records if (packet := dissect(record.frame)) is not None]
         opcodes = Counter(packet.opcode for packet in packets)
         bad = sum(not packet.icrc_ok for packet in packets)
-        remarks = []
-        if file.name != BROKEN_ON_PURPOSE:
+        problems = []
+        if file.name != MALFORMED_ON_PURPOSE:
             if bad:
-                remarks.append(f"{bad} BAD ICRC")
+                problems.append(f"{bad} WRONG ICRC")
             if documented.get(file.name, opcodes) != opcodes:
-                remarks.append("README.md says other counts")
-        failed |= bool(remarks)
+                problems.append("opcode counts differ from README.md")
+        failed |= bool(problems)
         counts = ", ".join(f"{opcode} x{count}" for opcode, count in sorted(opcodes.items()))
         print(
             f"{file.name}: {len(records)} frames, {len(records) - len(packets)} not RoCEv2, "
-            f"bad ICRC {bad}; {counts}{' <-- ' if remarks else ''}{'; '.join(remarks)}"
+            f"{bad} wrong ICRC; {counts}{' <-- ' if problems else ''}{'; '.join(problems)}"
         )
     return 1 if failed else 0
 
