@@ -68,8 +68,8 @@ def record(recordings: Iterable[Recording], link_mtu: int, work: Path) -> None:
             guest.add_vlan(20, on="eth0.200", network="qinq")
         for recording in recordings:
             parts = [work / "a.pcap", work / "b.pcap"]
-            wire = [sys.executable, str(E2E / "bridge.py"), "host-a", "host-b"]
-            with lab.recorded(a.tap, parts[0]), lab.recorded(b.tap, parts[1]), lab.wire(wire):
+            forwarder = [sys.executable, str(E2E / "bridge.py"), "host-a", "host-b"]
+            with lab.recorded(a.tap, parts[0]), lab.recorded(b.tap, parts[1]), lab.forwarder(forwarder):
                 run_program(recording.program, server=a, client=b)
             records = sorted(record for part in parts for record in read_pcap(part))
             roce = [record for record in records if dissect(record.frame) is not None]

@@ -3,7 +3,7 @@
 
     bridge.py INTERFACE-A INTERFACE-B
 
-It shows whether the test itself is sound without understudy. It has the interface of
+It checks that the test itself passes without understudy. It has the interface of
 `understudy run ... --json` ("ready" on stderr, one JSON report on stdout after SIGINT),
 but forwards with plain packet sockets and counts with tests/captures/frames.py.
 It does not use a Linux bridge, since kernels built for containers often lack it.
@@ -100,7 +100,7 @@ def main() -> None:
     selector = selectors.DefaultSelector()
     for port, interface in enumerate(interfaces):
         selector.register(interface, selectors.EVENT_READ, port)
-    # A signal ends the select below. Unlike an exception it cannot interrupt the code
+    # A signal ends the select below. Unlike an exception, it cannot interrupt the code
     # between forwarding a frame and counting it.
     wakeup, stop = socket.socketpair()
     stop.setblocking(False)

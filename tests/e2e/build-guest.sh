@@ -4,18 +4,18 @@
 #
 #   tests/e2e/build-guest.sh OUTDIR
 #
-# Everything in them is a Debian package of this machine's own release, fetched
-# with `apt-get download` and unpacked with `dpkg -x`; nothing is installed and
-# no root is needed. A second run with the same scripts finds its stamp and
-# returns at once; delete OUTDIR for newer packages.
+# All content comes from Debian packages of this machine's release, downloaded
+# with `apt-get download` and unpacked with `dpkg -x`: nothing is installed, and
+# root is not needed. A second run with the same scripts finds the stamp file and
+# returns at once; delete OUTDIR to get newer packages.
 set -euo pipefail
-export LC_ALL=C # apt-cache's words are read below
+export LC_ALL=C # the output of apt-cache is parsed below
 
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:?usage: build-guest.sh OUTDIR}
 
-# What a guest runs, and the libraries those programs need. A missing one is
-# found below, before a guest is booted.
+# Programs of the guests, and their libraries. A missing library is reported
+# below, before a guest is booted.
 packages=(
     perftest rdmacm-utils ibverbs-utils iproute2 busybox-static dash
     libibverbs1 libibverbs-dev librdmacm1 librdmacm-dev ibverbs-providers libibumad3
@@ -31,8 +31,8 @@ programs=(
     ibv_devinfo ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong ibv_srq_pingpong
     ip rdma tc bridge
 )
-# What guests need of the kernel; what these depend on is added. crc32_generic
-# is asked for by name at run time (rxe's ICRC), so no dependency says so.
+# Kernel modules of the guests; their dependencies are added. crc32_generic is
+# requested by name at run time (rxe's ICRC), so it is not a dependency.
 modules=(
     virtio_pci virtio_net virtio_console crc32_generic rdma_rxe ib_uverbs rdma_ucm
     ib_umad 8021q
@@ -43,7 +43,7 @@ die() { say "$*"; exit 1; }
 
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-exec 9>"$out/lock" && flock 9 # two at a time would build over each other
+exec 9>"$out/lock" && flock 9 # only one build at a time may write here
 stamp=$(cat "$here"/*.sh "$here"/*.c | sha256sum)
 if [[ -f $out/stamp && $(<"$out/stamp") == "$stamp" ]]; then
     exit 0
@@ -66,16 +66,16 @@ kernel_package() {
 download() {
     kernel=$(kernel_package)
     [[ -n $kernel ]] || return 1
-    # As the caller: apt's own sandbox user may not write here.
+    # Downloads as the caller: apt's sandbox user cannot write here.
     (cd "$work/debs" && apt-get -qq -o APT::Sandbox::User="$(id -un)" download "$kernel" "${packages[@]}")
 }
 mkdir "$work/debs"
-say "fetching the kernel and ${#packages[@]} packages"
+say "downloading the kernel and ${#packages[@]} packages"
 if ! download; then
-    # The lists are absent or older than the archive: once more with new ones.
-    say "once more after apt-get update"
-    apt-get -qq update || die "apt-get update failed; run it as root, then this again"
-    download || die "packages could not be fetched"
+    # The package lists are missing or older than the archive: update them.
+    say "retrying after apt-get update"
+    apt-get -qq update || die "apt-get update failed; run it as root, then retry"
+    download || die "packages could not be downloaded; see the error above"
 fi
 mkdir "$work/kernel" "$work/unpacked"
 dpkg -x "$work"/debs/linux-image-*.deb "$work/kernel"
@@ -92,22 +92,22 @@ ln -s usr/sbin "$root/sbin"
 ln -s usr/lib "$root/lib"
 mkdir "$root/lib64"
 
-unpacked() { # the path of a file in the packages, whichever /usr merge they follow
+unpacked() { # prints the path of a file of the packages, with or without /usr merge
     local candidate
     for candidate in "$@"; do
         if [[ -e $work/unpacked/$candidate ]]; then echo "$work/unpacked/$candidate"; return; fi
     done
-    die "none of the packages has $1"
+    die "no package contains $1; add its package to the list in $0"
 }
 loader=$(unpacked lib64/ld-linux-x86-64.so.2 lib/x86_64-linux-gnu/ld-linux-x86-64.so.2)
 cp -L "$(unpacked lib/x86_64-linux-gnu/ld-linux-x86-64.so.2)" "$root/lib64/ld-linux-x86-64.so.2"
 
-# dash is the shell: busybox's own would prefer its applets, a lesser `ip` among
-# them, to the programs of the same name.
+# dash is the shell: busybox's shell would prefer its applets, such as a limited
+# `ip`, to the programs of the same name.
 for program in "${programs[@]}" dash; do
     cp -L "$(unpacked usr/bin/"$program" bin/"$program" usr/sbin/"$program" sbin/"$program")" "$root/usr/bin/"
 done
-# Our own, for what no packaged program does.
+# Programs of this folder, for operations that no packaged program has.
 for source in "$here"/*.c; do
     cc -O1 -Wall -Wextra -Werror -I "$work/unpacked/usr/include" -Wl,--allow-shlib-undefined \
         -o "$root/usr/bin/$(basename "$source" .c)" "$source" "$(unpacked usr/lib/x86_64-linux-gnu/libibverbs.so.1)" \
@@ -119,17 +119,17 @@ for applet in $("$root/usr/bin/busybox" --list); do
 done
 ln -s dash "$root/usr/bin/sh"
 
-# The provider is a plug-in and libgcc is opened at a thread's end (pthread_exit):
-# neither shows in a list of needed libraries.
+# The provider is a plug-in, and libgcc is opened when a thread ends (pthread_exit):
+# the list of needed libraries has neither.
 cp -L "$work/unpacked/$lib"/libibverbs/librxe-rdmav*.so "$root/$lib/libibverbs/"
 cp "$work/unpacked/etc/libibverbs.d/rxe.driver" "$root/etc/libibverbs.d/"
 cp -L "$(unpacked lib/x86_64-linux-gnu/libgcc_s.so.1 usr/lib/x86_64-linux-gnu/libgcc_s.so.1)" "$root/$lib/"
 
-# Ask the packages' own loader, which knows nothing of this machine's libraries
-# but the path given.
+# Uses the loader of the packages, which does not search this machine's libraries,
+# only the given path.
 library_path=$work/unpacked/lib/x86_64-linux-gnu:$work/unpacked/$lib
 for file in "${programs[@]/#/$root/usr/bin/}" "$root/$lib"/libibverbs/*.so "$root/$lib"/*.so.*; do
-    needed=$("$loader" --library-path "$library_path" --list "$file") || die "the loader refuses $file"
+    needed=$("$loader" --library-path "$library_path" --list "$file") || die "the loader cannot load $file"
     while read -r name _ path _; do
         case $name in linux-vdso* | */ld-linux* | statically) continue ;; esac
         [[ $path == "$work"/* ]] || die "$file needs $name: add its package to the list"
@@ -138,8 +138,8 @@ for file in "${programs[@]/#/$root/usr/bin/}" "$root/$lib"/libibverbs/*.so "$roo
 done
 
 # --- modules ------------------------------------------------------------------------
-# The packages carry no modules.dep (depmod makes it at installation), but each
-# module names those it needs.
+# The packages contain no modules.dep (depmod writes it at installation), but each
+# module lists its dependencies.
 declare -A loaded=()
 add_module() {
     local name=${1//-/_} file dependency
@@ -159,7 +159,7 @@ for module in "${modules[@]}"; do add_module "$module"; done
 install -m 755 "$here/guest-init.sh" "$root/init"
 echo 'root:x:0:0:root:/root:/bin/sh' >"$root/etc/passwd"
 printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
-# Not compressed: an emulated CPU copies faster than it decompresses.
+# Uncompressed: an emulated CPU copies faster than it decompresses.
 (cd "$root" && find . -print0 | sort -z | cpio --null --quiet -o -H newc -R 0:0) >"$work/initramfs.cpio"
 mv "$work/initramfs.cpio" "$out/initramfs.cpio"
 cp "$work"/kernel/boot/vmlinuz-* "$out/vmlinuz"

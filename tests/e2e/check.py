@@ -1,8 +1,8 @@
-"""Does the wire's report agree with what the guests sent? Three accounts of the same packets:
+"""Compares the forwarder's report with three independent counts of the same packets:
 
-1. the guests' soft-RoCE counters, which must equal the wire's totals exactly;
+1. the guests' soft-RoCE counters, which have to equal the forwarder's totals exactly;
 2. the packets that the program had to send (programs.py), per opcode and per queue pair;
-3. the connection manager's counters, for its messages, whose number the programs leave open.
+3. the connection manager's counters, for its messages, whose number programs.py does not specify.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from guest import Guest, LabError
 from programs import RESPONSES, UD_SEND_ONLY, Program
 
 PORT_DIR = "/sys/class/infiniband/rxe0/ports/1"
-# What a guest counts when it sends, or sees, a packet for the second time. With all of
-# these at rest every packet crossed the wire once, and counts must be exact.
+# Counters of a guest that increase when it sends or receives a packet for the second time. If
+# none of them increases, every packet was sent once, and counts have to be exact.
 RETRANSMISSION_COUNTERS = (
     "duplicate_request", "out_of_seq_request", "rcvd_rnr_err", "send_rnr_err", "rcvd_seq_err", "completer_retry_err",
 )  # fmt: skip
@@ -26,15 +26,15 @@ RETRANSMISSION_COUNTERS = (
 
 @dataclass(frozen=True)
 class Counters:
-    """What a guest counts. soft-RoCE's totals hold packets of all queue pairs, the connection
-    manager's included; a packet with a wrong ICRC is not "received"."""
+    """Counters of a guest. soft-RoCE's totals include packets of all queue pairs, also those of the
+    connection manager; a packet with a wrong ICRC does not count as received."""
 
     values: Counter[str]
 
     def __sub__(self, earlier: Self) -> Counters:
-        grown = Counter(self.values)
-        grown.subtract(earlier.values)
-        return Counters(grown)
+        increases = Counter(self.values)
+        increases.subtract(earlier.values)
+        return Counters(increases)
 
     @property
     def sent(self) -> int:
@@ -54,19 +54,19 @@ class Counters:
 
 
 def read_counters(guest: Guest) -> Counters:
-    # The kernel keeps its answer for `lifespan` milliseconds, 10 by default.
+    # The kernel caches the counters for `lifespan` milliseconds, 10 by default.
     output = guest.run(f"sleep 0.02; cd {PORT_DIR} && grep -H . hw_counters/* cm_tx_msgs/*").output
     pairs = (line.split(":") for line in output.splitlines() if ":" in line)
     return Counters(Counter({name: int(value) for name, value in pairs if name != "hw_counters/lifespan"}))
 
 
-# Packets to a queue pair that its program has just destroyed are not counted by soft-RoCE. The last acknowledgements of a
-# program that closes without waiting (rstream) may meet that, one for each direction's last message.
-LATE = 2
+# Maximum number of packets that soft-RoCE does not count because their program has just destroyed the queue pair: the last
+# acknowledgement in each direction, if a program closes without waiting (rstream).
+MAX_UNCOUNTED = 2
 
 
 def settled_counters(guests: list[Guest], timeout_s: float = 10) -> list[Counters]:
-    """The counters once they stand still: the last ACK may outlive the program that caused it."""
+    """Returns the counters when they no longer change: the last ACK may arrive after its program has ended."""
     deadline = time.monotonic() + timeout_s
     last = [read_counters(guest) for guest in guests]
     while time.monotonic() < deadline:
@@ -75,12 +75,12 @@ def settled_counters(guests: list[Guest], timeout_s: float = 10) -> list[Counter
         if now == last:
             return now
         last = now
-    raise LabError(f"the guests still send packets {timeout_s:.0f} s after their programs ended")
+    raise LabError(f"the guests still send packets {timeout_s:.0f} s after their programs have ended")
 
 
 @dataclass
 class Outcome:
-    """A program's verdict."""
+    """Result of a program."""
 
     name: str
     passed: bool
@@ -105,69 +105,69 @@ class Outcome:
 def verdict(
     program: Program,
     report: dict[str, Any],
-    grown: list[Counters],
+    increases: list[Counters],
     guests: tuple[Guest, Guest],
     server_output: str,
     problems: list[str],
     seconds: float,
 ) -> Outcome:
-    """Compares a report with the counters of guests a (the server) and b, which `grown` are in order."""
-    retransmissions = sum(counters.retransmissions for counters in grown)
+    """Compares a report with the `increases` of the counters of guests a (the server) and b, in this order."""
+    retransmissions = sum(counters.retransmissions for counters in increases)
     frames = 0
     try:
         ports = {port["name"]: port for port in report["ports"]}
         frames = sum(port["roce_frames"] for port in ports.values())
         problems = [
             *problems,
-            *check_totals(ports, report["drops"], grown),
-            *check_opcodes(program, report, grown, retransmissions > 0),
+            *check_totals(ports, report["drops"], increases),
+            *check_opcodes(program, report, increases, retransmissions > 0),
             *check_queue_pairs(program, report, frames, guests, server_output, retransmissions > 0),
         ]
     except (KeyError, TypeError) as error:
-        problems = [*problems, f"the wire's report lacks {error}"]
+        problems = [*problems, f"the forwarder's report lacks {error}"]
     return Outcome(program.name, not problems, program.messages, frames, retransmissions, seconds, problems)
 
 
-def check_totals(ports: dict[str, Any], drops: list[dict[str, Any]], grown: list[Counters]) -> list[str]:
+def check_totals(ports: dict[str, Any], drops: list[dict[str, Any]], increases: list[Counters]) -> list[str]:
     a, b = ports["a"], ports["b"]
     comparisons = [
-        ("guest a sent", grown[0].sent, "RoCE frames came in at port a", a["roce_frames"]),
-        ("guest b sent", grown[1].sent, "RoCE frames came in at port b", b["roce_frames"]),
-        ("port b sent", b["tx_frames"], "frames came in at port a", a["rx_frames"]),
-        ("port a sent", a["tx_frames"], "frames came in at port b", b["rx_frames"]),
-        ("port b sent bytes", b["tx_bytes"], "bytes came in at port a", a["rx_bytes"]),
-        ("port a sent bytes", a["tx_bytes"], "bytes came in at port b", b["rx_bytes"]),
+        ("guest a sent", increases[0].sent, "RoCE frames received by port a", a["roce_frames"]),
+        ("guest b sent", increases[1].sent, "RoCE frames received by port b", b["roce_frames"]),
+        ("port b sent", b["tx_frames"], "frames received by port a", a["rx_frames"]),
+        ("port a sent", a["tx_frames"], "frames received by port b", b["rx_frames"]),
+        ("bytes sent by port b", b["tx_bytes"], "bytes received by port a", a["rx_bytes"]),
+        ("bytes sent by port a", a["tx_bytes"], "bytes received by port b", b["rx_bytes"]),
     ]
-    problems = [f"{what} {count}, but {other} {reported}"
+    problems = [f"{what}: {count}, but {other}: {reported}"
                 for what, count, other, reported in comparisons if count != reported]  # fmt: skip
-    for guest, received, port, frames in (("a", grown[0].received, "b", b), ("b", grown[1].received, "a", a)):
-        # That these left towards the guest is compared above; at the guest some may come to a closed door.
-        if not frames["roce_frames"] - LATE <= received <= frames["roce_frames"]:
-            problems.append(f"guest {guest} received {received}, but RoCE frames came in at port {port} "
+    for guest, received, port, frames in (("a", increases[0].received, "b", b), ("b", increases[1].received, "a", a)):
+        # The comparisons above show that all were sent to the guest; some may arrive after the queue pair was destroyed.
+        if not frames["roce_frames"] - MAX_UNCOUNTED <= received <= frames["roce_frames"]:
+            problems.append(f"guest {guest} received: {received}, but RoCE frames received by port {port}: "
                             f"{frames['roce_frames']}")  # fmt: skip
     for drop in drops:
         if drop["frames"]:
             problems.append(f"dropped {drop['frames']}: {drop['reason']}")
     for name, port in ports.items():
-        # Neighbours were forgotten before, so there was something else than RoCE to carry.
+        # Neighbour tables were flushed before, so other frames than RoCE have to pass.
         if port["rx_frames"] <= port["roce_frames"]:
-            problems.append(f"port {name} carried no address resolution")
+            problems.append(f"port {name} received no frames of address resolution")
     return problems
 
 
-def check_opcodes(program: Program, report: dict[str, Any], grown: list[Counters], retransmitted: bool) -> list[str]:
+def check_opcodes(program: Program, report: dict[str, Any], increases: list[Counters], retransmitted: bool) -> list[str]:
     reported = Counter({row["opcode"]: row["frames"] for row in report["opcodes"]})
     roce_frames = sum(port["roce_frames"] for port in report["ports"])
     problems = []
     if reported.total() != roce_frames:
-        problems.append(f"the opcodes add up to {reported.total()} frames, the ports to {roce_frames}")
+        problems.append(f"the opcodes' counts add up to {reported.total()} frames, the ports' to {roce_frames}")
     if program.expected is None:
         return problems
-    expected = program.expected + Counter({UD_SEND_ONLY: sum(counters.cm_sent for counters in grown)})
+    expected = program.expected + Counter({UD_SEND_ONLY: sum(counters.cm_sent for counters in increases)})
     for opcode in sorted(expected.keys() | reported.keys()):
         count, wanted = reported[opcode], expected[opcode]
-        # A retransmission may repeat any packet; how many there were in all is
-        # still compared exactly, with the guests' totals.
+        # A retransmission may repeat any packet. The total is still compared
+        # exactly, with the guests' totals.
         if count < wanted or (count > wanted and not (retransmitted and wanted)):
             problems.append(f"opcode {opcode}: {wanted} frames expected, {count} reported")
     return problems
@@ -184,7 +184,7 @@ def check_queue_pairs(
     reported = {(row["dst"], row["qpn"]): row["frames"] for row in report["qps"]}
     problems = []
     if sum(reported.values()) != roce_frames:
-        problems.append(f"the queue pairs add up to {sum(reported.values())} frames, the ports to {roce_frames}")
+        problems.append(f"the queue pairs' counts add up to {sum(reported.values())} frames, the ports' to {roce_frames}")
     if program.queue_pairs == 0 or program.expected is None or not server_output:
         return problems
     requests = sum(count for opcode, count in program.expected.items() if opcode not in RESPONSES)

@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
-"""Real routers: a beacon of 1Pipe goes around through Linux, and passes the link that it speaks of.
+"""Sends a 1Pipe beacon with a detour through Linux routers, and checks that it passes the link that it describes.
 
     tests/e2e/detour.py --understudy target/release/understudy
 
-Network namespaces, of which three are routers:
+Network namespaces, three of which are routers:
 
-    h1 ---+             +--- s0       h1 and h2 stand for s0 and s1. Routes between them pass s2 alone;
-           >--- s2 ----<      |       what h1 says of the link from s0 to s1 has to pass that.
+    h1 ---+             +--- s0       h1 and h2 represent s0 and s1. Routes between them pass only s2; a
+           >--- s2 ----<      |       beacon of h1 for the link from s0 to s1 has to pass that link.
     h2 ---+             +--- s1
 
-h1 sends a beacon as `representative` builds it, under three IP headers (detour_beacon.hex, which a test there compares).
-The routers check and route it; s0 and s1 take a header off each. It is recorded at every hop, and has to come to h2 as
-it was sent, by the links that it should pass and no other. Where the kernel has tunnels (`ip link add type ipip`) they
-end it, by the rules that `understudy plan` writes; where it has none, its eBPF does (`bpf_skb_adjust_room`). Needs root;
-no virtual machines.
+h1 sends a beacon as `representative` builds it, with three IP headers (detour_beacon.hex, with which a test there compares).
+The routers check and route it; s0 and s1 remove one header each. It is recorded at every hop, and has to reach h2 unchanged
+over the expected links and no others. Where the kernel supports `ip link add type ipip`, tunnels are terminated by the rules
+that `understudy plan` writes, otherwise by eBPF (`bpf_skb_adjust_room`). Needs root, but no virtual machines.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import sys
 from pathlib import Path
 
 import routers
-from routers import End, Network, Seen, Shape, call, expect, seen, wait
+from routers import CapturedFrame, End, Network, Shape, call, captured_frames, expect, wait
 
 HERE = Path(__file__).resolve().parent
 SHAPE = Shape(
@@ -49,7 +48,7 @@ SHAPE = Shape(
     ],
 )
 
-# Sends a frame through an interface.
+# Program that sends a frame through an interface
 SENDER = """
 import socket, sys
 link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
@@ -104,29 +103,29 @@ ends = ["s1", "s2"]
 
 
 def record(network: Network) -> None:
-    """Records what comes in at either end of each link."""
+    """Records the packets received at both ends of each link."""
     for a, b in SHAPE.links:
         for node, other in ((a.node, b.node), (b.node, a.node)):
             network.record(node, other, "--immediate-mode", "-U")
 
 
 def send(network: Network, node: str, interface: str, frame: bytes) -> None:
-    """Puts a frame on a link, as a representative's port does."""
+    """Sends a frame through an interface, as the port of a representative does."""
     network.inside(node, sys.executable, "-c", SENDER, interface, frame.hex())
 
 
-def check_way(folder: Path, frame: bytes, way: list[tuple[str, int]]) -> None:
-    """The frame passed these links with so many headers, and came as it was sent."""
-    wait(lambda: {link for link, _ in way} <= {found.link for found in seen(folder)}, "the beacon does not arrive")
-    found = seen(folder)
-    links = [(hop.link, len(hop.headers)) for hop in found]
-    expect("the way of the beacon", links == way, links)
-    sent = Seen("", 0, frame)
-    for hop in found:
-        expect(f"what is behind the headers on {hop.link}", hop.transport == sent.transport, hop.frame.hex())
-    last = found[-1].headers[-1]
-    expect("who it is from, and whom for", last[:2] == ("10.0.1.1", "10.0.2.1"), last)
-    expect("its DSCP on every link", {hop.frame[15] for hop in found} == {0x6A}, [hop.frame[15] for hop in found])
+def check_path(folder: Path, frame: bytes, path_taken: list[tuple[str, int]]) -> None:
+    """Checks that the frame passed exactly these links, each with this number of headers, and arrived unchanged."""
+    wait(lambda: {link for link, _ in path_taken} <= {hop.link for hop in captured_frames(folder)}, "the beacon has arrived")
+    frames = captured_frames(folder)
+    links = [(hop.link, len(hop.headers)) for hop in frames]
+    expect("the beacon takes the expected path", links == path_taken, links)
+    sent = CapturedFrame("", 0, frame)
+    for hop in frames:
+        expect(f"the UDP datagram is unchanged on {hop.link}", hop.transport == sent.transport, hop.frame.hex())
+    last = frames[-1].headers[-1]
+    expect("the beacon is from h1 to h2", last[:2] == ("10.0.1.1", "10.0.2.1"), last)
+    expect("the DSCP is unchanged on every link", {hop.frame[15] for hop in frames} == {0x6A}, [hop.frame[15] for hop in frames])
     for path in folder.glob("*.pcap"):
         path.unlink()
 
@@ -137,21 +136,21 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
     topology.write_text(TOPOLOGY)
     call(str(arguments.understudy), "plan", str(topology), "--out", str(folder / "plan"))
     with Network(SHAPE, folder) as network:
-        by = network.end_tunnels(folder / "plan")
+        mechanism = network.terminate_tunnels(folder / "plan")
         record(network)
         send(network, "h1", "s2", frame)
-        way = [("h1-s2", 3), ("s2-s0", 3), ("s0-s1", 2), ("s1-s2", 1), ("s2-h2", 1)]
-        wait(lambda: any(hop.link == "s2-h2" for hop in seen(folder)), "the beacon does not arrive")
+        path_taken = [("h1-s2", 3), ("s2-s0", 3), ("s0-s1", 2), ("s1-s2", 1), ("s2-h2", 1)]
+        wait(lambda: any(hop.link == "s2-h2" for hop in captured_frames(folder)), "the beacon has arrived")
         decoded = call(str(arguments.understudy), "decode", "--json", str(folder / "s2-h2.pcap"))
         packet = json.loads(decoded.splitlines()[0])
-        expect("the ICRC at the end", packet["icrc"] == "ok", packet)
-        check_way(folder, frame, way)
-    print(f"ok  three headers: h1 -> s0 -> s1 -> h2, and no other way (headers taken off by {by})")
+        expect("the ICRC is correct at h2", packet["icrc"] == "ok", packet)
+        check_path(folder, frame, path_taken)
+    print(f"ok  three headers: h1 -> s0 -> s1 -> h2, and no other path (headers removed by {mechanism})")
     with Network(SHAPE, folder) as network:
         record(network)
         send(network, "h1", "s2", frame[:14] + frame[14 + 40 :])
-        check_way(folder, frame, [("h1-s2", 1), ("s2-h2", 1)])
-    print("ok  one header: h1 -> h2, past the link that it speaks of")
+        check_path(folder, frame, [("h1-s2", 1), ("s2-h2", 1)])
+    print("ok  one header: h1 -> h2, which bypasses the link that the beacon describes")
 
 
 if __name__ == "__main__":

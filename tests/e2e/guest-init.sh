@@ -1,8 +1,8 @@
 #!/bin/sh
-# First process of an e2e guest: mount, load modules, then give a shell on a
-# virtio serial port to whoever drives the machine (lab.py). Kernel messages go
-# to the UART, so they never mix with what a command prints; and the emulated
-# UART stalls on long lines, which a virtio port does not.
+# First process of an e2e guest: mounts file systems, loads modules, then runs a
+# shell on a virtio serial port for guest.py. Kernel messages go to the UART, so
+# they never mix with the output of commands; and the emulated UART stalls on
+# long lines, which a virtio port does not.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 
 mount -t devtmpfs dev /dev
@@ -12,22 +12,22 @@ mount -t tmpfs tmp /tmp
 mkdir -p /dev/pts && mount -t devpts pts /dev/pts
 exec >/dev/console 2>&1 </dev/null
 
-# In dependency order: written by build-guest.sh.
+# build-guest.sh has written this file in dependency order.
 while read -r module; do
     insmod "/modules/$module" || echo "init: cannot load $module"
 done </modules/order
 
 ip link set lo up
 # No duplicate address detection: while an address is tentative, for a second or
-# two, nobody answers for it. And nobody routes here, so nobody is asked for.
+# two, the guest does not respond for it. No router solicitations: there is no router.
 for option in accept_dad dad_transmits router_solicitations; do
     for file in /proc/sys/net/ipv6/conf/*/$option; do echo 0 >"$file"; done
 done
 # RDMA pins memory; without this ibv_reg_mr is limited to 64 KiB.
 ulimit -l unlimited
 
-# Open once for both directions. Through `cat`, since dash would take what comes
-# after a command for itself in the middle of one.
+# The port is opened once for both directions. `cat` reads it, because dash would
+# otherwise read input that is meant for the next command in the middle of one.
 exec 3<>/dev/vport0p1
 echo "@@READY" >&3
 cat <&3 | sh >&3 3>&-

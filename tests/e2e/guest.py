@@ -61,10 +61,10 @@ RPING = r"""rping_result() {
     return "$1"
 }
 rping() {
-    rping_said=$(command rping "$@" 2>&1)
+    rping_output=$(command rping "$@" 2>&1)
     rping_code=$?
-    printf '%s\n' "$rping_said"
-    rping_result $rping_code "$rping_said"
+    printf '%s\n' "$rping_output"
+    rping_result $rping_code "$rping_output"
 }"""
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Real peers: unmodified RDMA programs in a virtual machine against `understudy host`.
+"""Runs unmodified RDMA programs in a virtual machine against `understudy host`.
 
     tests/e2e/host.py --understudy target/release/understudy
 
-Boots a guest with Linux' soft-RoCE, and puts `understudy host` at the other end of its
-cable: rping and ucmatose as client and as server, with many connections, large messages
-and IPv6, perftest's clients, and some once more through `understudy run` with a function
-that loses frames. Each program must succeed, and understudy's report must say that every
-connection was used and ended as it should. Needs root, for a network namespace of its own.
+Boots a guest with Linux soft-RoCE, with `understudy host` at the other end of its link:
+rping and ucmatose as client and as server, with many connections, large messages and
+IPv6, perftest's clients, and some of these through `understudy run` with [impair], which
+loses packets. Each program has to succeed, and understudy's report has to show that every
+connection was used and ended as expected. Needs root, for a network namespace of its own.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import Any
 
 import suite
 from guest import CommandFailed, Guest
-from lab import Lab, Wire
+from lab import Lab, Forwarder
 
 CM_LISTENS = "rdma resource show cm_id | grep -q LISTEN"
-# What the connection manager says, over IPv4 and IPv6: 256 bytes in each packet, and headers
+# Filter for messages of the connection manager, over IPv4 and IPv6: 256 bytes in each packet, and headers
 CM_MESSAGES = "udp dst port 4791 and greater 322 and less 342"
 DREQ, DREP = 0x15, 0x16
-# True in a guest whose connections to perftest's port (18515) are over: both sides have closed them, and said so.
+# True in a guest whose connections to perftest's port (18515) have ended: both sides have closed them (TIME_WAIT).
 PERFTEST_IS_OVER = """! awk '$3 ~ /:4853$/ && $4 != "06"' /proc/net/tcp | grep -q ."""
 HOST = {"ipv4": "10.0.0.9", "ipv6": "fd00::9"}
 TIMEOUT_S = 120
-# On a bad wire: rdma_cm waits for an acknowledgement for 2 s before it tries again.
-BAD_TIMEOUT_S = 600
-# For what ends a connection: it may get lost, and is sent again after 4.3 s each time.
+# On a lossy link: rdma_cm retransmits a message after 2 s without an acknowledgement.
+LOSSY_TIMEOUT_S = 600
+# For the messages that end a connection: a lost one is retransmitted after 4.3 s.
 END_TIMEOUT_S = 30
 
 NIC = """
@@ -50,8 +50,8 @@ mtu = {path_mtu}
 {options}
 """
 
-# What makes the wire bad: both ways, by chance, from a seed.
-BAD_WIRE = """
+# Lossy link: loses packets in both directions, at random, from a seed
+LOSSY_LINK = """
 [[port]]
 name = "guest"
 af_packet = {{ interface = "host-a" }}
@@ -72,24 +72,24 @@ share = {share}
 
 @dataclass(frozen=True)
 class Case:
-    """A service of the host, and what the guest does with it."""
+    """A service of the host, and the program that the guest runs against it."""
 
     name: str
     service: dict[str, Any]
-    # In the guest; `{host}` and `{guest}` are the addresses. None for what only listens.
+    # Runs in the guest; `{host}` and `{guest}` are the addresses
     command: str
     connections: int
-    # The guest is the server: `command` is started first, and the host connects to it.
+    # Whether the guest is the server: then `command` is started first, and the host connects to it
     guest_serves: bool = False
     network: str = "ipv4"
     loss: float = 0.0
     options: str = ""
-    # The guest's server does not end by itself.
-    forever: bool = False
+    # Whether the guest's server does not exit by itself
+    runs_forever: bool = False
 
 
-def many(count: int, command: str) -> str:
-    """So many at once, all of which have to succeed."""
+def in_parallel(count: int, command: str) -> str:
+    """Returns a command that runs `count` commands at the same time, all of which have to succeed."""
     one = f"{command} || touch /tmp/failed"
     return f"rm -f /tmp/failed; for i in $(seq {count}); do ( {one} ) & done; wait; [ ! -e /tmp/failed ]"
 
@@ -105,13 +105,13 @@ def perftest(
     loss: float = 0.0,
     size: int | None = None,
 ) -> Case:
-    """A test of perftest's; what it says first goes over IPv4, whatever its queue pairs use."""
+    """Returns a perftest case. The exchange of parameters uses IPv4, whatever network the queue pairs use."""
     service: dict[str, Any] = {"kind": "perftest_server", "test": test}
     if size is not None:
         service["size"] = size
     if transport != "rc":
         service["transport"] = transport
-    # perftest's own 67 ms are not enough for a guest that is busy sending.
+    # perftest's default timeout of 67 ms is too short for a guest that is busy sending (-u 17: 537 ms).
     if "-n" not in options and "-D" not in options:
         options += " -n 100"
     command = f"ib_{test} -F -u 17 -d rxe0 -x {{gid}} {options.strip()} {{host_ipv4}}"
@@ -132,7 +132,7 @@ def cases() -> list[Case]:
         Case("rping_every_packet", rping, "rping -c -a {host} -C 10 -S 20000 -V", 1, options='ack = "every-packet"'),
         Case("rping_coalesced", rping, "rping -c -a {host} -C 10 -S 20000 -V", 1,
              options="ack = { packets = 4, time_us = 20 }\ncredits = true"),
-        Case("rping_many", rping, many(8, "rping -c -a {host} -C 5 -S 4096 -V"), 8),
+        Case("rping_many", rping, in_parallel(8, "rping -c -a {host} -C 5 -S 4096 -V"), 8),
         Case("rping_again", rping, "for i in $(seq 10); do rping -c -a {host} -C 2 -V || exit 1; done", 10),
         Case("ucmatose", ucmatose, "ucmatose -s {host}", 1),
         Case("ucmatose_ipv6", ucmatose, "ucmatose -s {host}", 1, network="ipv6"),
@@ -141,7 +141,7 @@ def cases() -> list[Case]:
         Case("serves_rping", {**ping, "count": 20}, "rping -s -a {guest} -V", 1, True),
         Case("serves_rping_ipv6", {**ping, "count": 5}, "rping -s -a {guest}", 1, True, "ipv6"),
         Case("serves_rping_large", {**ping, "count": 20, "size": 65535}, "rping -s -a {guest} -S 65535", 1, True),
-        Case("serves_rping_many", {**ping, "count": 20, "connections": 8, "at_once": 1}, "rping -s -P -a {guest}", 8, True, forever=True),
+        Case("serves_rping_many", {**ping, "count": 20, "connections": 8, "at_once": 1}, "rping -s -P -a {guest}", 8, True, runs_forever=True),
         Case("serves_ucmatose", {"kind": "ucmatose_client"}, "ucmatose -b {guest}", 1, True),
         Case("serves_ucmatose_many", {"kind": "ucmatose_client", "connections": 100}, "ucmatose -b {guest} -c 100", 100, True),
         Case("serves_ucmatose_large", {"kind": "ucmatose_client", "connections": 4, "messages": 5, "size": 200_000},
@@ -171,7 +171,7 @@ def cases() -> list[Case]:
         perftest("send_lat", "sizes", "-a -n 5"),
         perftest("atomic_lat", "fetch_add", "-A FETCH_AND_ADD"),
     ]
-    bad = [
+    lossy = [
         Case("loss_rping", rping, "rping -c -a {host} -C 30 -S 20000 -V", 1, loss=0.01),
         Case("loss_ucmatose", ucmatose, "ucmatose -s {host} -c 20", 20, loss=0.01),
         Case("loss_serves_rping", {**ping, "count": 30, "size": 20000}, "rping -s -a {guest} -S 20000", 1, True, loss=0.01),
@@ -184,7 +184,7 @@ def cases() -> list[Case]:
         perftest("write_lat", "loss", "-s 5000 -n 100", loss=0.01, size=5000),
         perftest("send_lat", "loss", "-s 5000 -n 100", loss=0.01),
     ]  # fmt: skip
-    return all_cases + bad
+    return all_cases + lossy
 
 
 def toml(values: dict[str, Any]) -> str:
@@ -195,29 +195,28 @@ def config_of(case: Case, guest: Guest, interface: str) -> str:
     service = dict(case.service)
     if case.guest_serves:
         service["server"] = guest.addresses[case.network]
-    # On a bad wire the guest's messages to the connection manager may take seconds to come again.
     return NIC.format(interface=interface, mtu=1500, path_mtu=1024, options=case.options) + (
         "\n[[nic.service]]\n" + toml(service)
     )
 
 
 def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list[str], str]:
-    """Runs the case; what is wrong, and how many packets it took."""
+    """Runs the case. Returns the problems, and the numbers of packets."""
     (guest,) = lab.guests
     guest.run("ip neighbour flush all")
     address = guest.addresses[case.network]
     command = case.command.format(
         host=HOST[case.network], host_ipv4=HOST["ipv4"], guest=address, gid=guest.gid_index(address)
     )
-    limit = TIMEOUT_S if case.loss == 0 else BAD_TIMEOUT_S
+    limit = TIMEOUT_S if case.loss == 0 else LOSSY_TIMEOUT_S
     problems: list[str] = []
-    wire: Wire | None = None
+    link: Forwarder | None = None
     with ExitStack() as stack:
         interface = "host-a"
         if case.loss > 0:
-            bad = folder / f"{case.name}-wire.toml"
-            bad.write_text(BAD_WIRE.format(share=case.loss))
-            wire = stack.enter_context(lab.wire([str(understudy), "run", str(bad), "--json"], f"wire-{case.name}"))
+            lossy = folder / f"{case.name}-wire.toml"
+            lossy.write_text(LOSSY_LINK.format(share=case.loss))
+            link = stack.enter_context(lab.forwarder([str(understudy), "run", str(lossy), "--json"], f"wire-{case.name}"))
             interface = "near"
         config = folder / f"{case.name}.toml"
         config.write_text(config_of(case, guest, interface))
@@ -225,61 +224,61 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
         if case.guest_serves:
             job = guest.start(command)
             guest.wait_for(CM_LISTENS)
-            with lab.wire(host_command, f"host-{case.name}") as host:
+            with lab.forwarder(host_command, f"host-{case.name}") as host:
                 host.wait_ended(limit)
-            # A server that goes on for ever is ended by `finish`.
-            result = guest.finish(job, timeout_s=1 if case.forever else 20)
-            if result.code != 0 and not case.forever:
-                problems.append(f"the guest's server: exit code {result.code}\n{result.output.rstrip()}")
+            # `finish` kills a server that does not exit by itself.
+            result = guest.finish(job, timeout_s=1 if case.runs_forever else 20)
+            if result.code != 0 and not case.runs_forever:
+                problems.append(f"server in the guest: exit code {result.code}\n{result.output.rstrip()}")
         else:
-            heard = folder / f"{case.name}.pcap"
-            stack.enter_context(lab.recorded(interface, heard, CM_MESSAGES))
-            with lab.wire(host_command, f"host-{case.name}") as host:
+            capture_file = folder / f"{case.name}.pcap"
+            stack.enter_context(lab.recorded(interface, capture_file, CM_MESSAGES))
+            with lab.forwarder(host_command, f"host-{case.name}") as host:
                 try:
-                    # A subshell: what exits there does not end the guest's shell.
+                    # A subshell: `exit` in it does not end the guest's shell.
                     guest.run(f"( {command} )", timeout_s=limit)
-                    wait_over(case, guest, heard)
+                    wait_for_ends(case, guest, capture_file)
                 except CommandFailed as error:
                     problems.append(str(error))
     problems += verdict(case, host)
-    if wire is not None and sum(rule["acted"] for rule in wire.report["impair"]["rules"]) == 0:
-        problems.append("nothing was lost: the case proves nothing")
+    if link is not None and sum(rule["acted"] for rule in link.report["impair"]["rules"]) == 0:
+        problems.append("no packet was lost: the case tests nothing; use a larger --loss")
     nic = host.report["nic"]
-    return problems, f"{nic['received']} packets in, {nic['sent']} out, {nic['retransmitted']} sent again"
+    return problems, f"{nic['received']} packets in, {nic['sent']} out, {nic['retransmitted']} retransmitted"
 
 
-def wait_over(case: Case, guest: Guest, heard: Path) -> None:
-    """Waits until the host has heard of the end of each connection; whether it has is for its report to say."""
+def wait_for_ends(case: Case, guest: Guest, capture_file: Path) -> None:
+    """Waits until the host has received the end of each connection, or for END_TIMEOUT_S; the host's report decides."""
     if case.service["kind"] == "perftest_server":
         guest.wait_for(PERFTEST_IS_OVER)
         return
     deadline = time.monotonic() + END_TIMEOUT_S
-    while ended(heard.read_bytes()) < case.connections and time.monotonic() < deadline:
+    while count_ends(capture_file.read_bytes()) < case.connections and time.monotonic() < deadline:
         time.sleep(0.05)
-    # It came to the interface, from which the host is about to take it.
+    # The message has reached the interface, and the host is about to read it.
     time.sleep(0.1)
 
 
-def ended(capture: bytes) -> int:
-    """How many connections have ended, by what came: a DREQ, or the DREP to one of the host's own."""
+def count_ends(capture: bytes) -> int:
+    """Returns the number of connections whose end was captured: a DREQ, or the DREP to a DREQ of the host."""
     connections, at = set(), 24
     while at + 16 <= len(capture):
         begin, length = at + 16, int.from_bytes(capture[at + 8 : at + 12], "little")
         at = begin + length
-        # A MAD and the ICRC are the last of a frame. Each side numbers its connections.
+        # A frame ends with a MAD and the ICRC. Each side numbers its connections.
         mad = capture[begin:at][-260:-4]
         if int.from_bytes(mad[16:18]) in (DREQ, DREP):
             connections.add(mad[24:28])
     return len(connections)
 
 
-def verdict(case: Case, host: Wire) -> list[str]:
+def verdict(case: Case, host: Forwarder) -> list[str]:
     (row,) = host.report["services"]
     expected = {"connections": case.connections, "finished": case.connections, "failed": 0, "refused": 0, "error": None}
     wrong = [f"{key} is {row[key]}, not {value}" for key, value in expected.items() if row[key] != value]
     if host.report["nic"]["icrc_errors"] or host.report["nic"]["malformed"]:
-        wrong.append("damaged packets came")
-    return [*wrong, f"the host: {host.report}"] if wrong else []
+        wrong.append("the host received corrupt packets")
+    return [*wrong, f"the host's report: {host.report}"] if wrong else []
 
 
 def set_up(lab: Lab) -> None:
@@ -289,7 +288,7 @@ def set_up(lab: Lab) -> None:
 
 def main() -> int:
     options = suite.parser(__doc__ or "")
-    options.add_argument("--loss", type=float, metavar="SHARE", help="lose this share of all frames in every case")
+    options.add_argument("--loss", type=float, metavar="SHARE", help="share of packets that are lost in every case, such as 0.02")
     arguments = options.parse_args()
     chosen = suite.chosen(arguments, cases())
     if arguments.loss is not None:

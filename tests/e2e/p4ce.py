@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Real hosts: a leader and two replicas, and understudy as the switch between them.
+"""Runs a leader and two replicas with understudy as the P4CE switch between them.
 
     tests/e2e/p4ce.py --understudy target/release/understudy
 
-Boots three guests with Linux' soft-RoCE and joins them with `understudy run` and a function
-[p4ce]. The leader opens a group and writes with plain rdma_cm and ibverbs (p4ce_peer.c); every
-replica has to hold what it wrote, the switch has to have been asked once for each packet, and
-what cannot be has to be refused with the reason. Needs root, for a network namespace of its own.
+Boots three guests with Linux soft-RoCE and connects them by `understudy run` with [p4ce]. The
+leader opens a group and writes with plain rdma_cm and ibverbs (p4ce_peer.c). Every replica has to
+hold the written data, the switch has to have received each packet once, and invalid group requests
+have to be refused with the reason. Needs root, for a network namespace of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import suite
 from guest import Guest, Job
-from lab import Lab, Wire
+from lab import Lab, Forwarder
 
 PORT = 7471
 SWITCH = {"ipv4": "10.0.0.254", "ipv6": "fd00::fe"}
@@ -49,18 +49,19 @@ setup_timeout_ms = 2000
 
 @dataclass(frozen=True)
 class Case:
-    """What the leader writes, and what becomes of it."""
+    """The writes of the leader, and the expected result."""
 
     name: str
-    # The leader's arguments behind the list of replicas
+    # Arguments of the leader after the list of replicas
     writes: str
-    # Bytes that each replica has
+    # Bytes of memory of each replica
     memory: int = 4 << 20
     quorum: int = 0
     network: str = "ipv4"
-    # The second replica is killed while the leader writes.
+    # Whether the second replica is killed while the leader writes
     kills: bool = False
-    # The second replica does not listen, or is nobody: what the leader prints
+    # Expected reason in the leader's output if the group is refused: the second replica does not listen, or (`absent`) its
+    # address is unused
     refused: str = ""
     absent: bool = False
     packets: int = 0
@@ -81,7 +82,7 @@ def cases() -> list[Case]:
         Case("many", "-n 500 64", packets=500),
         Case("killed", "-n 200 -w 10 5000", kills=True),
         Case("rejected", "64", refused="a replica refused, 10.0.0.3, reason 8"),
-        Case("absent", "64", refused="a replica does not answer, 10.0.0.77", absent=True),
+        Case("absent", "64", refused="a replica did not respond, 10.0.0.77", absent=True),
         Case("quorum", "64", quorum=3, refused="the quorum is larger than the group"),
     ]
 
@@ -93,7 +94,7 @@ def replica(guest: Guest, case: Case) -> Job:
 
 
 def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list[str], str]:
-    """Runs the case; what is wrong, and what went through the switch."""
+    """Runs the case. Returns the problems, and the packets of the switch."""
     leader, first, second = lab.guests
     for guest in lab.guests:
         guest.run("ip neighbour flush all")
@@ -102,7 +103,7 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
     listening = [first] if case.refused else [first, second]
     replicas = [first.addresses[case.network], "10.0.0.77" if case.absent else second.addresses[case.network]]
     problems: list[str] = []
-    with lab.wire([str(understudy), "run", str(config), "--json"], f"switch-{case.name}") as switch:
+    with lab.forwarder([str(understudy), "run", str(config), "--json"], f"switch-{case.name}") as switch:
         jobs = [replica(guest, case) for guest in listening]
         command = case.command.replace("REPLICAS", ",".join(replicas))
         job = leader.start(command)
@@ -112,45 +113,45 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
         result = leader.finish(job, timeout_s=60)
         if case.refused:
             if result.code != 3 or case.refused not in result.output:
-                problems.append(f"the leader was not told {case.refused!r}: {result.code}, {result.output}")
+                problems.append(f"the leader did not report {case.refused!r}: exit code {result.code}, output {result.output}")
             first.finish(jobs[0], timeout_s=0.1)
         else:
             problems += check_writes(case, result.code, result.output, listening, jobs)
-    return problems + check_switch(case, switch), words(switch)
+    return problems + check_switch(case, switch), summary(switch)
 
 
 def check_writes(case: Case, code: int | None, output: str, guests: list[Guest], jobs: list[Job]) -> list[str]:
     if code != 0:
-        return [f"the leader: exit code {code}\n{output.rstrip()}"]
-    wrote = output.splitlines()[-1].split()[1]
+        return [f"leader: exit code {code}\n{output.rstrip()}"]
+    written = output.splitlines()[-1].split()[1]
     problems = []
     for number, (guest, job) in enumerate(zip(guests, jobs, strict=True)):
         if case.kills and number == 1:
             continue
         result = guest.finish(job, timeout_s=20)
-        if result.code != 0 or result.output.split() != ["holds", wrote]:
-            problems.append(f"the leader wrote {wrote} bytes; guest {guest.name}: {result.code}, {result.output.rstrip()}")
+        if result.code != 0 or result.output.split() != ["holds", written]:
+            problems.append(f"the leader wrote {written} bytes; guest {guest.name}: exit code {result.code}, {result.output.rstrip()}")
     return problems
 
 
-def check_switch(case: Case, switch: Wire) -> list[str]:
-    told: dict[str, Any] = switch.report["p4ce"]
+def check_switch(case: Case, switch: Forwarder) -> list[str]:
+    counters: dict[str, Any] = switch.report["p4ce"]
     opened = 0 if case.refused else 1
     expected = {"requested": 1, "opened": opened, "refused": 1 - opened, "fatal_naks": 0}
     if case.packets:
-        # Packets that the leader sent again are more than those; none were lost here.
+        # Retransmissions of the leader would exceed these; no packet is lost here.
         expected |= {"requests": case.packets, "copies": 2 * case.packets, "naks": 0}
-    problems = [f"the switch: {key} is {told[key]}, not {value}" for key, value in expected.items() if told[key] != value]
-    if told["groups"]:
-        problems.append(f"groups are left: {told['groups']}")
+    problems = [f"switch: {key} is {counters[key]}, not {value}" for key, value in expected.items() if counters[key] != value]
+    if counters["groups"]:
+        problems.append(f"the switch still has groups: {counters['groups']}")
     return problems
 
 
-def words(switch: Wire) -> str:
-    told = switch.report["p4ce"]
+def summary(switch: Forwarder) -> str:
+    counters = switch.report["p4ce"]
     return (
-        f"{told['requests']} packets became {told['copies']}, {told['responses']} responses "
-        f"{told['acks']} acknowledgements"
+        f"{counters['requests']} packets and {counters['copies']} copies, {counters['responses']} responses and "
+        f"{counters['acks']} acknowledgements"
     )
 
 
@@ -162,7 +163,7 @@ def set_up(lab: Lab) -> None:
 
 def main() -> int:
     arguments = suite.parser(__doc__ or "").parse_args()
-    return suite.run(arguments, suite.chosen(arguments, cases()), set_up, run_case, "through understudy's switch")
+    return suite.run(arguments, suite.chosen(arguments, cases()), set_up, run_case, "through understudy's P4CE switch")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ static void expect(enum rdma_cm_event_type wanted)
 {
     struct rdma_cm_event *event = next_event();
     if (event->event != wanted) {
-        fprintf(stderr, "p4ce_peer: %s (%d), not %s\n", rdma_event_str(event->event), event->status,
+        fprintf(stderr, "p4ce_peer: event %s (status %d) instead of %s\n", rdma_event_str(event->event), event->status,
                 rdma_event_str(wanted));
         exit(1);
     }
@@ -89,7 +89,7 @@ static struct sockaddr *resolve(const char *address, const char *port)
 {
     struct addrinfo *found, hints = {.ai_flags = AI_NUMERICHOST, .ai_socktype = SOCK_STREAM};
     if (getaddrinfo(address, port, &hints, &found))
-        fail("not an address");
+        fail("an argument is not an IP address");
     return found->ai_addr;
 }
 
@@ -118,7 +118,7 @@ static void replica(const char *address, const char *port, size_t bytes)
             struct ibv_pd *pd = ibv_alloc_pd(id->verbs);
             struct ibv_cq *cq = ibv_create_cq(id->verbs, 2, NULL, NULL, 0);
             if (!pd || !cq || posix_memalign((void **)&memory, 4096, bytes))
-                die("memory");
+                die("memory for a connection");
             memset(memory, 0, bytes);
             struct ibv_mr *mr = ibv_reg_mr(pd, memory, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
             if (!mr)
@@ -142,13 +142,14 @@ static void replica(const char *address, const char *port, size_t bytes)
     }
 }
 
-static void told_why(const struct rdma_cm_event *event)
+static void print_refusal(const struct rdma_cm_event *event)
 {
     static const char *const reasons[] = {
-        "something else", "the request is none", "too few or too many replicas, or one twice",
-        "the quorum is larger than the group", "addresses of two families", "no such list", "no room",
-        "a replica refused", "a replica does not answer", "a replica tells of no memory",
-        "a replica has another amount of memory", "that cannot be a replica"};
+        "unknown reason", "the request is invalid", "too few or too many replicas, or a duplicate",
+        "the quorum is larger than the group", "addresses of different families", "no such list",
+        "no room for another group", "a replica refused", "a replica did not respond",
+        "a replica's response describes no memory", "a replica has another amount of memory",
+        "this address cannot be a replica"};
     const struct refusal *refusal = event->param.conn.private_data;
     char address[INET6_ADDRSTRLEN] = "";
     unsigned code = 0;
@@ -188,7 +189,7 @@ static void leader(int argc, char **argv)
         if (used + (v6 ? 16 : 4) > sizeof request.replicas)
             fail("too many replicas for private data");
         if (inet_pton(v6 ? AF_INET6 : AF_INET, name, request.replicas + used) != 1)
-            fail("not an address");
+            fail("a replica is not an IP address");
         used += v6 ? 16 : 4;
         request.flags = v6;
         request.count++;
@@ -201,7 +202,7 @@ static void leader(int argc, char **argv)
         else if (option == 'w')
             pause_ms = atoi(optarg);
         else
-            fail("unknown option");
+            fail("unknown option; the options are -n COUNT and -w MILLISECONDS");
     }
     struct rdma_cm_id *id;
     if (rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
@@ -223,7 +224,7 @@ static void leader(int argc, char **argv)
         die("rdma_connect");
     struct rdma_cm_event *event = next_event();
     if (event->event == RDMA_CM_EVENT_REJECTED) {
-        told_why(event);
+        print_refusal(event);
         exit(REFUSED);
     }
     if (event->event != RDMA_CM_EVENT_ESTABLISHED)
@@ -245,7 +246,7 @@ static void leader(int argc, char **argv)
         for (int n = optind; n < argc; n++) {
             uint32_t len = (uint32_t)atol(argv[n]);
             if (at + len > size)
-                fail("more than the replicas have memory for");
+                fail("the writes exceed the replicas' memory; give the replicas more BYTES");
             struct ibv_sge sge = {.addr = (uintptr_t)memory + at, .length = len, .lkey = mr->lkey};
             struct ibv_send_wr *bad, work = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE};
             work.wr.rdma.remote_addr = be64toh(region.va) + at;
@@ -274,6 +275,6 @@ int main(int argc, char **argv)
     else if (argc > 6 && !strcmp(argv[1], "leader"))
         leader(argc, argv);
     else
-        fail("replica ADDRESS PORT BYTES, or leader SWITCH PORT QUORUM REPLICA,... [-n COUNT] [-w MS] SIZE...");
+        fail("usage: replica ADDRESS PORT BYTES, or leader SWITCH PORT QUORUM REPLICA,... [-n COUNT] [-w MS] SIZE...");
     return 0;
 }

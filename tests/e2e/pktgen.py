@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A real peer of the packet generator: soft-RoCE accepts what `understudy pktgen` sends to a queue pair of its own.
+"""Runs `understudy pktgen` against a queue pair of soft-RoCE, which has to accept every packet.
 
     tests/e2e/pktgen.py --understudy target/release/understudy
 
-A guest opens a queue pair by plain ibverbs and says its number, its key and the address of
-its memory; a profile with these is run at the other end of its cable. Every message must be
-acknowledged, none refused; the queue pair must wait for the PSN behind the last packet, and
-memory must hold, byte by byte, what was sent. Needs root, for a network namespace.
+A guest opens a queue pair with plain ibverbs, and prints its number, key and memory address. A
+profile with these values runs at the other end of the guest's link. Every message has to be
+acknowledged and none refused; the queue pair has to expect the PSN after the last packet, and
+memory has to hold the data that was sent, byte by byte. Needs root, for a network namespace.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ af_packet = {{ interface = "host-a" }}
 [pktgen]
 send = "eth"
 drain_ms = 5_000
-duration_s = 60                 # if something is refused, it ends all the same
+duration_s = 60                 # ends the run if packets are refused
 
 [[pktgen.stream]]
 verb = "{verb}"
@@ -59,20 +59,20 @@ packets = {packets}
 
 @dataclass(frozen=True)
 class Case:
-    """A stream, and the memory that it is for."""
+    """A stream, and the memory that it writes."""
 
     name: str
     verb: str
     size: int
     messages: int
     slots: int = 8
-    psn: int = 0xFFFFF0  # so that it wraps on the way
+    psn: int = 0xFFFFF0  # so that the PSN wraps during the run
     outstanding: int = 8
     network: str = "ipv4"
 
     @property
     def command(self) -> str:
-        return f"{self.messages} messages, {self.verb}, of {self.size} bytes over {self.network}"
+        return f"{self.messages} messages ({self.verb}) of {self.size} bytes over {self.network}"
 
     @property
     def packets(self) -> int:
@@ -90,10 +90,10 @@ def cases() -> list[Case]:
 
 
 def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list[str], str]:
-    """Runs the case; what is wrong, and how many packets it took."""
+    """Runs the case. Returns the problems, and the number of packets."""
     (guest,) = lab.guests
     address, host = guest.addresses[case.network], HOST[case.network]
-    # Nobody there answers when it is asked for.
+    # The generator does not respond to ARP and neighbour discovery.
     guest.run(f"rm -f /tmp/check; ip neighbour replace {host} lladdr {HOST_MAC} dev eth0")
     job = guest.start(f"pktgen_peer {guest.gid_index(address)} {host} {case.psn} {case.size} {case.slots}")
     guest.wait_for(f"grep -q . {job.name}.out")
@@ -106,44 +106,44 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
             rkey=rkey, va=va, slots=case.slots, size=size, outstanding=case.outstanding, packets=case.packets,
         )
     )  # fmt: skip
-    heard = folder / f"{case.name}.pcap"
-    with lab.recorded("host-a", heard, "udp dst port 4791"):
-        with lab.wire([str(understudy), "pktgen", str(profile), "--json"], f"pktgen-{case.name}") as generator:
+    capture_file = folder / f"{case.name}.pcap"
+    with lab.recorded("host-a", capture_file, "udp dst port 4791"):
+        with lab.forwarder([str(understudy), "pktgen", str(profile), "--json"], f"pktgen-{case.name}") as generator:
             generator.wait_ended(TIMEOUT_S)
         guest.run("touch /tmp/check")
-        said = guest.finish(job, timeout_s=20)
-    problems = of_memory(case, said.output.splitlines()[-1] if said.code == 0 else said.output)
-    problems += of_report(case, generator.report)
-    acknowledged, refused = answers(heard.read_bytes(), case)
+        result = guest.finish(job, timeout_s=20)
+    problems = check_memory(case, result.output.splitlines()[-1] if result.code == 0 else result.output)
+    problems += check_report(case, generator.report)
+    acknowledged, refused = count_acknowledgements(capture_file.read_bytes(), case)
     if refused:
         problems.append(f"{refused} packets were refused (NAK)")
     if not acknowledged:
-        problems.append("nothing was acknowledged on the wire")
+        problems.append("no acknowledgement was captured")
     return problems, f"{case.packets} packets, {acknowledged} acknowledgements"
 
 
-def of_memory(case: Case, said: str) -> list[str]:
-    """The guest's word: the state, the PSN that it waits for, what memory holds."""
+def check_memory(case: Case, output: str) -> list[str]:
+    """Checks the output of the guest: state of the queue pair, expected PSN, content of memory."""
     memory = "pattern" if case.verb == "write" else f"count {case.messages}"
     expected = f"ready {(case.psn + case.packets) & 0xFFFFFF} {memory}"
-    return [] if said.strip() == expected else [f"the guest says `{said.strip()}`, not `{expected}`"]
+    return [] if output.strip() == expected else [f"the guest printed `{output.strip()}` instead of `{expected}`"]
 
 
-def of_report(case: Case, report: dict) -> list[str]:
+def check_report(case: Case, report: dict) -> list[str]:
     (stream,) = report["streams"]
     requests = stream["answers"]["requests"]
     expected = {"sent": case.packets, "messages": case.messages}
-    wrong = [f"{key} is {stream[key]}, not {value}" for key, value in expected.items() if stream[key] != value]
+    problems = [f"{key} is {stream[key]}, not {value}" for key, value in expected.items() if stream[key] != value]
     for key, value in {"answered": case.messages, "unanswered": 0, "under_way": 0}.items():
         if requests[key] != value:
-            wrong.append(f"{key} is {requests[key]}, not {value}")
+            problems.append(f"{key} is {requests[key]}, not {value}")
     if not report["adds_up"] or report["spoiled"] or report["malformed"]:
-        wrong.append(f"adds_up {report['adds_up']}, spoiled {report['spoiled']}, malformed {report['malformed']}")
-    return [*wrong, f"the generator: {report}"] if wrong else []
+        problems.append(f"adds_up {report['adds_up']}, spoiled {report['spoiled']}, malformed {report['malformed']}")
+    return [*problems, f"the generator's report: {report}"] if problems else []
 
 
-def answers(capture: bytes, case: Case) -> tuple[int, int]:
-    """Acknowledgements that the guest sent, and refusals among them."""
+def count_acknowledgements(capture: bytes, case: Case) -> tuple[int, int]:
+    """Returns the number of acknowledgements that the guest sent, and the number of NAKs among them."""
     bth = ETHERNET + (20 if case.network == "ipv4" else 40) + UDP
     acknowledged, refused, at = 0, 0, 24
     while at + 16 <= len(capture):
@@ -162,7 +162,7 @@ def set_up(lab: Lab) -> None:
 
 def main() -> int:
     arguments = suite.parser(__doc__ or "").parse_args()
-    return suite.run(arguments, suite.chosen(arguments, cases()), set_up, run_case, "of the generator and soft-RoCE")
+    return suite.run(arguments, suite.chosen(arguments, cases()), set_up, run_case, "from the generator to soft-RoCE")
 
 
 if __name__ == "__main__":

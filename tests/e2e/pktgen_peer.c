@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define UNTOUCHED 0xee
+#define INITIAL_BYTE 0xee
 
 static void die(const char *what)
 {
@@ -77,7 +77,7 @@ static struct ibv_qp *connected(struct ibv_pd *pd, struct ibv_cq *cq, int gid_in
     return qp;
 }
 
-static void tell(const unsigned char *memory, size_t size, size_t slots)
+static void print_memory(const unsigned char *memory, size_t size, size_t slots)
 {
     uint64_t sum = 0;
     size_t wrong = size * slots;
@@ -98,8 +98,8 @@ static void tell(const unsigned char *memory, size_t size, size_t slots)
     else if (size == 8)
         printf("count %llu\n", (unsigned long long)sum);
     else
-        printf("byte %zu of place %zu is %#x%s\n", wrong % size, wrong / size, memory[wrong],
-               memory[wrong] == UNTOUCHED ? ", untouched" : "");
+        printf("byte %zu of slot %zu is %#x%s\n", wrong % size, wrong / size, memory[wrong],
+               memory[wrong] == INITIAL_BYTE ? ", never written" : "");
 }
 
 int main(int argc, char **argv)
@@ -125,7 +125,7 @@ int main(int argc, char **argv)
     if (!memory || !devices || !devices[0] || !(context = ibv_open_device(devices[0])))
         die("ibv_open_device");
     /* FETCH_ADD words start at 0; memory for WRITEs starts with bytes that differ from the payload. */
-    memset(memory, size == 8 ? 0 : UNTOUCHED, size * slots);
+    memset(memory, size == 8 ? 0 : INITIAL_BYTE, size * slots);
     pd = ibv_alloc_pd(context);
     cq = ibv_create_cq(context, 4, NULL, NULL, 0);
     region = ibv_reg_mr(pd, memory, size * slots,
@@ -141,6 +141,6 @@ int main(int argc, char **argv)
     if (ibv_query_qp(qp, &state, IBV_QP_STATE | IBV_QP_RQ_PSN, &attr))
         die("ibv_query_qp");
     printf("%s %u ", state.qp_state == IBV_QPS_RTR ? "ready" : "in another state", state.rq_psn);
-    tell(memory, size, slots);
+    print_memory(memory, size, slots);
     return 0;
 }

@@ -1,7 +1,7 @@
-"""The RDMA programs that run between the guests, and the packets each of them must send.
+"""RDMA programs that run between the guests, and the packets that each of them has to send.
 
-The counts are worked out here from message size, number of messages and path MTU, by
-the rules of the InfiniBand specification (a message of several packets is First,
+The counts are computed from message size, number of messages and path MTU, by the
+rules of the InfiniBand specification (a message of several packets is First,
 Middle..., Last) and by the choices of soft-RoCE within them: it requests an ACK on the last
 packet of every RC message, and its responder never coalesces ACKs. (It also requests one
 after 64 packets without a request, which no message here reaches.)
@@ -170,7 +170,7 @@ def rstream(name: str, count: int, size: int) -> Program:
 
 
 def odd_verbs(name: str, network: str = "ipv4") -> Program:
-    """Our own odd_verbs.c: operations that no packaged program sends, and four requests that are refused."""
+    """Program odd_verbs.c of this folder: operations that no packaged program sends, and four requests that are refused."""
     rc = Counter({
         SEND_ONLY: 4, SEND_ONLY_IMM: 1, SEND_ONLY_INV: 1, SEND_FIRST: 2, SEND_LAST_IMM: 1, SEND_LAST_INV: 1,
         WRITE_ONLY: 1, WRITE_ONLY_IMM: 1, WRITE_FIRST: 2, WRITE_MIDDLE: 1, WRITE_LAST: 1, WRITE_LAST_IMM: 1,

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Real hosts: unmodified RDMA programs between two virtual machines, through understudy.
+"""Runs unmodified RDMA programs between two virtual machines, through understudy.
 
     tests/e2e/run.py --understudy target/release/understudy
 
-Boots two guests with Linux' soft-RoCE, joins them by understudy on DPDK's af_packet
-ports, and runs the programs of programs.py. Each must succeed on both sides, and the
-counters in understudy's final report must agree with the guests' own counters and with
-the packets that the program had to send. Needs root, for a network namespace of its own.
+Boots two guests with Linux soft-RoCE, connects them by understudy on DPDK's af_packet
+ports, and runs the programs of programs.py. Each has to succeed on both sides, and the
+counters in understudy's final report have to agree with the guests' counters and with the
+packets that the program had to send. Needs root, for a network namespace of its own.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs/bump-in-the-wire.toml", metavar="PATH")
     parser.add_argument(
         "--wire", choices=["understudy", "bridge"], default="understudy",
-        help="bridge: a plain forwarder instead of understudy. Is the test itself sound without us?",
+        help="bridge: a plain forwarder in place of understudy, to check the test itself",
     )  # fmt: skip
     parser.add_argument(
-        "--only", action="append", metavar="NAME", help="run these programs alone (a pattern, repeatable)"
+        "--only", action="append", metavar="NAME", help="run only the programs that match this pattern (repeatable)"
     )
-    parser.add_argument("--list", action="store_true", help="print the programs' names and their commands")
+    parser.add_argument("--list", action="store_true", help="print the names and commands of the programs")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of lines")
     parser.add_argument("--pcap", type=Path, metavar="DIR", help="record each program's traffic to DIR/NAME.pcap")
-    parser.add_argument("--keep-logs", action="store_true", help="keep the logs when all is well, too")
+    parser.add_argument("--keep-logs", action="store_true", help="also keep the logs if all programs pass")
     parser.add_argument("--guest-dir", type=Path, default=REPOSITORY / "target/e2e", metavar="DIR")
-    parser.add_argument("--accel", default="tcg", help="qemu's accelerator (default: tcg, plain emulation)")
+    parser.add_argument("--accel", default="tcg", help="accelerator of qemu (default: tcg, which is emulation)")
     return parser.parse_args()
 
 
@@ -64,21 +64,21 @@ def chosen(patterns: list[str] | None) -> list[Program]:
         return PROGRAMS
     programs = [p for p in PROGRAMS if any(fnmatch.fnmatchcase(p.name, pattern) for pattern in patterns)]
     if not programs:
-        raise LabError(f"no program is called {' or '.join(patterns)}; --list names them all")
+        raise LabError(f"no program matches {' or '.join(patterns)}; `--list` prints all names")
     return programs
 
 
-def wire_command(arguments: argparse.Namespace) -> list[str]:
+def forwarder_command(arguments: argparse.Namespace) -> list[str]:
     if arguments.wire == "bridge":
         return [sys.executable, str(HERE / "bridge.py"), "host-a", "host-b"]
     for file in (arguments.understudy, arguments.config):
         if not file.is_file():
-            raise LabError(f"{file} is missing: `make build`, or name it with --understudy and --config")
+            raise LabError(f"{file} is missing: run `make build`, or set the paths with --understudy and --config")
     return [str(arguments.understudy.resolve()), "run", str(arguments.config.resolve()), "--json"]
 
 
 def run_program(program: Program, server: Guest, client: Guest) -> str:
-    """Runs both sides to their ends and returns what the server printed."""
+    """Runs both sides until they exit. Returns the output of the server."""
 
     def filled(command: str, guest: Guest) -> str:
         address = server.addresses[program.network]
@@ -86,7 +86,7 @@ def run_program(program: Program, server: Guest, client: Guest) -> str:
         return command.format(address=address, ipv4=server.addresses["ipv4"], gid=own)
 
     for guest in (server, client):
-        # So that address resolution, too, takes the way through the wire.
+        # Address resolution has to pass the forwarder, too.
         guest.run("ip neighbour flush all")
     job = server.start(filled(program.server, server))
     try:
@@ -98,7 +98,7 @@ def run_program(program: Program, server: Guest, client: Guest) -> str:
         raise CommandFailed(f"{error}\nserver ({result.code}): {result.output.rstrip()}") from None
     result = server.finish(job, SERVER_TIMEOUT_S)
     if result.code != 0:
-        ending = "did not end" if result.code is None else f"exit code {result.code}"
+        ending = "did not exit" if result.code is None else f"exit code {result.code}"
         raise CommandFailed(f"guest {server.name}: {ending}: {job.command}\n{result.output.rstrip()}")
     return result.output
 
@@ -109,31 +109,31 @@ def run_and_check(program: Program, lab: Lab, command: list[str], pcap_dir: Path
     problems: list[str] = []
     before: list[Counters] = []
     after: list[Counters] = []
-    printed = ""
+    server_output = ""
     with ExitStack() as recording:
         parts = []
         if pcap_dir is not None:
             parts = [lab.log_dir / f"{guest.tap}.pcap" for guest in lab.guests]
             for guest, part in zip(lab.guests, parts):
                 recording.enter_context(lab.recorded(guest.tap, part))
-        with lab.wire(command, f"wire-{program.name}") as wire:
+        with lab.forwarder(command, f"wire-{program.name}") as forwarder:
             before = [read_counters(guest) for guest in (a, b)]
             try:
-                printed = run_program(program, server=a, client=b)
+                server_output = run_program(program, server=a, client=b)
             except CommandFailed as error:
                 problems.append(str(error))
             after = settled_counters([a, b])
     if pcap_dir is not None:
         records = sorted(record for part in parts for record in read_pcap(part))
         write_pcap(pcap_dir / f"{program.name}.pcap", records)
-    grown = [new - old for new, old in zip(after, before)]
-    return verdict(program, wire.report, grown, (a, b), printed, problems, time.monotonic() - started)
+    increases = [new - old for new, old in zip(after, before)]
+    return verdict(program, forwarder.report, increases, (a, b), server_output, problems, time.monotonic() - started)
 
 
 def run_all(arguments: argparse.Namespace, log_dir: Path, outcomes: list[Outcome]) -> None:
-    """Fills `outcomes` as it goes, so that those before a failure of the laboratory are not lost."""
+    """Appends to `outcomes` as programs end, so that outcomes before a failure of the lab are not lost."""
     programs = chosen(arguments.only)
-    command = wire_command(arguments)
+    command = forwarder_command(arguments)
     subprocess.run([HERE / "build-guest.sh", arguments.guest_dir], check=True)
     started = time.monotonic()
     with Lab(arguments.guest_dir, log_dir, accel=arguments.accel) as lab:
@@ -152,7 +152,7 @@ def run_all(arguments: argparse.Namespace, log_dir: Path, outcomes: list[Outcome
 
 
 def interrupt(*_: object) -> None:
-    """Ends the run through all that cleans up, which further signals must not cut short."""
+    """Ends the run with its clean-up, which further signals do not interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt

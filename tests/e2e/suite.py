@@ -1,4 +1,4 @@
-"""A command that runs cases in a lab, one after the other: options, verdicts, logs, cleaning up."""
+"""Runner of test cases in a lab, one after the other: options, results, logs, clean-up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPOSITORY = HERE.parent.parent
 
 
 class Named(Protocol):
-    """A case: anything with a name, and what it does in a line."""
+    """A case: has a name, and a command that describes it in a line."""
 
     @property
     def name(self) -> str: ...
@@ -35,25 +35,27 @@ C = TypeVar("C", bound=Named)
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
-    """The options that every suite has."""
+    """Returns a parser with the options that every suite has."""
     options = argparse.ArgumentParser(description=doc.split("\n\n")[0])
-    options.add_argument("--understudy", type=Path, default=REPOSITORY / "target/release/understudy", metavar="PATH")
-    options.add_argument("--only", action="append", metavar="NAME", help="run these cases alone (a pattern, repeatable)")
+    options.add_argument("--understudy", type=Path, default=REPOSITORY / "target/release/understudy", metavar="PATH",
+                         help="the program (default: %(default)s)")
+    options.add_argument("--only", action="append", metavar="NAME", help="run only the cases that match this pattern (repeatable)")
     options.add_argument("--list", action="store_true", help="print the cases and their commands")
-    options.add_argument("--keep-logs", action="store_true", help="keep the logs when all is well, too")
-    options.add_argument("--guest-dir", type=Path, default=REPOSITORY / "target/e2e", metavar="DIR")
-    options.add_argument("--accel", default="tcg", help="qemu's accelerator (default: tcg, plain emulation)")
+    options.add_argument("--keep-logs", action="store_true", help="also keep the logs if all cases pass")
+    options.add_argument("--guest-dir", type=Path, default=REPOSITORY / "target/e2e", metavar="DIR",
+                         help="folder of the guests' kernel and initramfs")
+    options.add_argument("--accel", default="tcg", help="accelerator of qemu (default: tcg, which is emulation)")
     return options
 
 
 def chosen(arguments: argparse.Namespace, cases: Sequence[C]) -> list[C]:
-    """The cases that the options name; all, if they name none."""
-    wanted = lambda case: any(fnmatch.fnmatchcase(case.name, pattern) for pattern in arguments.only)  # noqa: E731
-    return [case for case in cases if not arguments.only or wanted(case)]
+    """Returns the cases that the options select; default: all."""
+    is_selected = lambda case: any(fnmatch.fnmatchcase(case.name, pattern) for pattern in arguments.only)  # noqa: E731
+    return [case for case in cases if not arguments.only or is_selected(case)]
 
 
 def _interrupt(*_: object) -> None:
-    """Ends the run through all that cleans up, which further signals must not cut short."""
+    """Ends the run with its clean-up, which further signals do not interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -64,12 +66,12 @@ def run(
     cases: Sequence[C],
     set_up: Callable[[Lab], None],
     run_case: Callable[[C, Lab, Path, Path], tuple[list[str], str]],
-    what: str,
+    description: str,
 ) -> int:
-    """Runs the cases in a lab that `set_up` furnishes; the exit code.
+    """Runs the cases in a lab that `set_up` prepares. Returns the exit code.
 
-    `run_case` gets the case, the lab, the program and a folder, and returns what is wrong
-    and a few words on what happened.
+    `run_case` takes the case, the lab, the program and a folder, and returns the problems
+    and a summary of the run.
     """
     if arguments.list:
         for case in cases:
@@ -82,27 +84,27 @@ def run(
     passed, error = 0, ""
     try:
         subprocess.run([HERE / "build-guest.sh", arguments.guest_dir], check=True)
-        booting = time.monotonic()
+        boot_start = time.monotonic()
         with Lab(arguments.guest_dir, log_dir, accel=arguments.accel) as lab:
             set_up(lab)
             lab.boot()
-            print(f"{len(lab.guests)} guests booted in {time.monotonic() - booting:.1f} s", flush=True)
+            print(f"{len(lab.guests)} guests booted in {time.monotonic() - boot_start:.1f} s", flush=True)
             for case in cases:
-                began = time.monotonic()
+                start = time.monotonic()
                 try:
-                    problems, words = run_case(case, lab, arguments.understudy.resolve(), log_dir)
+                    problems, summary = run_case(case, lab, arguments.understudy.resolve(), log_dir)
                 except CommandFailed as failure:
-                    problems, words = [str(failure)], ""
+                    problems, summary = [str(failure)], ""
                 passed += not problems
                 verdict = "ok    " if not problems else "FAILED"
-                print(f"{verdict} {case.name:22} {time.monotonic() - began:5.1f} s  {words}", flush=True)
+                print(f"{verdict} {case.name:22} {time.monotonic() - start:5.1f} s  {summary}", flush=True)
                 for problem in problems:
                     print("       " + problem.replace("\n", "\n       "), flush=True)
     except (LabError, subprocess.CalledProcessError) as failure:
         error = str(failure)
     except KeyboardInterrupt:
         error = "interrupted"
-    print(f"{passed} of {len(cases)} cases passed {what} in {time.monotonic() - started:.0f} s")
+    print(f"{passed} of {len(cases)} cases passed {description} in {time.monotonic() - started:.0f} s")
     if error:
         print(f"error: {error}", file=sys.stderr)
     succeeded = not error and passed == len(cases)

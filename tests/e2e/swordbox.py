@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Real hosts: two clients of one memory server at once, and understudy as Swordbox between them.
+"""Runs clients of one memory server in two machines, with understudy as Swordbox between them and the server.
 
     tests/e2e/swordbox.py --understudy target/release/understudy
 
-Boots three guests with Linux' soft-RoCE and joins them with `understudy run` and a function
-[swordbox]. Unmodified perftest clients in two guests use the third at once; and locks in its
-memory (lock_peer.c) are taken by many clients: what they guard has to be counted up once a
-round, and the server must have been asked for WRITEs, not for atomics. Needs root, for a
+Boots three guests with Linux soft-RoCE and connects them by `understudy run` with [swordbox].
+Unmodified perftest clients in two guests use the third guest at the same time. In other cases
+many clients take locks in its memory (lock_peer.c): the guarded counters have to be incremented
+once per round, and the server has to receive WRITEs in place of most atomics. Needs root, for a
 network namespace of its own.
 """
 
@@ -27,7 +27,7 @@ from typing import Any
 import suite
 from check import Counters, settled_counters
 from guest import Guest, Job
-from lab import Lab, Wire
+from lab import Lab, Forwarder
 from programs import ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, READ_REQUEST, RESPONSES, WRITE_ONLY, perftest
 
 CONFIG = """
@@ -50,11 +50,11 @@ af_packet = {{ interface = "{interfaces[c]}" }}
 mac_table = {{}}
 layers = {layers}
 journal = "{journal}"
-# Emulated hosts take milliseconds, and now and then tens of them, to answer.
+# Emulated hosts respond within milliseconds, sometimes tens of milliseconds.
 settle_us = 100000
 replay_after_us = 100000
 dead_after_ms = 20000
-# perftest has as many atomics outstanding as soft-RoCE takes.
+# perftest has as many outstanding atomics as soft-RoCE permits.
 rd_atomic = 128
 connections = 4096
 {options}
@@ -65,8 +65,8 @@ detect = {detect}
 {server}
 """
 
-# What makes the way to a guest bad: both ways, by chance, from a seed.
-BAD_WIRE = """
+# Lossy link to a guest: loses packets in both directions, at random, from a seed
+LOSSY_LINK = """
 [[port]]
 name = "guest"
 mtu = 1500
@@ -86,7 +86,7 @@ action = "drop"
 share = 0.01
 """
 
-# Where lock_peer's locks lie, so that they are known before the first of them is taken
+# Addresses of lock_peer's locks, which are thus shared before the first one is taken
 TABLE = """
 [[swordbox.server.table]]
 va = 0x200000000000
@@ -95,11 +95,11 @@ stride = 64
 writable = true
 """
 
-# Lanes of the switch's own
+# Shared QPs of the switch's own
 ADDRESS = 'addresses = ["10.0.0.254/24"]\nmac = "02:00:00:00:00:fe"'
 CONNECT = "connect = { port = 18600, lanes = 2 }"
 
-ON = '["remap", "cas_to_write"]'
+ALL_LAYERS = '["remap", "cas_to_write"]'
 TIMEOUT_S = 120
 LISTENS = "grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6"
 CM_LISTENS = "rdma resource show cm_id | grep LISTEN | grep -q ':{port} '"
@@ -107,7 +107,7 @@ CM_LISTENS = "rdma resource show cm_id | grep LISTEN | grep -q ':{port} '"
 
 @dataclass(frozen=True)
 class Pair:
-    """What one client does, and its server: commands with `{gid}` and `{server}`."""
+    """Commands of a client and its server, with `{gid}` and `{server}`."""
 
     server: str
     client: str
@@ -118,34 +118,34 @@ class Pair:
 
 @dataclass(frozen=True)
 class Case:
-    """What the clients of guests a and b do at once."""
+    """The work of the clients in guests a and b, which run at the same time."""
 
     name: str
     pairs: tuple[Pair, ...]
-    layers: str = ON
+    layers: str = ALL_LAYERS
     detect: int = 4
-    # Further lines of [swordbox], and of its server
+    # Additional lines of [swordbox], and of its server
     options: str = ""
     server: str = ""
-    # Locks: rounds of each client, and clients of each guest
+    # Cases with locks: rounds of each client, clients in each guest, and locks
     rounds: int = 0
     clients: int = 0
     locks: int = 1
-    # Layers that it is told to have while clients run, one after the other
+    # Layers that are set one after the other while clients run
     changes: tuple[str, ...] = ()
-    # At least this share of the clients' atomics has to be decided. How many are depends on when clients come: those that
-    # come before a word is known, or while its line is silent, go to the server.
+    # Minimum share of the clients' atomics that the switch has to decide. The actual share depends on when atomics arrive:
+    # those that arrive before the word's value is known go to the server.
     decided: float = 0.0
-    # One in a hundred packets from and to this guest gets lost.
-    bad: str = ""
-    # The switch ends and begins again while locks are taken.
+    # Guest whose link loses one in a hundred packets in each direction
+    lossy_guest: str = ""
+    # Whether the switch is restarted while locks are taken
     restarts: bool = False
-    # Those who take locks are connected by rdma_cm.
+    # Whether the clients that take locks are connected by rdma_cm
     by_cm: bool = False
-    # The clients of guest a do half of the rounds, and exit without a word while the others go on.
+    # Whether the clients in guest a do half of the rounds and exit without disconnecting, while the others continue
     leaves: bool = False
-    # The switch connects lanes of its own: so many.
-    own_lanes: int = 0
+    # Number of shared QPs that the switch connects itself
+    switch_owned: int = 0
 
     @property
     def command(self) -> str:
@@ -182,13 +182,13 @@ def cases() -> list[Case]:
         Case("locks_several", locks=3, **locks, decided=0.1),
         Case("locks_answered", locks=1, **locks, options='failed_cas = "answer"', decided=0.3),
         Case("locks_passing", locks=1, **locks, layers="[]"),
-        Case("locks_changing", locks=2, **locks, changes=("[]", ON, '["remap"]', ON, "[]", ON)),
-        Case("locks_bad_server", locks=1, **locks, bad="c", decided=0.1),
-        Case("locks_bad_client", locks=1, **locks, bad="a", decided=0.1),
+        Case("locks_changing", locks=2, **locks, changes=("[]", ALL_LAYERS, '["remap"]', ALL_LAYERS, "[]", ALL_LAYERS)),
+        Case("locks_bad_server", locks=1, **locks, lossy_guest="c", decided=0.1),
+        Case("locks_bad_client", locks=1, **locks, lossy_guest="a", decided=0.1),
         Case("locks_restarted", locks=1, **locks, detect=0, server=TABLE, restarts=True),
         Case("locks_connected", locks=1, **locks, by_cm=True, decided=0.3),
         Case("locks_left", locks=1, **locks, by_cm=True, leaves=True, decided=0.2),
-        Case("locks_own_lanes", locks=1, **locks, by_cm=True, leaves=True, own_lanes=2, decided=0.2,
+        Case("locks_own_lanes", locks=1, **locks, by_cm=True, leaves=True, switch_owned=2, decided=0.2,
              options=ADDRESS, server=CONNECT),
         Case("rping", tuple(
             Pair(f"rping -s -a {{server}} -p {port} -C 10 -V", f"rping -c -a {{server}} -p {port} -C 10 -V",
@@ -199,7 +199,7 @@ def cases() -> list[Case]:
 
 
 def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list[str], str]:
-    """Runs the case; what is wrong, and what the switch did."""
+    """Runs the case. Returns the problems, and the switch's counters."""
     for guest in lab.guests:
         guest.run("ip neighbour flush all")
     config = folder / f"{case.name}.toml"
@@ -207,124 +207,124 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
     command = [str(understudy), "run", str(config), "--json"]
     trace = folder / f"{case.name}-server.pcap"
     before = settled_counters(lab.guests)
-    # Its clients do not wait for long: nothing may come between this and what follows.
-    problems = interrupted(case, lab, command, config.with_suffix(".journal")) if case.restarts else []
+    # Clients of the first switch time out soon, so the second one has to start right after this.
+    problems = take_locks_until_stopped(case, lab, command, config.with_suffix(".journal")) if case.restarts else []
     with ExitStack() as stack:
-        if case.bad:
-            bad = folder / f"{case.name}-wire.toml"
-            bad.write_text(BAD_WIRE.format(guest=case.bad))
-            stack.enter_context(lab.wire([str(understudy), "run", str(bad), "--json"], f"wire-{case.name}"))
+        if case.lossy_guest:
+            link_config = folder / f"{case.name}-wire.toml"
+            link_config.write_text(LOSSY_LINK.format(guest=case.lossy_guest))
+            stack.enter_context(lab.forwarder([str(understudy), "run", str(link_config), "--json"], f"wire-{case.name}"))
         stack.enter_context(lab.recorded("host-c", trace, "udp dst port 4791"))
-        switch = stack.enter_context(lab.wire(command, f"switch-{case.name}"))
+        switch = stack.enter_context(lab.forwarder(command, f"switch-{case.name}"))
         if case.restarts:
-            problems += refused(lab)
-        failed, asked = locks(case, lab, changing(case, config, switch)) if case.rounds else perftests(case, lab)
-        problems += failed
+            problems += check_refused(lab)
+        new_problems, requests = locks(case, lab, layer_changes(case, config, switch)) if case.rounds else perftests(case, lab)
+        problems += new_problems
         after = settled_counters(lab.guests)
-    grown = [now - then for now, then in zip(after, before, strict=True)]
-    answers = decoded(understudy, trace)
-    problems += check(case, switch, grown, asked, answers)
+    increases = [now - then for now, then in zip(after, before, strict=True)]
+    responses = count_packets(understudy, trace)
+    problems += check(case, switch, increases, requests, responses)
     if not problems:
         trace.unlink()
-    return problems, words(switch, answers)
+    return problems, summary(switch, responses)
 
 
-def interrupted(case: Case, lab: Lab, command: list[str], journal: Path) -> list[str]:
-    """Takes locks through a switch that ends in the middle of it."""
-    with lab.wire(command, f"switch-{case.name}-before") as switch:
-        # More than they can be done with before
+def take_locks_until_stopped(case: Case, lab: Lab, command: list[str], journal: Path) -> list[str]:
+    """Takes locks through a switch that is stopped in the middle. Returns the problems."""
+    with lab.forwarder(command, f"switch-{case.name}-before") as switch:
+        # More rounds than clients can finish before the switch stops
         start_locks(replace(case, rounds=case.rounds * 100), lab)
         deadline = time.monotonic() + TIMEOUT_S
         while "\n+" not in journal.read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
-        # They share from now on, and have learnt what the words hold long before this is over.
+        # The journal shows that connections are shared now. Within 2 s the switch learns the values of the words.
         time.sleep(2)
-    told = switch.report["swordbox"]
-    return [] if told["decided"] and told["diverged"] else [f"nothing was shared before the restart: {told}"]
+    reported = switch.report["swordbox"]
+    return [] if reported["decided"] and reported["diverged"] else [f"no connection was shared before the restart: {reported}"]
 
 
-def refused(lab: Lab) -> list[str]:
-    """What was shared before the restart must not go on: its clients are told by their own NICs, after a while."""
+def check_refused(lab: Lab) -> list[str]:
+    """Checks that connections that were shared before the restart end: their clients' NICs report it after some time."""
     problems = []
     for guest in lab.guests[:-1]:
         guest.wait_for("! pidof lock_peer", timeout_s=60)
         output = guest.run("cat /tmp/job*.out; rm -f /tmp/job*").output
         if "transport retry counter exceeded" not in output:
-            problems.append(f"the clients in {guest.name} were not refused after the restart: {output.rstrip()}")
+            problems.append(f"the connections of guest {guest.name} did not end after the restart: {output.rstrip()}")
     lab.guests[-1].wait_for("! pidof lock_peer")
     return problems
 
 
 def write_config(config: Path, case: Case, layers: str) -> None:
     journal = config.with_suffix(".journal")
-    interfaces = {guest: "near" if guest == case.bad else f"host-{guest}" for guest in "abc"}
+    interfaces = {guest: "near" if guest == case.lossy_guest else f"host-{guest}" for guest in "abc"}
     fields = {"layers": layers, "options": case.options, "detect": case.detect, "server": case.server}
     config.write_text(CONFIG.format(journal=journal, interfaces=interfaces, **fields))
 
 
-def changing(case: Case, config: Path, switch: Wire) -> Callable[[], None]:
-    """Gives the switch its next layers, as a user does, when it is called."""
-    left = list(case.changes)
+def layer_changes(case: Case, config: Path, switch: Forwarder) -> Callable[[], None]:
+    """Returns a function that sets the next layers, as a user does: each call edits the file and sends SIGHUP."""
+    remaining = list(case.changes)
 
     def change() -> None:
-        if left:
-            write_config(config, case, left.pop(0))
+        if remaining:
+            write_config(config, case, remaining.pop(0))
             switch.process.send_signal(signal.SIGHUP)
 
     return change
 
 
-def filled(command: str, guest: Guest, server: Guest) -> str:
+def fill_in(command: str, guest: Guest, server: Guest) -> str:
     gid = guest.gid_index(guest.addresses["ipv4"])
     return command.format(gid=gid, server=server.addresses["ipv4"])
 
 
-def ended(who: str, guest: Guest, job: Job, timeout_s: float = TIMEOUT_S) -> tuple[list[str], str]:
+def finish(actor: str, guest: Guest, job: Job, timeout_s: float = TIMEOUT_S) -> tuple[list[str], str]:
     result = guest.finish(job, timeout_s)
-    problems = [] if result.code == 0 else [f"{who}: exit code {result.code}\n{result.output.rstrip()}"]
+    problems = [] if result.code == 0 else [f"{actor}: exit code {result.code}\n{result.output.rstrip()}"]
     return problems, result.output
 
 
 def perftests(case: Case, lab: Lab) -> tuple[list[str], dict[int, int]]:
-    """Runs both clients at once, each with a server of its own; what is wrong, and what was asked for."""
+    """Runs both clients at the same time, each with a server of its own. Returns the problems, and the requests by opcode."""
     *clients, server = lab.guests
-    asked: dict[int, int] = {}
+    requests: dict[int, int] = {}
     jobs: list[tuple[str, Guest, Job]] = []
     for pair in case.pairs:
-        jobs.append(("a server", server, server.start(filled(pair.server, server, server))))
+        jobs.append(("server", server, server.start(fill_in(pair.server, server, server))))
         server.wait_for(pair.listening)
         for opcode, count in pair.requests.items():
-            asked[opcode] = asked.get(opcode, 0) + count
+            requests[opcode] = requests.get(opcode, 0) + count
     for guest, pair in zip(clients, case.pairs, strict=True):
-        jobs.append((f"the client in {guest.name}", guest, guest.start(filled(pair.client, guest, server))))
-    # The clients first: a server that waits in vain for one says nothing of why.
+        jobs.append((f"client in guest {guest.name}", guest, guest.start(fill_in(pair.client, guest, server))))
+    # The clients first: the output of a server whose client failed does not show the reason.
     problems: list[str] = []
-    for who, guest, job in reversed(jobs):
-        problems += ended(who, guest, job, 1 if problems and guest is server else TIMEOUT_S)[0]
-    return problems, asked
+    for actor, guest, job in reversed(jobs):
+        problems += finish(actor, guest, job, 1 if problems and guest is server else TIMEOUT_S)[0]
+    return problems, requests
 
 
 def start_locks(case: Case, lab: Lab) -> tuple[list[tuple[Guest, Job]], Job]:
-    """Starts the clients that take locks, and the server of these: the jobs of both."""
+    """Starts the clients that take locks, and their server. Returns the jobs of both."""
     *clients, server = lab.guests
     count = case.clients * len(clients)
     how = "cm" if case.by_cm else "{gid}"
-    job = server.start(filled(f"lock_peer server {how} {count} {case.locks}", server, server))
+    job = server.start(fill_in(f"lock_peer server {how} {count} {case.locks}", server, server))
     server.wait_for(LISTENS.format(port=18600))
-    if case.own_lanes:
-        server.wait_for(f"test $(rdma resource show qp | grep -c 'state RTS') -ge {case.own_lanes}")
+    if case.switch_owned:
+        server.wait_for(f"test $(rdma resource show qp | grep -c 'state RTS') -ge {case.switch_owned}")
     jobs = []
     for number, guest in enumerate(clients):
         first = 1 + number * case.clients
         leaves = case.leaves and number == 0
         rounds = f"{case.rounds // 2} leaves" if leaves else str(case.rounds)
         command = f"lock_peer client {how} {{server}} {first} {case.clients} {rounds}"
-        jobs.append((guest, guest.start(filled(command, guest, server))))
+        jobs.append((guest, guest.start(fill_in(command, guest, server))))
     return jobs, job
 
 
 def locks(case: Case, lab: Lab, change: Callable[[], None]) -> tuple[list[str], dict[int, int]]:
-    """Takes locks; what is wrong, and what was asked for."""
+    """Takes locks. Returns the problems, and the requests by opcode."""
     jobs, job = start_locks(case, lab)
     server = lab.guests[-1]
     for _ in case.changes:
@@ -332,80 +332,83 @@ def locks(case: Case, lab: Lab, change: Callable[[], None]) -> tuple[list[str], 
         change()
     problems = []
     for guest, client in jobs:
-        # A lock that a client held when it ended is held for ever.
-        problems += ended(f"the clients in {guest.name}", guest, client, 1 if problems else TIMEOUT_S)[0]
-    failed, output = ended("the server", server, job, 1 if problems else TIMEOUT_S)
-    problems += failed
-    told = {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", output)}
+        # A lock that a client held when it failed is never released: wait for the other clients only briefly.
+        problems += finish(f"clients in guest {guest.name}", guest, client, 1 if problems else TIMEOUT_S)[0]
+    new_problems, output = finish("server", server, job, 1 if problems else TIMEOUT_S)
+    problems += new_problems
+    results = {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", output)}
     rounds = case.clients * len(jobs) * case.rounds
     if case.leaves:
         rounds -= case.clients * (case.rounds - case.rounds // 2)
-    if not problems and (told["rounds"], told["counted"]) != (rounds, rounds):
-        problems.append(f"{rounds} rounds were wanted: {output.rstrip()}")
-    # Behind the page's WRITE and the unlock's, and two READs
-    atomics = {COMPARE_SWAP: told.get("attempts", 0), FETCH_ADD: told.get("tickets", 0)}
+    if not problems and (results["rounds"], results["counted"]) != (rounds, rounds):
+        problems.append(f"{rounds} rounds expected: {output.rstrip()}")
+    # Each round also has the WRITEs of the counter and of the unlock, and two READs
+    atomics = {COMPARE_SWAP: results.get("attempts", 0), FETCH_ADD: results.get("tickets", 0)}
     return problems, {**atomics, READ_REQUEST: 2 * rounds, WRITE_ONLY: 2 * rounds}
 
 
-def decoded(understudy: Path, trace: Path) -> dict[int, int]:
-    """What the server sent, by opcode: an atomic that it was asked for has an answer of its own kind."""
+def count_packets(understudy: Path, trace: Path) -> dict[int, int]:
+    """Returns the number of packets that the server sent, by opcode: executed atomics have a response opcode of their own."""
     command = [str(understudy), "decode", "--json", str(trace)]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     packets = [json.loads(line) for line in lines]
-    answers: dict[int, int] = {}
+    responses: dict[int, int] = {}
     for packet in packets:
-        answers[packet["opcode"]] = answers.get(packet["opcode"], 0) + 1
-    return answers
+        responses[packet["opcode"]] = responses.get(packet["opcode"], 0) + 1
+    return responses
 
 
 def check(
-    case: Case, switch: Wire, grown: list[Counters], asked: dict[int, int], answers: dict[int, int]
+    case: Case, switch: Forwarder, increases: list[Counters], requests: dict[int, int], responses: dict[int, int]
 ) -> list[str]:
     report = switch.report
-    told = report["swordbox"]
+    reported = report["swordbox"]
     ports = {port["name"]: port for port in report["ports"]}
     problems = []
-    for name, counters in zip("abc", grown, strict=True):
-        # Clients of the time before a restart try again when nobody is there.
-        if counters.sent != ports[name]["roce_frames"] and name != case.bad and not case.restarts:
-            problems.append(f"guest {name} sent {counters.sent} packets, {ports[name]['roce_frames']} came in")
-    retransmitted = case.bad or sum(counters.retransmissions for counters in grown)
-    seen = {row["opcode"]: row["frames"] for row in report["opcodes"]}
-    for opcode, count in asked.items():
-        if seen.get(opcode, 0) < count or (seen.get(opcode, 0) > count and not retransmitted):
-            problems.append(f"opcode {opcode:#04x}: {count} were asked for, {seen.get(opcode, 0)} came")
-    atomics = asked.get(COMPARE_SWAP, 0) + asked.get(FETCH_ADD, 0)
-    left = answers.get(ATOMIC_ACK, 0)
-    here = told["decided"] + told["answered"]
-    # Every atomic was done by the server or decided here; those repeated are answered again.
-    if atomics and (left + here < atomics or (left + here > atomics and not (retransmitted or told["repeated"]))):
-        problems.append(f"of {atomics} atomics, the server has answered {left}, and {here} were decided")
-    if here < case.decided * atomics:
-        problems.append(f"of {atomics} atomics only {here} were decided")
-    if case.layers == "[]" and not case.changes and told["diverged"]:
-        problems.append("without a layer, sides of a connection have come to differ")
-    if case.restarts and not told["ended"]:
-        problems.append("nothing of the time before the restart was refused")
-    if case.by_cm and told["paired_by_cm"] != told["paired"]:
-        problems.append("connections were not learnt from the connection manager")
-    # One that was lost would have been opened again.
-    if told["own_lanes"] != case.own_lanes or (case.own_lanes and told["lanes"]):
-        problems.append(f"of {case.own_lanes} lanes {told['own_lanes']} are the switch's, and {told['lanes']} were lent")
-    # The switch's own end with the server's program, which ends before the switch.
-    told["lanes_lost"] -= told["own_lanes_lost"]
+    for name, counters in zip("abc", increases, strict=True):
+        # Clients retransmit while the switch is restarted.
+        if counters.sent != ports[name]["roce_frames"] and name != case.lossy_guest and not case.restarts:
+            problems.append(f"guest {name} sent {counters.sent} packets, the switch received {ports[name]['roce_frames']}")
+    retransmitted = case.lossy_guest or sum(counters.retransmissions for counters in increases)
+    received = {row["opcode"]: row["frames"] for row in report["opcodes"]}
+    for opcode, count in requests.items():
+        if received.get(opcode, 0) < count or (received.get(opcode, 0) > count and not retransmitted):
+            problems.append(f"opcode {opcode:#04x}: {count} requested, {received.get(opcode, 0)} received")
+    atomics = requests.get(COMPARE_SWAP, 0) + requests.get(FETCH_ADD, 0)
+    by_server = responses.get(ATOMIC_ACK, 0)
+    by_switch = reported["decided"] + reported["answered"]
+    # The server or the switch executed every atomic; repeated atomics get another response.
+    executed = by_server + by_switch
+    if atomics and (executed < atomics or (executed > atomics and not (retransmitted or reported["repeated"]))):
+        problems.append(f"of {atomics} atomics, the server executed {by_server} and the switch {by_switch}")
+    if by_switch < case.decided * atomics:
+        problems.append(f"of {atomics} atomics, the switch decided only {by_switch}")
+    if case.layers == "[]" and not case.changes and reported["diverged"]:
+        problems.append("the sides of a connection differ although no layer is on")
+    if case.restarts and not reported["ended"]:
+        problems.append("no packet of a connection from before the restart was refused")
+    if case.by_cm and reported["paired_by_cm"] != reported["paired"]:
+        problems.append("not all connections were paired by the connection manager")
+    # A lost one would have been connected again.
+    if reported["own_lanes"] != case.switch_owned or (case.switch_owned and reported["lanes"]):
+        shared = f"{reported['own_lanes']} of {case.switch_owned} shared QPs are the switch's"
+        problems.append(f"{shared}, {reported['lanes']} are borrowed from clients")
+    # The switch's own shared QPs end with the server program, which exits before the switch.
+    reported["lanes_lost"] -= reported["own_lanes_lost"]
     wrong = ("spoofed", "unwritten", "lanes_lost", "untracked", "keys_refused")
-    problems += [f"{name}: {told[name]}" for name in wrong if told[name]]
+    problems += [f"{name}: {reported[name]}" for name in wrong if reported[name]]
     if problems:
-        problems.append(f"the switch: {told}, drops {report['drops']}")
-        problems.append(f"retransmissions by guest: {[counters.retransmissions for counters in grown]}")
+        problems.append(f"the switch's report: {reported}, drops {report['drops']}")
+        problems.append(f"retransmissions by guest: {[counters.retransmissions for counters in increases]}")
     return problems
 
 
-def words(switch: Wire, answers: dict[int, int]) -> str:
-    told = switch.report["swordbox"]
+def summary(switch: Forwarder, responses: dict[int, int]) -> str:
+    reported = switch.report["swordbox"]
     return (
-        f"{told['diverged']} of {told['paired']} connections shared, {told['remapped']} remapped, {told['decided']} decided, "
-        f"{told['answered']} answered; the server sent {answers.get(ATOMIC_ACK, 0)} atomic ACKs, {answers.get(ACK, 0)} ACKs"
+        f"{reported['diverged']} of {reported['paired']} connections shared, {reported['remapped']} operations remapped, "
+        f"{reported['decided']} atomics decided, {reported['answered']} answered here; "
+        f"the server sent {responses.get(ATOMIC_ACK, 0)} atomic ACKs, {responses.get(ACK, 0)} ACKs"
     )
 
 
