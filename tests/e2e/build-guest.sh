@@ -38,8 +38,8 @@ modules=(
     ib_umad 8021q
 )
 
-say() { echo "build-guest: $*" >&2; }
-die() { say "$*"; exit 1; }
+log() { echo "build-guest: $*" >&2; }
+die() { log "$*"; exit 1; }
 
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -70,10 +70,10 @@ download() {
     (cd "$work/debs" && apt-get -qq -o APT::Sandbox::User="$(id -un)" download "$kernel" "${packages[@]}")
 }
 mkdir "$work/debs"
-say "downloading the kernel and ${#packages[@]} packages"
+log "downloading the kernel and ${#packages[@]} packages"
 if ! download; then
     # The package lists are missing or older than the archive: update them.
-    say "retrying after apt-get update"
+    log "retrying after apt-get update"
     apt-get -qq update || die "apt-get update failed; run it as root, then retry"
     download || die "packages could not be downloaded; see the error above"
 fi
@@ -164,4 +164,4 @@ printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
 mv "$work/initramfs.cpio" "$out/initramfs.cpio"
 cp "$work"/kernel/boot/vmlinuz-* "$out/vmlinuz"
 echo "$stamp" >"$out/stamp"
-say "$kernel, $(wc -l <"$root/modules/order") modules, $(du -m "$out/initramfs.cpio" | cut -f1) MB initramfs in $out"
+log "$kernel, $(wc -l <"$root/modules/order") modules, $(du -m "$out/initramfs.cpio" | cut -f1) MB initramfs in $out"

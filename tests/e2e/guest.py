@@ -175,7 +175,7 @@ class Guest:
         deadline = time.monotonic() + timeout_s
         while self.run(condition, check=False).code != 0:
             if time.monotonic() > deadline:
-                raise CommandFailed(f"guest {self.name}: waited {timeout_s:.0f} s in vain for: {condition}")
+                raise CommandFailed(f"guest {self.name}: condition not true within {timeout_s:.0f} s: {condition}")
             time.sleep(0.05)
 
     # --- the network ------------------------------------------------------------------

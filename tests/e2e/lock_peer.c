@@ -38,7 +38,7 @@
 #define READS 4
 #define WAIT_MS 5000
 #define TIMEOUT 18 /* 1 s: an emulated host is slow */
-#define RETRIES 6  /* 7 means for ever to soft-RoCE */
+#define RETRIES 6  /* 7 means unlimited in soft-RoCE */
 
 struct address {
     union ibv_gid gid;
@@ -79,13 +79,13 @@ static void check(bool right, const char *what)
 static void send_all(int tcp, const void *bytes, size_t len)
 {
     if (write(tcp, bytes, len) != (ssize_t)len)
-        die("the other side");
+        die("TCP connection to the other side");
 }
 
 static void receive_all(int tcp, void *bytes, size_t len)
 {
     if (recv(tcp, bytes, len, MSG_WAITALL) != (ssize_t)len)
-        die("the other side");
+        die("TCP connection to the other side");
 }
 
 static void open_device(const char *index)
@@ -323,7 +323,7 @@ static void round_of(struct client *me, uint32_t lock)
         me->account.attempts++;
     while (perform(me, IBV_WR_ATOMIC_CMP_AND_SWP, lock_at(lock), 0, me->id) != 0);
     uint64_t count = perform(me, IBV_WR_RDMA_READ, guarded, 0, 0);
-    check(perform(me, IBV_WR_RDMA_READ, lock_at(lock), 0, 0) == me->id, "a lock that is held is not the holder's");
+    check(perform(me, IBV_WR_RDMA_READ, lock_at(lock), 0, 0) == me->id, "the lock word changed while the client held the lock");
     me->words[1] = count + 1;
     me->words[2] = 0;
     post(me, IBV_WR_RDMA_WRITE, 1, guarded, 0, 0, false);
@@ -372,7 +372,7 @@ static void *client(void *of)
     for (uint64_t n = 0; n < me->rounds; n++) {
         round_of(me, (uint32_t)(n % me->theirs.locks));
         uint64_t ticket = perform(me, IBV_WR_ATOMIC_FETCH_AND_ADD, ticket_at(me->theirs.locks), 1, 0);
-        check(n == 0 || ticket > last, "tickets go back");
+        check(n == 0 || ticket > last, "a ticket is not greater than the previous one of the client");
         last = ticket;
         me->account.tickets += ticket;
         me->account.rounds++;
@@ -391,7 +391,7 @@ static int clients(const char *server, uint64_t first, int count, uint64_t round
     static struct client all[MAX_CLIENTS];
     uint64_t attempts = 0;
 
-    check(first > 0 && count > 0 && count <= MAX_CLIENTS, "ID from 1 on, and up to 64 CLIENTS");
+    check(first > 0 && count > 0 && count <= MAX_CLIENTS, "invalid arguments: ID is 1 or more, CLIENTS 1 to 64");
     for (int n = 0; n < count; n++) {
         all[n].server = server;
         all[n].id = first + (uint64_t)n;
@@ -421,7 +421,7 @@ static int server(int count, uint32_t locks)
 
     if (memory == MAP_FAILED || (!by_cm && !cq))
         die("mmap");
-    check(count > 0 && count <= MAX_CLIENTS && locks > 0 && locks <= 8, "up to 64 CLIENTS, up to 8 LOCKS");
+    check(count > 0 && count <= MAX_CLIENTS && locks > 0 && locks <= 8, "invalid arguments: CLIENTS is 1 to 64, LOCKS 1 to 8");
     if (by_cm)
         cm_listen();
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
@@ -476,9 +476,9 @@ static int server(int count, uint32_t locks)
     printf("rounds %llu counted %llu attempts %llu tickets %llu taken %llu\n", (unsigned long long)sum.rounds,
            (unsigned long long)counted, (unsigned long long)sum.attempts, (unsigned long long)tickets,
            (unsigned long long)taken);
-    check(counted == sum.rounds, "two have held a lock at once");
-    check(taken == 0, "a lock is still taken");
-    check(tickets == sum.rounds && sum.tickets == tickets * (tickets - 1) / 2, "a ticket was drawn twice, or never");
+    check(counted == sum.rounds, "the counters differ from the rounds: two clients held a lock at the same time");
+    check(taken == 0, "a lock is still held after all rounds");
+    check(tickets == sum.rounds && sum.tickets == tickets * (tickets - 1) / 2, "a ticket was drawn twice or not at all");
     return 0;
 }
 
@@ -486,7 +486,7 @@ int main(int argc, char **argv)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
     leaves = argc == 8 && !strcmp(argv[7], "leaves");
-    check(argc == 5 || argc == 7 || leaves, "server HOW CLIENTS LOCKS, or client HOW ADDRESS ID CLIENTS ROUNDS [leaves]");
+    check(argc == 5 || argc == 7 || leaves, "usage: server HOW CLIENTS LOCKS, or client HOW ADDRESS ID CLIENTS ROUNDS [leaves]");
     by_cm = !strcmp(argv[2], "cm");
     if (!by_cm)
         open_device(argv[2]);

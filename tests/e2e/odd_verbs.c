@@ -7,8 +7,8 @@
  *
  * The two exchange their addresses over TCP, as perftest does. The client sends one
  * operation after the other and checks how each completes; the server checks that what it
- * receives has the length and the immediate data it should. Exit code 0: all as expected.
- * What goes over the wire is listed in programs.py.
+ * receives has the expected length and immediate data. Exit code 0: all as expected.
+ * programs.py lists the packets.
  */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -24,7 +24,7 @@
 #define TWO_PACKETS 2000 /* bytes, with a path MTU of 1024 */
 #define RECEIVES 16
 #define RNR_TIMER_164_MS 28
-/* soft-RoCE hands out the kernel's flag, which in user space means IBV_WC_IP_CSUM_OK. */
+/* soft-RoCE returns the kernel's value of the flag, which in user space is IBV_WC_IP_CSUM_OK. */
 #define SOFT_ROCE_WITH_INV 4
 
 enum { RC, UC, RC_BAD_RKEY, RC_NO_READS, RC_TOO_LONG, RC_NOT_READY, QP_COUNT };
@@ -84,7 +84,7 @@ static void tcp_connect(const char *server)
 static void swap(const void *ours, void *theirs, size_t len)
 {
     if (write(tcp, ours, len) != (ssize_t)len || recv(tcp, theirs, len, MSG_WAITALL) != (ssize_t)len)
-        die("the other side");
+        die("TCP connection to the other side");
 }
 
 /* Waits until both sides have reached this point. */
@@ -266,15 +266,15 @@ static void server(void)
         } else if (done.wc_flags & (IBV_WC_WITH_INV | SOFT_ROCE_WITH_INV)) {
             invalidations++;
         } else {
-            check(done.byte_len < 4, "a plain SEND has another length than it was sent with");
+            check(done.byte_len < 4, "a plain SEND is longer than 3 bytes");
             plain++;
         }
     }
-    check(immediates == 8 && invalidations == 2 && plain == 5, "not all messages came");
-    check(completion().status != IBV_WC_SUCCESS, "a message longer than its receive buffer was taken");
+    check(immediates == 8 && invalidations == 2 && plain == 5, "messages are missing");
+    check(completion().status != IBV_WC_SUCCESS, "a message longer than its receive buffer was accepted");
     meet(); /* the client's SEND has found no receive buffer */
     post_receive(RC_NOT_READY, BUFFER_LEN);
-    check(completion().byte_len == 64, "the SEND that was refused at first has another length");
+    check(completion().byte_len == 64, "the SEND that was first refused does not have 64 bytes");
 }
 
 int main(int argc, char **argv)
