@@ -204,7 +204,8 @@ class Run:
         # No process sends before its representative runs, because there is no barrier. Packets that reach a router before it
         # has the MAC address of the destination would get lost.
         for host in SENDERS:
-            wait(lambda host=host: self.is_found(host), f"{host.name} is in the neighbour table of {host.router}", STEP_TIMEOUT_S, LIVE_S)
+            condition = f"{host.name} is in the neighbour table of {host.router}"
+            wait(lambda host=host: self.is_found(host), condition, STEP_TIMEOUT_S, LIVE_S)
         for switch, name in REPRESENTATIVES.items():
             self.start(name, str(understudy), "run", str(plan / f"{switch}.representative.toml"), "--json")
 
@@ -272,7 +273,8 @@ def check(logs: dict[int, Log]) -> Counter[str]:
     for one, other in itertools.combinations(positions.values(), 2):
         common = one.keys() & other.keys()
         expect("any two receivers have common messages", bool(common), "none")
-        expect("any two receivers deliver common messages in one order", sorted(common, key=one.__getitem__) == sorted(common, key=other.__getitem__), "different orders")
+        same_order = sorted(common, key=one.__getitem__) == sorted(common, key=other.__getitem__)
+        expect("any two receivers deliver common messages in one order", same_order, "different orders")
     delivered = {(sender, number, receiver) for receiver, log in logs.items() for _, sender, number in log.delivered}
     for sender, log in logs.items():
         for number, receiver in itertools.product(range(SCATTERINGS), logs):
@@ -281,7 +283,8 @@ def check(logs: dict[int, Log]) -> Counter[str]:
             # After `no_answer` the sender does not know whether the message was delivered.
             is_consistent = is_delivered != (reason is not None) or reason == "no_answer"
             outcomes["delivered" if is_delivered else str(reason)] += 1
-            expect(f"message {number} from {sender} to {receiver} was either delivered or failed", is_consistent, f"delivered: {is_delivered}, failed: {reason}")
+            condition = f"message {number} from {sender} to {receiver} was either delivered or failed"
+            expect(condition, is_consistent, f"delivered: {is_delivered}, failed: {reason}")
     expect("only sent messages were delivered", outcomes["delivered"] == len(delivered), len(delivered))
     return outcomes
 
@@ -365,7 +368,8 @@ def run_all(network: Network, understudy: Path, plan: Path, folder: Path, record
     # By now, all beacons reach their receivers.
     recorders = record(network) if recorded else []
     wait(run.is_over, "all messages are delivered or failed, and all barriers have passed that moment", STEP_TIMEOUT_S, LIVE_S)
-    wait(lambda: all(recorder.poll() is not None for recorder in recorders), "tcpdump has recorded 2,000 packets at each interface", STEP_TIMEOUT_S)
+    condition = "tcpdump has recorded 2,000 packets at each interface"
+    wait(lambda: all(recorder.poll() is not None for recorder in recorders), condition, STEP_TIMEOUT_S)
     return check(run.end())
 
 
