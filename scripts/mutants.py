@@ -37,6 +37,7 @@ OTHERS = [
     ("consensus/src/", "-p sim --test it -- consensus::"),
     ("p4ce/", "-p sim --test it -- groups::"),
     ("swordbox/", "-p sim --test it -- swordbox::"),
+    ("onepipe/", "-p sim --test it -- onepipe::"),
     ("representative/", "-p sim --test it -- onepipe::"),
     ("rnic/", "-p sim --test it -- verbs::"),
     ("rdmc/", "-p rdmc --lib"),

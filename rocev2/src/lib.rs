@@ -25,11 +25,9 @@
 
 pub mod aeth;
 pub mod atomic;
-pub mod beacon;
 pub mod bth;
 pub mod checksum;
 pub mod cm;
-pub mod datagram;
 pub mod deth;
 pub mod ethernet;
 pub mod icrc;
@@ -37,7 +35,6 @@ pub mod immediate;
 pub mod ipv4;
 pub mod ipv6;
 pub mod neighbour;
-pub mod onepipe;
 pub mod opcode;
 pub mod packet;
 pub mod redirect;

@@ -9,7 +9,6 @@ use crate::ethernet::{Ethernet, VlanTag, ethertype};
 use crate::immediate::{Ieth, ImmDt};
 use crate::ipv4::Ipv4;
 use crate::ipv6::{Ipv6, extension};
-use crate::onepipe::OnePipe;
 use crate::opcode::Headers;
 use crate::reth::Reth;
 use crate::udp::{self, Udp};
@@ -531,13 +530,6 @@ impl<'a> Packet<'a> {
         self.extended(Headers::DETH)
     }
 
-    /// Returns the start of the payload as a 1Pipe header, if the payload is long enough. The caller has to
-    /// know that it is one: by the Q_Key of a datagram, or by the address of a WRITE.
-    #[inline]
-    pub fn onepipe(&self) -> Option<&'a OnePipe> {
-        OnePipe::ref_from_prefix(self.payload()).ok().map(|(header, _)| header)
-    }
-
     /// Immediate data
     pub fn immediate(&self) -> Option<&'a ImmDt> {
         self.extended(Headers::IMM)
@@ -596,7 +588,7 @@ impl<'a> Packet<'a> {
     }
 
     /// Returns the sum over the pseudo-header of the UDP checksum.
-    pub(crate) fn pseudo_header_sum(&self) -> Sum {
+    pub fn pseudo_header_sum(&self) -> Sum {
         // Source and destination are adjacent, at the end of the IPv4 and the IPv6 header.
         let l3 = self.layout.l3();
         let addresses = if self.layout.is_ipv6() { l3 + 8..l3 + Ipv6::LEN } else { l3 + 12..l3 + Ipv4::LEN };

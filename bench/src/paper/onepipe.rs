@@ -19,7 +19,7 @@ pub(super) const FIGURES: &[Figure] = &[
     Figure::omitted(
         (Paper::OnePipe, "table1", "Programming API"),
         "",
-        "an interface, not a measurement (crate `onepipe`)",
+        "an interface, not a measurement (crate `onepipe-host`)",
     ),
     Figure::omitted((Paper::OnePipe, "fig2", "Ordering hazards"), "", DRAWING),
     Figure::omitted((Paper::OnePipe, "fig3", "Routing topology of a data center"), "", DRAWING),

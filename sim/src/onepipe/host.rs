@@ -1,4 +1,4 @@
-//! A host of 1Pipe: a process ([`representative::Process`]), an application that scatters messages at random,
+//! A host of 1Pipe: a process ([`onepipe::Process`]), an application that scatters messages at random,
 //! and a record of what it observed. This file inspects all frames before the process gets them, with its own
 //! implementation of the rules.
 
@@ -6,10 +6,10 @@ use super::losses::Traffic;
 use super::outsider;
 use super::{Addresses, BEACON_INTERVAL, CLOCK, host_addresses, losses};
 use crate::node::{Node, Ports};
-use representative::process::{self, Event, Failure, Peer, Scattering};
-use representative::{Process, ProcessId};
+use onepipe::process::{self, Event, Failure, Peer, Scattering};
+use onepipe::{OnePipe, OnePipeOpcode, Timestamp};
+use onepipe::{Process, ProcessId};
 use rocev2::Packet;
-use rocev2::onepipe::{OnePipeOpcode, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::memory::MemoryFrame;
 use switch::{Frame, Nanos, PortId, Probability, Rng};
@@ -388,7 +388,7 @@ impl Host {
         {
             return;
         }
-        let Some(&header) = packet.onepipe() else { return };
+        let Some(&header) = OnePipe::of(&packet) else { return };
         let message = header.opcode() == OnePipeOpcode::DATA;
         if message && !header.timestamp_follows() {
             let ns = unwrap(header.timestamp(), now);
@@ -421,7 +421,7 @@ impl Host {
     /// Inspects a frame that the host sends: no message may be below a barrier that it sent earlier.
     fn inspect_sent(&mut self, frame: &[u8], now: Nanos) {
         let Some(packet) = Packet::parse(frame) else { return };
-        let Some(&header) = packet.onepipe() else { return };
+        let Some(&header) = OnePipe::of(&packet) else { return };
         if let Some(traffic) = &mut self.traffic {
             traffic.on_sent(&packet, &header, now);
         }

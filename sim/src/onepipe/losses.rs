@@ -4,8 +4,8 @@
 
 use super::{Host, Network};
 use core::net::IpAddr;
-use representative::process::Failure;
-use rocev2::onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
+use onepipe::process::Failure;
+use onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::{Packet, Psn};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::Nanos;
@@ -217,7 +217,7 @@ impl Dropped {
     fn read(frames: &[Vec<u8>]) -> Self {
         let mut dropped = Self::default();
         for packet in frames.iter().filter_map(|frame| Packet::parse(frame)) {
-            let Some(header) = packet.onepipe() else { continue };
+            let Some(header) = OnePipe::of(&packet) else { continue };
             let (Some(from), Some(to)) = (host_of(packet.src()), host_of(packet.dst())) else { continue };
             if header.opcode() == OnePipeOpcode::DATA {
                 dropped.data.insert((from, to, header.psn().get()));

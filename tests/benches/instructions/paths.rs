@@ -2,6 +2,7 @@
 //! on frames that were made in advance.
 
 use crate::process;
+use ::onepipe::Timestamp;
 use bench::onepipe::load::{self as onepipe, Kind};
 use bench::swordbox::load::{Load, Verb};
 use p4ce::{Command, Group, P4ce};
@@ -9,7 +10,6 @@ use pktgen::profile::{Host, Memory};
 use pktgen::{Choice, Pktgen, Profile, Rate, Stream};
 use rnic::{Data, Operation, Remote, SendRequest, Sge, Status};
 use rocev2::ethernet::MacAddr;
-use rocev2::onepipe::Timestamp;
 use rocev2::rewrite::Rewriter;
 use rocev2::{Class, Layout, Opcode, Packet, Psn, Qpn, classify};
 use std::cell::RefCell;

@@ -2,9 +2,9 @@
 
 use crate::paths::{Pool, Prepared};
 use core::net::IpAddr;
-use onepipe::{Endpoint, Event, ProcessFunction};
-use representative::Process;
-use representative::process::{BeaconPeer, Config, Peer, ProcessId};
+use onepipe::Process;
+use onepipe::process::{BeaconPeer, Config, Peer, ProcessId};
+use onepipe_host::{Endpoint, Event, ProcessFunction};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use std::cell::{Cell, RefCell};

@@ -3,8 +3,9 @@
 //! cause that was drawn.
 
 use super::environment;
+use onepipe::process;
 use representative::config::{Incarnation, Pace};
-use representative::{Command, LinkId, Refusal, process};
+use representative::{Command, LinkId, Refusal};
 use sim::onepipe::{Conditions, Explained, Network, Outsider, Tree};
 use sim::{Ecn, Fault};
 use switch::{Nanos, Probability, Rng};
