@@ -65,8 +65,8 @@ e2e: build ## real RDMA programs in virtual machines, joined by understudy, and 
 	$(AS_ROOT) tests/e2e/onepipe.py --understudy $(PROGRAM)
 
 soak: build ## new seeds for every suite of the simulator, every scenario and fuzz target, for SECONDS=60 each or SEEDS=100000 FROM=1; what fails becomes a test. First consensus after every packet of three changes of leader, and every order of deliveries through Swordbox around a restart (some minutes each)
-	DEPTH=3 $(CARGO) test --release --locked -p sim --test it consensus::exhaustive::
-	DEPTH=8 $(CARGO) test --release --locked -p sim --test it swordbox::exhaustive::
+	DEPTH=3 $(CARGO) test --release --locked -p workloads --test it consensus::exhaustive::
+	DEPTH=8 $(CARGO) test --release --locked -p workloads --test it swordbox::exhaustive::
 	scripts/soak.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FROM),--from $(FROM))
 
 bench: build ## forwarding and replicating against dpdk-testpmd; the costs of parsing, the ICRC, the NIC, the simulator

@@ -3,7 +3,7 @@
 
     scripts/soak.py [--seconds N] [--from SEED] [--seeds N] [--only NAME]...
 
-A seed that fails is added to sim/tests/seeds.txt: from then on `make test` runs it. Exits with 0 if nothing failed, with 1 if
+A seed that fails is added to workloads/tests/seeds.txt: from then on `make test` runs it. Exits with 0 if nothing failed, with 1 if
 something did.
 """
 
@@ -17,8 +17,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILT = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
-SEEDS = ROOT / "sim/tests/seeds.txt"
-# By suite, a module of sim/tests/it: the tests that take seeds, and how many seeds take some ten seconds on two CPUs
+SEEDS = ROOT / "workloads/tests/seeds.txt"
+# By suite, a module of workloads/tests/it: the tests that take seeds, and how many seeds take some ten seconds on two CPUs
 SUITES = {
     "verbs": (["verbs_", "memory_is_not", "connections_fail"], 200),
     "words": (["bad_wires", "crashes"], 500),
@@ -64,7 +64,7 @@ class Soak:
 
     def suite(self, name):
         filters, size = SUITES[name]
-        test = ["cargo", "test", "--quiet", "--release", "--locked", "-p", "sim", "--test", "it"]
+        test = ["cargo", "test", "--quiet", "--release", "--locked", "-p", "workloads", "--test", "it"]
         filters = [f"{name}::{filter}" for filter in filters]
         code, output = run([*test, "--no-run"])
         if code != 0:

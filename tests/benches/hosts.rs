@@ -5,12 +5,12 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use rnic::{Data, Operation, Remote, SendRequest, Sge, Status};
-use sim::scenario::{HostSpec, LinkSpec, NumberRange, Planted, Scenario, VerbsSpec, Work};
 use std::hint::black_box;
 use switch::impair::{self, Action, Impair, Match, Operations, Rule};
 use switch::memory::{FrameCollector, MemoryFrame};
 use switch::{Function as _, Nanos, PortId, Probability};
 use understudy_tests::nics::{VA, address, nic};
+use workloads::scenario::{HostSpec, LinkSpec, NumberRange, Planted, Scenario, VerbsSpec, Work};
 
 const QPS: [usize; 3] = [1, 1000, 100_000];
 
@@ -89,11 +89,11 @@ fn simulator(c: &mut Criterion) {
         for share in [&mut link.loss, &mut link.duplicate, &mut link.reorder, &mut link.corrupt] {
             *share = NumberRange::fixed(damage);
         }
-        let outcome = sim::scenario::run(&scenario, 1, Planted::default(), Vec::new());
+        let outcome = workloads::scenario::run(&scenario, 1, Planted::default(), Vec::new());
         assert_eq!(outcome.violation, None);
         group.throughput(Throughput::Elements(outcome.packets));
         group.bench_function(name, |b| {
-            b.iter(|| sim::scenario::run(black_box(&scenario), 1, Planted::default(), Vec::new()));
+            b.iter(|| workloads::scenario::run(black_box(&scenario), 1, Planted::default(), Vec::new()));
         });
     }
     group.finish();

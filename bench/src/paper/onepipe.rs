@@ -7,8 +7,8 @@ use crate::onepipe::simulated::{HOSTS_PER_RACK, LOSSES, RATE_BPS, lossy, name, s
 use hdrhistogram::Histogram;
 use miette::{Report, miette};
 use representative::Incarnation;
-use sim::onepipe::{BEACON_INTERVAL, FatTree, Span};
 use switch::Nanos;
+use workloads::onepipe::{BEACON_INTERVAL, FatTree, Span};
 
 const DRAWING: &str = "a drawing of the design, not a measurement";
 const APPLICATION: &str = "the application and the systems that it is compared with (FaRM, locks, OCC) are not implemented here, and \
