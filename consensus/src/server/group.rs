@@ -7,11 +7,12 @@
 //! again, in the same term, from every server. That fences off the group together with the direct connection,
 //! and each log is read and brought up to date as at the start of the leadership.
 
-use super::agreement::local_entry_data;
-use super::follower::{Follower, Request};
-use super::log::{DECIDED, Term};
-use super::server::{LOG_VA, QpRole, Server};
+use super::Server;
 use super::watch::Membership;
+use crate::agreement::local_entry_data;
+use crate::follower::{Follower, Request};
+use crate::log::{DECIDED, Term};
+use crate::resources::{LOG_VA, QpRole};
 use p4ce::SwitchAddress;
 use p4ce::wire::{GroupRequest, MemberRequest, Region, Replicas};
 use rnic::cm::Conn;

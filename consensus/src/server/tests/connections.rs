@@ -3,8 +3,9 @@
 use super::{HEARTBEAT, Net, ip, one_is_behind};
 use crate::hello::{Hello, Purpose};
 use crate::log::HEAD;
-use crate::server::{QpRole, log_scratch, log_scratch_va, queue_pair};
-use crate::watch::{CONTROL_VA, SCRATCH_VA, control_len};
+use crate::resources::{
+    CONTROL_VA, QpRole, SCRATCH_VA, control_len, log_scratch, log_scratch_va, queue_pair,
+};
 use crate::{BootstrapError, Config, Membership, Server, Term, WaitReason};
 use p4ce::Secret;
 use rnic::{Data, Interface, Operation, Remote, Rnic, SendRequest, Sge};

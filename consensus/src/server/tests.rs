@@ -5,7 +5,7 @@ mod connections;
 mod replication;
 mod through;
 
-use super::{Config, Decided, Layout, Membership, ProposeError, Server, SnapshotError};
+use crate::{Config, Decided, Layout, Membership, ProposeError, Server, SnapshotError};
 use core::net::IpAddr;
 use rnic::cm::{Conn, Event, PortSpace};
 use rnic::{Interface, Rnic};

@@ -1,103 +1,73 @@
 //! A server: its connections, the permission to write its log, and the delivery of decided entries.
 
-use super::config::{Config, Decided, StartError};
-use super::hello::{Grant, Hello, Purpose};
-use super::leader::Leadership;
-use super::log::{ADMITTED, DECIDED, HEAD, SEAL, SnapshotHead, Term, word};
-use super::through::Group;
-use super::watch::{CANDIDACY_DELAY, CONTROL_VA, Membership, SCRATCH_VA, Watch, control_len};
+mod admit;
+mod group;
+mod leader;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+pub use admit::SnapshotError;
+pub use watch::Membership;
+
+use crate::config::{Config, Decided, StartError};
+use crate::hello::{Grant, Hello, Purpose};
+use crate::log::{ADMITTED, DECIDED, HEAD, SEAL, SnapshotHead, Term, word};
+use crate::resources::{
+    CONTROL_VA, LOG_VA, Outgoing, QpRole, Resources, SCRATCH_VA, control_len, queue_pair,
+};
 use core::net::IpAddr;
+use group::Group;
+use leader::Leadership;
 use p4ce::wire::{MemberRequest, Region};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, RemoteRequest};
-use rnic::{Access, Buffer, Completion, ConnParam, Cq, Mr, Pd, QpInit, Rnic, Status};
+use rnic::{Access, Completion, ConnParam, Mr, Rnic, Status};
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
 use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
+use watch::{CANDIDACY_DELAY, Watch};
 
-pub(super) const LOG_VA: u64 = 0x2000_0000;
+/// Capacity of the completion queue
 const COMPLETIONS: usize = 1 << 14;
-
-/// A connection that this server has requested.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Outgoing {
-    pub(super) qpn: Qpn,
-    pub(super) remote: Option<Region>,
-    since: Nanos,
-}
-
-impl Outgoing {
-    /// Returns whether it was requested more than `span` ago.
-    pub(super) fn is_older_than(&self, now: Nanos, span: Nanos) -> bool {
-        now.since(self.since) > span
-    }
-}
-
-/// Purpose of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum QpRole {
-    /// We read this server's control words.
-    Watch(u8),
-    /// We write this server's log.
-    Write(u8),
-    /// The switch writes the logs of our group's members.
-    Group,
-    /// The switch writes our log.
-    Joined,
-    /// Another server reads our control words.
-    Watched,
-    /// Another server writes our log.
-    Written,
-}
-
-/// NIC resources of a server.
-#[derive(Debug)]
-pub(super) struct Resources {
-    pub(super) pd: Pd,
-    pub(super) cq: Cq,
-    pub(super) control: (Buffer, Mr),
-    /// The log; the key is for reading it locally, to send entries
-    pub(super) log: (Buffer, Mr),
-    pub(super) scratch: (Buffer, Mr),
-}
 
 /// A server.
 #[derive(Debug)]
 pub struct Server {
-    pub(super) config: Config,
-    pub(super) resources: Option<Resources>,
-    pub(super) membership: Membership,
-    pub(super) watch: Watch,
-    pub(super) qp_roles: BTreeMap<u32, QpRole>,
-    pub(super) conns: BTreeMap<Conn, Qpn>,
+    config: Config,
+    resources: Option<Resources>,
+    membership: Membership,
+    watch: Watch,
+    qp_roles: BTreeMap<u32, QpRole>,
+    conns: BTreeMap<Conn, Qpn>,
     /// Queue pairs through which other servers read this one's control words
     readers: Vec<Option<Qpn>>,
     /// The latest term in which this server granted permission, or was a candidate
-    pub(super) promised: Term,
+    promised: Term,
     /// The latest term reported in a rejection
-    pub(super) rejected_term: Term,
+    rejected_term: Term,
     /// Queue pair and region of the server that may write the log
-    pub(super) writer: Option<(Qpn, Mr)>,
+    writer: Option<(Qpn, Mr)>,
     /// Queue pair, region and connection of the group that may write the log, too
-    pub(super) joined: Option<(Qpn, Mr, Conn)>,
-    pub(super) leadership: Option<Leadership>,
+    joined: Option<(Qpn, Mr, Conn)>,
+    leadership: Option<Leadership>,
     /// No candidacy before this time
     candidate_at: Nanos,
-    pub(super) beat_at: Nanos,
-    pub(super) beats: u64,
+    beat_at: Nanos,
+    beats: u64,
     /// Number of entries known to be decided
-    pub(super) decided: u64,
+    decided: u64,
     /// Number of entries scanned for the decided number that they carry
     scanned: u64,
     /// Index, length and seal of a scanned entry that is torn. It is scanned again only after its seal
     /// changed, so that a long entry is not hashed for each of its packets.
     torn: Option<(u64, usize, [u8; SEAL])>,
     /// Number of entries taken out of the log
-    pub(super) applied: u64,
+    applied: u64,
     /// Number of entries in an installed snapshot: log entries below are older than it and may be arbitrary
-    pub(super) valid_from: u64,
+    valid_from: u64,
     /// Number of entries returned to the application
-    pub(super) polled: u64,
+    polled: u64,
     results: VecDeque<Decided>,
     /// Hash of the configuration that all servers of a group share
     group: u64,
@@ -112,7 +82,7 @@ impl Server {
         config.incarnation = config.incarnation.max(1);
         let group = config.group();
         config.layout = config.layout.keyed(config.log_key());
-        config.layout.trusts_torn = config.has_bug(super::config::Bug::TornEntry);
+        config.layout.trusts_torn = config.has_bug(crate::config::Bug::TornEntry);
         Self {
             group,
             refused: 0,
@@ -161,7 +131,7 @@ impl Server {
         Ok(())
     }
 
-    pub(super) fn heartbeats(&self, count: u64) -> Nanos {
+    fn heartbeats(&self, count: u64) -> Nanos {
         Nanos(self.config.heartbeat.0 * count)
     }
 
@@ -236,7 +206,7 @@ impl Server {
     }
 
     /// Returns the numbers of all other servers.
-    pub(super) fn peers(&self) -> impl Iterator<Item = u8> + use<> {
+    fn peers(&self) -> impl Iterator<Item = u8> + use<> {
         let own = self.config.id;
         (0..self.config.servers.len() as u8).filter(move |server| *server != own)
     }
@@ -276,13 +246,7 @@ impl Server {
     }
 
     /// Requests a connection to another server.
-    pub(super) fn connect_to(
-        &mut self,
-        nic: &mut Rnic,
-        server: u8,
-        purpose: Purpose,
-        now: Nanos,
-    ) -> Option<Outgoing> {
+    fn connect_to(&mut self, nic: &mut Rnic, server: u8, purpose: Purpose, now: Nanos) -> Option<Outgoing> {
         let address = self.config.servers[usize::from(server)];
         let hello = Hello { server: self.config.id, purpose, group: self.group }.to_bytes();
         let hello = self.config.to(address)?.seal(hello);
@@ -292,7 +256,7 @@ impl Server {
     }
 
     /// Requests a connection.
-    pub(super) fn connect(
+    fn connect(
         &mut self,
         nic: &mut Rnic,
         to: (IpAddr, u16),
@@ -317,7 +281,7 @@ impl Server {
     }
 
     /// Accepts a connection.
-    pub(super) fn accept(
+    fn accept(
         &mut self,
         nic: &mut Rnic,
         conn: Conn,
@@ -334,13 +298,13 @@ impl Server {
         Some(qpn)
     }
 
-    pub(super) fn drop_link(&mut self, nic: &mut Rnic, link: Option<Outgoing>) {
+    fn drop_link(&mut self, nic: &mut Rnic, link: Option<Outgoing>) {
         if let Some(Outgoing { qpn, .. }) = link {
             self.drop_qp(nic, qpn);
         }
     }
 
-    pub(super) fn drop_qp(&mut self, nic: &mut Rnic, qpn: Qpn) {
+    fn drop_qp(&mut self, nic: &mut Rnic, qpn: Qpn) {
         self.qp_roles.remove(&qpn.get());
         self.conns.retain(|_, of| *of != qpn);
         _ = nic.destroy_qp(qpn);
@@ -449,7 +413,7 @@ impl Server {
         };
         let again = term == self.promised && term.server() == hello.server;
         let possible = term.server() == hello.server && term.is_possible(self.config.servers.len());
-        let forgets_promise = self.config.has_bug(super::config::Bug::ForgottenPromise);
+        let forgets_promise = self.config.has_bug(crate::config::Bug::ForgottenPromise);
         if !possible || (term <= self.promised && !again && !forgets_promise) {
             return None;
         }
@@ -482,21 +446,21 @@ impl Server {
 
     /// Returns whether a message comes from `address`.
     fn has_source(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
-        if self.config.has_bug(super::config::Bug::AnySource) {
+        if self.config.has_bug(crate::config::Bug::AnySource) {
             return address.is_some();
         }
         address == Some(from)
     }
 
     /// Registers a region that maps the whole log.
-    pub(super) fn open_log(&self, nic: &mut Rnic, access: Access) -> Option<Mr> {
+    fn open_log(&self, nic: &mut Rnic, access: Access) -> Option<Mr> {
         let resources = self.resources.as_ref()?;
         let all = 0..self.config.layout.memory_len();
         nic.register(resources.pd, resources.log.0, all, LOG_VA, access).ok()
     }
 
     /// Revokes all permissions to write the log.
-    pub(super) fn fence(&mut self, nic: &mut Rnic, now: Nanos) {
+    fn fence(&mut self, nic: &mut Rnic, now: Nanos) {
         self.leave_group(nic, now);
         if let Some((qpn, mr)) = self.writer.take() {
             _ = nic.deregister(mr);
@@ -516,7 +480,7 @@ impl Server {
     }
 
     /// Returns the latest term that any server is known to have promised.
-    pub(super) fn latest_term(&self) -> Term {
+    fn latest_term(&self) -> Term {
         let servers = self.config.servers.len();
         let promised = self.watch.peers.iter().map(|watched| watched.promised);
         promised
@@ -525,7 +489,7 @@ impl Server {
     }
 
     /// Ends the leadership or candidacy, if there is one.
-    pub(super) fn step_down(&mut self, nic: &mut Rnic, now: Nanos) {
+    fn step_down(&mut self, nic: &mut Rnic, now: Nanos) {
         self.end_group(nic, now);
         if let Some(leadership) = self.leadership.take() {
             for link in leadership.links() {
@@ -536,7 +500,7 @@ impl Server {
     }
 
     /// Passes entries that are decided according to the log to the application.
-    pub(super) fn deliver_decided(&mut self, nic: &mut Rnic) {
+    fn deliver_decided(&mut self, nic: &mut Rnic) {
         let Some(resources) = &self.resources else { return };
         let (memory, layout) = (nic.bytes(resources.log.0), self.config.layout);
         let before = self.applied;
@@ -582,18 +546,4 @@ impl Server {
             membership => membership,
         };
     }
-}
-
-pub(super) fn queue_pair(resources: &Resources, depth: usize) -> QpInit {
-    QpInit::rc(resources.pd, resources.cq, depth, 1)
-}
-
-pub(super) fn log_scratch_va(config: &Config, server: u8) -> u64 {
-    let count = config.servers.len();
-    SCRATCH_VA + (count * control_len(count) + usize::from(server) * config.layout.log_len()) as u64
-}
-
-pub(super) fn log_scratch<'a>(config: &Config, scratch: &'a [u8], server: u8) -> &'a [u8] {
-    let at = (log_scratch_va(config, server) - SCRATCH_VA) as usize;
-    &scratch[at..at + config.layout.log_len()]
 }

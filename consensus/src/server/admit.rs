@@ -6,9 +6,10 @@
 //! promised before, or that was decided with its vote, is then known to this leader (docs/p4ce.md has the
 //! argument).
 
-use super::follower::{Request, Stage};
-use super::log::{ADMITTED, CHECK, SNAPSHOT, SnapshotHead};
-use super::server::{LOG_VA, Server};
+use super::Server;
+use crate::follower::{Request, Stage};
+use crate::log::{ADMITTED, CHECK, SNAPSHOT, SnapshotHead};
+use crate::resources::LOG_VA;
 use rnic::{Data, Rnic, Sge};
 
 /// Length of the part of a snapshot that one WRITE carries, in bytes: a message has a 32-bit length. Tests
@@ -81,7 +82,7 @@ impl Server {
         let mut done = 0;
         while done < len {
             let part = (len - done).min(PART);
-            let written = if self.config.has_bug(super::config::Bug::SnapshotHole) { part / 2 } else { part };
+            let written = if self.config.has_bug(crate::config::Bug::SnapshotHole) { part / 2 } else { part };
             let data = Data::Memory(Sge { mr, va: LOG_VA + (at + done) as u64, len: written as u32 });
             self.write(nic, server, Request::Commit, at + done, data);
             done += part;

@@ -12,14 +12,15 @@
 //!    term and hash, which one packet carries: a copy of a value that may be decided is never torn.
 //! 4. New values are written after that, and are decided when f other members hold them.
 
-use super::agreement::{Log, agree_on_log, local_entry_data, store_entry};
-use super::config::{Bug, ProposeError};
-use super::follower::{Follower, Request, Stage};
-use super::hello::{Grant, Purpose};
-use super::log::{DECIDED, Entry, Term};
-use super::server::{Outgoing, Server, log_scratch, log_scratch_va};
-use super::through::Group;
+use super::Server;
+use super::group::Group;
 use super::watch::Membership;
+use crate::agreement::{Log, agree_on_log, local_entry_data, store_entry};
+use crate::config::{Bug, ProposeError};
+use crate::follower::{Follower, Request, Stage};
+use crate::hello::{Grant, Purpose};
+use crate::log::{DECIDED, Entry, Term};
+use crate::resources::{Outgoing, log_scratch, log_scratch_va};
 use rnic::{Completion, CompletionOpcode, Data, Operation, Remote, Rnic, SendRequest, Sge};
 use rocev2::Qpn;
 use switch::Nanos;

@@ -10,29 +10,20 @@
 //! that have all lost their memory look the same as servers that never had any. Only the operator can know
 //! that no state of value is lost by starting empty.
 
-use super::config::{BootstrapError, Config, WaitReason};
-use super::detector::Detector;
-use super::hello::Purpose;
-use super::log::{Term, word};
-use super::server::{Outgoing, Server};
+use super::Server;
+use crate::config::{BootstrapError, Config, WaitReason};
+use crate::detector::Detector;
+use crate::hello::Purpose;
+use crate::log::{Term, word};
+use crate::resources::Outgoing;
+use crate::resources::{SCRATCH_VA, WORDS, control_len};
 use rnic::{Data, Operation, Remote, Rnic, SendRequest, Sge};
 use switch::Nanos;
 
-pub(super) const CONTROL_VA: u64 = 0x1000_0000;
-pub(super) const SCRATCH_VA: u64 = 0x3000_0000;
 /// Heartbeats before a candidacy, after the start and after a leadership
 pub(super) const CANDIDACY_DELAY: u64 = 20;
 /// Heartbeats after which a connection that is not established is requested again
 const RETRY_HEARTBEATS: u64 = 5;
-/// Control words: heartbeat, promised term, decided, applied, incarnation, membership; then the incarnations
-/// of all servers at bootstrap
-const WORDS: usize = 6;
-
-/// Returns the length of the control words in bytes.
-pub(super) const fn control_len(servers: usize) -> usize {
-    (WORDS + servers) * 8
-}
-
 /// Membership of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Membership {
@@ -240,7 +231,7 @@ impl Server {
             self.watch.bootstrap_incarnations = begun.bootstrap_incarnations.clone();
             self.membership = Membership::Member;
         }
-        if self.config.has_bug(super::config::Bug::BootstrapsByItself) {
+        if self.config.has_bug(crate::config::Bug::BootstrapsByItself) {
             _ = self.bootstrap();
         }
     }
@@ -284,7 +275,7 @@ impl Server {
     /// Returns a server that has granted permission to write, this one first: its log may hold entries of a
     /// lost group, and its application may have applied them. Only meaningful while all servers are blank.
     fn holder_of_entries(&self) -> Option<u8> {
-        if self.config.has_bug(super::config::Bug::BootstrapsOverEntries) {
+        if self.config.has_bug(crate::config::Bug::BootstrapsOverEntries) {
             return None;
         }
         let others = self.peers().map(|server| (server, self.watch.peers[usize::from(server)].promised));
