@@ -16,11 +16,11 @@ use rocev2::ethernet::Ethernet;
 use rocev2::icrc::{self, Changes, Weight};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
-use rocev2::packet::{ICRC_LEN, Layout, Packet};
 use rocev2::reth::Reth;
 use rocev2::template::{self, BLOCK};
 use rocev2::udp::Udp;
 use rocev2::{Bth, Opcode, Psn, Qpn};
+use rocev2::{ICRC_LEN, Layout, Packet};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Offset of the BTH in a frame without VLAN tags, IPv4 options and IPv6 extension headers

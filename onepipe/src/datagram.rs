@@ -12,11 +12,11 @@ use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
-use rocev2::packet::{ICRC_LEN, Packet};
 use rocev2::route::Route;
 use rocev2::template::IpLengths;
 use rocev2::udp::{self, Udp};
 use rocev2::{Bth, MAX_PAYLOAD, Opcode, Qpn, UDP_PORT, icrc};
+use rocev2::{ICRC_LEN, Packet};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Offset of the UDP header

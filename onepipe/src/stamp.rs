@@ -1,9 +1,9 @@
 //! Stamping: a switch sets the barriers of a packet that passes (1Pipe, section 4.1).
 
 use crate::header::{OnePipe, Timestamp};
+use rocev2::Layout;
 use rocev2::Opcode;
 use rocev2::icrc::Changes;
-use rocev2::packet::Layout;
 use rocev2::rewrite::Rewriter;
 
 /// The packet cannot carry a 1Pipe header.

@@ -11,8 +11,8 @@ use crate::aeth::Aeth;
 use crate::ethernet::{Ethernet, MacAddr};
 use crate::icrc::Changes;
 use crate::ipv4::Ipv4;
+use crate::layout::Layout;
 use crate::opcode::Headers;
-use crate::packet::Layout;
 use crate::{Bth, Psn, Qpn, checksum};
 
 /// A packet that is being rewritten. Setters change fields immediately; [`finish`](Self::finish) updates the

@@ -14,7 +14,7 @@
 use crate::checksum::Sum;
 use crate::icrc::{self, Changes, Weight};
 use crate::ipv4::Ipv4;
-use crate::packet::{ICRC_LEN, Layout};
+use crate::layout::{ICRC_LEN, Layout};
 use crate::udp::Udp;
 use zerocopy::IntoBytes;
 

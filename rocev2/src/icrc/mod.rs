@@ -13,7 +13,7 @@
 
 use crate::ipv4::Ipv4;
 use crate::ipv6::Ipv6;
-use crate::packet::Layout;
+use crate::layout::Layout;
 use crate::udp::Udp;
 
 #[cfg(target_arch = "x86_64")]
