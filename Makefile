@@ -77,7 +77,7 @@ bench: build ## forwarding and replicating against dpdk-testpmd; the costs of pa
 	$(PROGRAM) bench p4ce
 	$(PROGRAM) bench consensus
 	$(PROGRAM) bench swordbox
-	$(CARGO) bench --locked -p understudy-tests
+	$(CARGO) bench --locked -p bench
 
 report: build ## the four papers' figures and tables (simulated) and one page about them, results/report.html; some minutes (QUICK=1: half of that)
 	$(PROGRAM) bench paper $(if $(QUICK),--quick)
@@ -92,7 +92,7 @@ mutants: ## change the code in ways that tests have to notice (tests/mutants.tom
 
 instructions: ## count the instructions of the hot paths and compare them with the baseline; RENEW=1 writes it
 	@scripts/deps.sh build instructions
-	$(CARGO) bench --locked -p understudy-tests --bench instructions -- $(if $(RENEW),--renew)
+	$(CARGO) bench --locked -p bench --bench instructions -- $(if $(RENEW),--renew)
 
 fuzz: ## fuzz with libFuzzer: make fuzz TARGET=classify SECONDS=600
 	@scripts/deps.sh build

@@ -1,4 +1,4 @@
-//! Counts the instructions of the hot paths and compares them with `tests/benches/instructions.toml`: `make
+//! Counts the instructions of the hot paths and compares them with `bench/benches/instructions.toml`: `make
 //! instructions`.
 //!
 //! The program runs itself once for each path under `valgrind --tool=callgrind`, which counts between the
