@@ -42,7 +42,6 @@ mod filter;
 mod peers;
 mod receiver;
 mod sender;
-mod timers;
 mod types;
 
 #[cfg(test)]

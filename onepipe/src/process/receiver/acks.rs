@@ -11,9 +11,9 @@ use super::super::clock::Clock;
 use super::super::config::{Config, MAX_ANSWERS};
 use super::super::counters::Counters;
 use super::super::peers::Peers;
-use super::super::timers::Timers;
 use super::inbound::{AckContents, Inbound};
 use super::room::Room;
+use switch::timers::Timers;
 
 /// Number of unacknowledged packets after which the contents of an ACK are saved, before its history is too
 /// short for them

@@ -18,12 +18,12 @@ use super::clock::Clock;
 use super::config::{Config, MAX_MESSAGE, cost};
 use super::counters::Counters;
 use super::peers::Peers;
-use super::timers::Timers;
 use super::types::{Event, Failure, ProcessId, Scattering, SendError};
 use outbound::{InFlight, Outbound, PartOf};
 use results::Results;
 use scattering::{RunId, Scatterings, State, cost_of};
 use schedule::Schedule;
+use switch::timers::Timers;
 
 /// Settings of the sending side, as in [`Config`].
 #[derive(Debug)]
