@@ -275,7 +275,8 @@ impl Receiver {
     /// ended](Handle::has_ended). Calls the callback for messages that fail meanwhile.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Option<Message> {
         let mut start = None;
-        for polls in 0u32.. {
+        let mut polls = 0u32;
+        loop {
             // Read before the ring is polled: messages delivered before the end are still received.
             let has_ended = self.handle.has_ended();
             if let Some(message) = self.unreliable_recv() {
@@ -293,8 +294,8 @@ impl Receiver {
             if time.duration_since(*start.get_or_insert(time)) >= timeout {
                 return self.unreliable_recv();
             }
+            polls = polls.saturating_add(1);
         }
-        None
     }
 
     /// Sets the callback for messages that fail (1Pipe, Table 1, `onepipe_send_fail_callback`), replacing an

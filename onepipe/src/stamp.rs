@@ -34,10 +34,10 @@ pub fn stamp(
 ) -> Result<(), NoHeader> {
     let at = header_offset(layout)? + OnePipe::BARRIERS;
     let end = layout.icrc();
-    let new = OnePipe::barriers_to_wire(barrier, commit);
     if frame[layout.udp() + 6..].first_chunk::<2>().is_none_or(|sum| *sum != [0, 0]) {
-        return stamp_with_udp_checksum(frame, layout, new);
+        return stamp_with_udp_checksum(frame, layout, OnePipe::barriers_to_wire(barrier, commit));
     }
+    let new = OnePipe::barriers_to_wire(barrier, commit);
     let field: &mut [u8; 12] = frame[at..].first_chunk_mut().expect("the header ends before the ICRC");
     let old: [[u8; 4]; 3] = zerocopy::transmute!(*field);
     *field = zerocopy::transmute!(new);

@@ -340,6 +340,20 @@ fn a_host_that_restarts_while_it_is_paused_stays_paused() {
 }
 
 #[test]
+fn frames_that_wait_at_a_paused_host_are_lost_when_it_crashes() {
+    let (mut world, _, b, link) = pair(1, Numberer::new(100, 10, 1_000_000), Link::default());
+    for (at, fault) in [(1500, Fault::Pause(b)), (3500, Fault::Crash(b)), (4500, Fault::Resume(b))] {
+        world.schedule(Nanos::from_micros(at), fault);
+    }
+    world.run_until(Nanos::from_micros(3400));
+    let counters = world.counters(link)[0];
+    assert_eq!((counters.arrived, counters.undelivered, counters.under_way()), (2, 0, 2));
+    world.run_until(LATER);
+    let counters = world.counters(link)[0];
+    assert_eq!((counters.arrived, counters.undelivered, counters.under_way()), (2, 8, 0));
+}
+
+#[test]
 fn timers_follow_the_hosts_own_clock() {
     let mut world = World::new(1);
     let clock = Clock::new(-3_000, 100_000); // 100 ppm too fast
