@@ -65,8 +65,8 @@ e2e: build ## run real RDMA programs in virtual machines, through understudy and
 	$(AS_ROOT) tests/e2e/onepipe.py --understudy $(PROGRAM)
 
 soak: build ## run new seeds of every simulator suite, scenario and fuzz target, for SECONDS=60 each or SEEDS=100000 FROM=1; seeds that fail become tests. Before that, exhaustive tests: consensus interrupted after every packet of three leader changes, and every order of deliveries through Swordbox around a restart (some minutes each)
-	DEPTH=3 $(CARGO) test --release --locked -p sim --test it consensus::exhaustive::
-	DEPTH=8 $(CARGO) test --release --locked -p sim --test it swordbox::exhaustive::
+	DEPTH=3 $(CARGO) test --release --locked -p workloads --test it consensus::exhaustive::
+	DEPTH=8 $(CARGO) test --release --locked -p workloads --test it swordbox::exhaustive::
 	scripts/soak.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FROM),--from $(FROM))
 
 bench: build ## compare forwarding and replication with dpdk-testpmd; measure parsing, the ICRC, the NIC and the simulator
@@ -77,7 +77,7 @@ bench: build ## compare forwarding and replication with dpdk-testpmd; measure pa
 	$(PROGRAM) bench p4ce
 	$(PROGRAM) bench consensus
 	$(PROGRAM) bench swordbox
-	$(CARGO) bench --locked -p understudy-tests
+	$(CARGO) bench --locked -p bench
 
 report: build ## repeat the four papers' figures and tables (simulated) and write a page about them, results/report.html; some minutes (QUICK=1: half of that)
 	$(PROGRAM) bench paper $(if $(QUICK),--quick)
@@ -92,7 +92,7 @@ mutants: ## make changes to the code that tests have to detect (tests/mutants.to
 
 instructions: ## count the instructions of the hot paths and compare them with the baseline; RENEW=1 writes the baseline
 	@scripts/deps.sh build instructions
-	$(CARGO) bench --locked -p understudy-tests --bench instructions -- $(if $(RENEW),--renew)
+	$(CARGO) bench --locked -p bench --bench instructions -- $(if $(RENEW),--renew)
 
 fuzz: ## fuzz with libFuzzer: make fuzz TARGET=classify SECONDS=600 (default: all targets, 60 s each)
 	@scripts/deps.sh build

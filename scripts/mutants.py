@@ -29,16 +29,17 @@ PROPTEST = {"PROPTEST_MAX_SHRINK_ITERS": "0", "PROPTEST_DISABLE_FAILURE_PERSISTE
 # Tests that take seconds, for crates where these are not only the unit tests. Filters of tests come after `--`.
 QUICK = [
     ("swordbox/", "-p swordbox --lib --test it"),
-    ("rdmc/", "-p sim --test it -- rdmc::"),
+    ("rdmc/", "-p workloads --test it -- rdmc::"),
     ("dataplane/", "-p dataplane --test it"),
 ]
 # Tests of the simulator, and other test programs, that detect mutants which survive the quick tests
 OTHERS = [
-    ("consensus/src/", "-p sim --test it -- consensus::"),
-    ("p4ce/", "-p sim --test it -- groups::"),
-    ("swordbox/", "-p sim --test it -- swordbox::"),
-    ("representative/", "-p sim --test it -- onepipe::"),
-    ("rnic/", "-p sim --test it -- verbs::"),
+    ("consensus/src/", "-p workloads --test it -- consensus::"),
+    ("p4ce/", "-p workloads --test it -- groups::"),
+    ("swordbox/", "-p workloads --test it -- swordbox::"),
+    ("onepipe/", "-p workloads --test it -- onepipe::"),
+    ("representative/", "-p workloads --test it -- onepipe::"),
+    ("rnic/", "-p workloads --test it -- verbs::"),
     ("rdmc/", "-p rdmc --lib"),
 ]
 

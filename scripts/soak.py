@@ -3,7 +3,7 @@
 
     scripts/soak.py [--seconds N] [--from SEED] [--seeds N] [--only NAME]...
 
-Adds each seed that fails to sim/tests/seeds.txt, whose seeds `make test` runs. Exits with 0 if nothing failed, with 1
+Adds each seed that fails to workloads/tests/seeds.txt, whose seeds `make test` runs. Exits with 0 if nothing failed, with 1
 otherwise.
 """
 
@@ -17,8 +17,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILT = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
-SEEDS = ROOT / "sim/tests/seeds.txt"
-# By suite, which is a module of sim/tests/it: filters of its tests that take seeds, and the number of seeds that take about ten
+SEEDS = ROOT / "workloads/tests/seeds.txt"
+# By suite, which is a module of workloads/tests/it: filters of its tests that take seeds, and the number of seeds that take about ten
 # seconds on two CPUs
 SUITES = {
     "verbs": (["verbs_", "memory_is_not", "connections_fail"], 200),
@@ -65,7 +65,7 @@ class Soak:
 
     def suite(self, name):
         filters, size = SUITES[name]
-        test = ["cargo", "test", "--quiet", "--release", "--locked", "-p", "sim", "--test", "it"]
+        test = ["cargo", "test", "--quiet", "--release", "--locked", "-p", "workloads", "--test", "it"]
         filters = [f"{name}::{filter}" for filter in filters]
         code, output = run([*test, "--no-run"])
         if code != 0:

@@ -5,9 +5,9 @@ use clap::Args;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use miette::{IntoDiagnostic as _, Report, miette};
 use serde_json::{Value, json};
-use sim::consensus::costs::{self, Failure, LeaderRates, Load, pause};
 use std::io::Write as _;
 use switch::Nanos;
+use workloads::consensus::costs::{self, Failure, LeaderRates, Load, pause};
 
 /// Rate of every link, in bits a second: the leader's link is the bottleneck
 pub(crate) const RATE: u64 = 10_000_000_000;

@@ -2,7 +2,7 @@
 
 use super::config::Config;
 use super::log::{DECIDED, Entry, Layout, Term};
-use super::server::{LOG_VA, Resources, log_scratch};
+use super::resources::{LOG_VA, Resources, log_scratch};
 use rnic::{Data, Rnic, Sge};
 
 /// Returns the bytes of an entry of the local log, for a WRITE.

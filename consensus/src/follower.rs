@@ -1,6 +1,6 @@
 //! State of another server at its leader.
 
-use super::server::Outgoing;
+use super::resources::Outgoing;
 use switch::Nanos;
 
 /// Purpose of a work request to another server, encoded in its ID.

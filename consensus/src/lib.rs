@@ -11,25 +11,18 @@
 
 #![forbid(unsafe_code)]
 
-mod admit;
 mod agreement;
 mod config;
 pub mod detector;
 mod follower;
 mod hello;
-mod leader;
 pub mod log;
+mod resources;
 mod server;
-#[cfg(test)]
-mod tests;
-mod through;
-mod watch;
 
-pub use admit::SnapshotError;
 pub use config::Bug;
 pub use config::{BootstrapError, Config, Decided, ProposeError, StartError, WaitReason};
 pub use detector::Detector;
 pub use log::{Entry, Layout, Term};
 pub use p4ce::SwitchAddress;
-pub use server::Server;
-pub use watch::Membership;
+pub use server::{Membership, Server, SnapshotError};

@@ -4,10 +4,10 @@
 //! the order of the calls, whether buffered or sent at once, and with consecutive PSNs. Each scattering has
 //! its own timestamp, and is settled once.
 
-use representative::process::{BeaconPeer, Config, Event, Message, Peer, Process, ProcessId, Scattering};
+use onepipe::process::{BeaconPeer, Config, Event, Message, Peer, Process, ProcessId, Scattering};
+use onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::deth::Deth;
 use rocev2::ethernet::MacAddr;
-use rocev2::onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::route::{Route, RouteFields};
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
 use std::collections::BTreeSet;
@@ -176,7 +176,7 @@ impl Host {
     fn check_sent(&mut self, frame: &[u8]) -> Option<OnePipeOpcode> {
         let packet = Packet::parse(frame).unwrap();
         assert!(packet.verify_icrc());
-        let header = packet.onepipe().unwrap();
+        let header = OnePipe::of(&packet).unwrap();
         if header.opcode() == OnePipeOpcode::DATA {
             assert!(self.last_barrier.is_none_or(|last_barrier| !header.timestamp().precedes(last_barrier)));
             let to = usize::from(packet.ethernet().dst.0[5]);

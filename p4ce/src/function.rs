@@ -4,11 +4,11 @@
 use crate::gather::GatherResult;
 use crate::group::{Group, GroupId, Member, Request};
 use core::net::IpAddr;
+use rocev2::ICRC_LEN;
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::ipv4::Ipv4;
 use rocev2::neighbour;
-use rocev2::packet::ICRC_LEN;
 use rocev2::reth::Reth;
 use rocev2::udp::Udp;
 use rocev2::{Bth, Fault, Layout, Opcode, Packet, Psn, Qpn};

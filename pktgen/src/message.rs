@@ -2,10 +2,10 @@
 
 use crate::profile::{STAMP_LEN, Stream, Verb};
 use crate::template::{Template, acknowledging};
+use onepipe::OnePipe;
 use rocev2::atomic::AtomicEth;
 use rocev2::deth::Deth;
 use rocev2::icrc::Weight;
-use rocev2::onepipe::OnePipe;
 use rocev2::opcode::Headers;
 use rocev2::repr::Extended;
 use rocev2::reth::Reth;

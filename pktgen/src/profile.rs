@@ -3,8 +3,8 @@
 
 use crate::pace::Rate;
 use core::net::IpAddr;
+use onepipe::{OnePipe, Timestamp};
 use rocev2::ethernet::MacAddr;
-use rocev2::onepipe::{OnePipe, Timestamp};
 use rocev2::{MAX_PAYLOAD, Psn, Qpn};
 use switch::{Nanos, PortId, Probability};
 

@@ -22,7 +22,7 @@
 //! registers may be any time apart.
 
 use crate::bug::Bug;
-use rocev2::onepipe::Timestamp;
+use onepipe::Timestamp;
 
 #[cfg(test)]
 mod tests;

@@ -5,12 +5,13 @@
 //! it is sent on.
 
 use crate::config::{BeaconForm, Config, Link};
+use onepipe::beacon;
+use onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, ethertype};
-use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::repr::{Ip, Repr};
 use rocev2::reth::Reth;
-use rocev2::{Bth, Class, Opcode, Psn, Qpn, beacon, classify};
+use rocev2::{Bth, Class, Opcode, Psn, Qpn, classify};
 use switch::{Frame, Full, Output, PortId, tunnel};
 use zerocopy::IntoBytes;
 

@@ -1,9 +1,9 @@
 //! Configuration of a representative.
 
 use core::net::IpAddr;
+use onepipe::Timestamp;
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
-use rocev2::onepipe::Timestamp;
 use switch::tunnel::{self, EncapsulationError};
 use switch::{Nanos, PortId, forward};
 
@@ -24,7 +24,7 @@ pub struct Config {
     pub mac: MacAddr,
     /// IP addresses of the switch. A beacon's source is the first one of the neighbour's IP version
     pub addresses: Vec<IpAddr>,
-    /// `Q_Key` that identifies 1Pipe's datagrams, [`OnePipe::QKEY`](rocev2::onepipe::OnePipe::QKEY) unless
+    /// `Q_Key` that identifies 1Pipe's datagrams, [`OnePipe::QKEY`](onepipe::OnePipe::QKEY) unless
     /// the whole network is configured with another one
     pub qkey: u32,
     /// Queue pair number of the first link; those of the other links follow it, in the order of `links`

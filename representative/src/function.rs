@@ -16,7 +16,7 @@ use crate::counters::{Counters, Refusal};
 use crate::half::{DOWN, Half, UP};
 use crate::view::{Gauges, HalfBarriers, LinkState};
 use expected::Expected;
-use rocev2::onepipe::Timestamp;
+use onepipe::Timestamp;
 use rocev2::{Opcode, Packet, Qpn};
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -44,7 +44,7 @@ impl Half {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rocev2::onepipe::Timestamp;
+    use onepipe::Timestamp;
 
     #[test]
     fn instants_are_multiples_in_every_round() {

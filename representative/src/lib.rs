@@ -4,8 +4,8 @@
 //!
 //! [`Barrier`] is the minimum over a switch's input links. [`Representative`] keeps a switch's two barriers
 //! in one of the paper's three [incarnations](Incarnation): in the switching chip, on the switch CPU, or on a
-//! host that represents the switch. docs/onepipe.md proves that no barrier is ever too high. [`process`] is
-//! the endpoint, which sends scatterings and delivers messages in total order.
+//! host that represents the switch. docs/onepipe.md proves that no barrier is ever too high. The endpoint
+//! is [`onepipe::Process`].
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,6 @@ pub mod counters;
 pub mod function;
 mod half;
 pub mod plan;
-pub mod process;
 pub mod view;
 
 pub use barrier::Barrier;
@@ -27,5 +26,4 @@ pub use config::{
 };
 pub use counters::{Counters, Refusal};
 pub use function::{Command, Event, Representative};
-pub use process::{Process, ProcessId};
 pub use view::{Gauges, LagMonitor, LagReport, LinkState, View};

@@ -9,7 +9,7 @@
 use crate::config::{LinkId, Side};
 use crate::half::{DOWN, UP};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
-use rocev2::onepipe::Timestamp;
+use onepipe::Timestamp;
 use switch::Nanos;
 
 /// Minimum time between two reports of a link that holds the barrier

@@ -39,7 +39,6 @@ mod nic;
 mod path;
 mod qp;
 mod queue;
-mod timers;
 mod wire;
 
 pub use config::Bug;

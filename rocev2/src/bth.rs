@@ -36,7 +36,7 @@ impl Bth {
     /// Offset in the header of the word with the destination QPN
     pub const DEST_QP_WORD: usize = 4;
     /// Offset in the header of the word with the PSN
-    pub(crate) const PSN_WORD: usize = 8;
+    pub const PSN_WORD: usize = 8;
 
     /// Returns a header as a host sends it: `MigReq` set, default partition, no padding.
     pub fn new(opcode: Opcode, dest_qp: Qpn, psn: Psn) -> Self {

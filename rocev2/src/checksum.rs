@@ -1,7 +1,5 @@
 //! The Internet checksum (RFC 1071) and its incremental update (RFC 1624).
 
-use crate::ipv4::Ipv4;
-
 /// One's complement sum of 16-bit words in network byte order, neither folded nor inverted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
@@ -52,7 +50,7 @@ impl Sum {
 
 /// Returns whether the checksum of an IPv4 header without options is right.
 #[inline]
-pub fn is_valid(header: &[u8; Ipv4::LEN]) -> bool {
+pub fn is_valid(header: &[u8; 20]) -> bool {
     let (words, last) = header.as_chunks::<8>();
     let halves = |word: u64| (word >> 32) + (word & 0xffff_ffff);
     let mut sum = last.first_chunk().map_or(0, |last| u64::from(u32::from_ne_bytes(*last)));

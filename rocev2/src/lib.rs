@@ -25,19 +25,17 @@
 
 pub mod aeth;
 pub mod atomic;
-pub mod beacon;
 pub mod bth;
 pub mod checksum;
 pub mod cm;
-pub mod datagram;
 pub mod deth;
 pub mod ethernet;
 pub mod icrc;
 pub mod immediate;
 pub mod ipv4;
 pub mod ipv6;
+mod layout;
 pub mod neighbour;
-pub mod onepipe;
 pub mod opcode;
 pub mod packet;
 pub mod redirect;
@@ -50,8 +48,9 @@ pub mod template;
 pub mod udp;
 
 pub use bth::Bth;
+pub use layout::{ICRC_LEN, Layout};
 pub use opcode::Opcode;
-pub use packet::{Class, Fault, Layout, Packet, classify};
+pub use packet::{Class, Fault, Packet, classify};
 pub use serial::{Msn, Psn, Qpn};
 
 /// UDP destination port of RoCEv2 (IB A17.4.5)

@@ -1,4 +1,4 @@
-//! Layout of a frame: finds the headers once and checks them, so that all later access cannot fail.
+//! Classification of a frame: finds the headers once and checks them, so that all later access cannot fail.
 //! [`classify`] is the entry point; [`Packet`] gives access to the headers.
 
 use crate::aeth::Aeth;
@@ -9,17 +9,14 @@ use crate::ethernet::{Ethernet, VlanTag, ethertype};
 use crate::immediate::{Ieth, ImmDt};
 use crate::ipv4::Ipv4;
 use crate::ipv6::{Ipv6, extension};
-use crate::onepipe::OnePipe;
+use crate::layout::{ICRC_LEN, Layout};
 use crate::opcode::Headers;
 use crate::reth::Reth;
 use crate::udp::{self, Udp};
 use crate::{Bth, MAX_PAYLOAD, Opcode, UDP_PORT, icrc};
-use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-/// Length of the ICRC at the end of every packet, in bytes
-pub const ICRC_LEN: usize = 4;
 /// Maximum count of VLAN tags that [`classify`] skips; frames with more than a service and a customer tag do
 /// not occur in practice
 pub const MAX_TAGS: usize = 3;
@@ -117,107 +114,6 @@ impl Fault {
             Self::Oversized => "oversized",
             Self::Icrc => "icrc",
         }
-    }
-}
-
-/// Offsets of the headers of one RoCEv2 frame, in bytes from its start.
-///
-/// All offsets are packed into one word. A struct that is assembled in memory field by field and then loaded
-/// as a whole would cost more than the checks themselves.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Layout(u64);
-
-impl Layout {
-    /// Packs a layout. `headers` is the length of the extended headers, at most 28 bytes.
-    const fn new(opcode: Opcode, v6: bool, headers: u8, l3: u16, bth: u16, icrc: u16) -> Self {
-        let ends = (icrc as u64) << 48 | (bth as u64) << 32 | (l3 as u64) << 16;
-        Self(ends | (headers as u64) << 9 | (v6 as u64) << 8 | opcode.0 as u64)
-    }
-
-    /// Returns the layout of an IPv4 packet without VLAN tags and options, with this opcode, `headers` bytes
-    /// of extended headers and no payload. Compare a packet's layout with it, and use the constant if they
-    /// are equal: the compiler removes bounds checks on constant offsets.
-    pub const fn ipv4_without_options(opcode: Opcode, headers: usize) -> Self {
-        const BTH: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN;
-        let icrc = BTH + Bth::LEN + headers;
-        Self::new(opcode, false, headers as u8, Ethernet::LEN as u16, BTH as u16, icrc as u16)
-    }
-
-    /// Returns this layout with `frame`'s payload length if `layout` otherwise matches. `layout` has to be
-    /// that of `frame`.
-    #[inline]
-    pub fn with_payload_of(self, frame: &[u8], layout: Self) -> Option<Self> {
-        const ICRC: u64 = 0xffff << 48;
-        if (self.0 ^ layout.0) & !ICRC != 0 {
-            return None;
-        }
-        // Reads the length again from the frame. If it were taken from `layout`, the compiler would see that
-        // the result equals `layout`, and lose the constants of `self`.
-        let len = u16::from_be_bytes(*frame.get(Ethernet::LEN + 2..)?.first_chunk()?);
-        let icrc = len.wrapping_add((Ethernet::LEN - ICRC_LEN) as u16);
-        Some(Self(self.0 & !ICRC | u64::from(icrc) << 48))
-    }
-
-    /// Opcode
-    pub const fn opcode(&self) -> Opcode {
-        Opcode(self.0 as u8)
-    }
-
-    /// Returns whether the packet is IPv6; otherwise it is IPv4.
-    pub const fn is_ipv6(&self) -> bool {
-        self.0 & 1 << 8 != 0
-    }
-
-    /// Offset of the IP header
-    pub const fn l3(&self) -> usize {
-        (self.0 >> 16) as u16 as usize
-    }
-
-    /// Offset of the UDP header
-    pub const fn udp(&self) -> usize {
-        self.bth() - Udp::LEN
-    }
-
-    /// Offset of the BTH
-    pub const fn bth(&self) -> usize {
-        (self.0 >> 32) as u16 as usize
-    }
-
-    /// Offset of the payload, where the extended headers end
-    pub const fn payload(&self) -> usize {
-        self.bth() + Bth::LEN + (self.0 >> 9 & 0x7f) as usize
-    }
-
-    /// Offset of the ICRC, where payload and padding end
-    pub const fn icrc(&self) -> usize {
-        (self.0 >> 48) as usize
-    }
-
-    /// Offset of the packet's end; Ethernet padding may follow
-    pub const fn end(&self) -> usize {
-        self.icrc() + ICRC_LEN
-    }
-
-    /// Length of the IP packet, in bytes
-    pub const fn ip_len(&self) -> usize {
-        self.end() - self.l3()
-    }
-
-    /// Count of VLAN tags between the Ethernet header and the IP header
-    pub const fn tags(&self) -> usize {
-        (self.l3() - Ethernet::LEN) / VlanTag::LEN
-    }
-}
-
-impl fmt::Debug for Layout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Layout")
-            .field("opcode", &self.opcode())
-            .field("l3", &self.l3())
-            .field("bth", &self.bth())
-            .field("payload", &self.payload())
-            .field("icrc", &self.icrc())
-            .finish()
     }
 }
 
@@ -531,13 +427,6 @@ impl<'a> Packet<'a> {
         self.extended(Headers::DETH)
     }
 
-    /// Returns the start of the payload as a 1Pipe header, if the payload is long enough. The caller has to
-    /// know that it is one: by the Q_Key of a datagram, or by the address of a WRITE.
-    #[inline]
-    pub fn onepipe(&self) -> Option<&'a OnePipe> {
-        OnePipe::ref_from_prefix(self.payload()).ok().map(|(header, _)| header)
-    }
-
     /// Immediate data
     pub fn immediate(&self) -> Option<&'a ImmDt> {
         self.extended(Headers::IMM)
@@ -596,7 +485,7 @@ impl<'a> Packet<'a> {
     }
 
     /// Returns the sum over the pseudo-header of the UDP checksum.
-    pub(crate) fn pseudo_header_sum(&self) -> Sum {
+    pub fn pseudo_header_sum(&self) -> Sum {
         // Source and destination are adjacent, at the end of the IPv4 and the IPv6 header.
         let l3 = self.layout.l3();
         let addresses = if self.layout.is_ipv6() { l3 + 8..l3 + Ipv6::LEN } else { l3 + 12..l3 + Ipv4::LEN };

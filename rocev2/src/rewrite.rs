@@ -11,10 +11,9 @@ use crate::aeth::Aeth;
 use crate::ethernet::{Ethernet, MacAddr};
 use crate::icrc::Changes;
 use crate::ipv4::Ipv4;
-use crate::onepipe::{OnePipe, Timestamp};
+use crate::layout::Layout;
 use crate::opcode::Headers;
-use crate::packet::Layout;
-use crate::{Bth, Opcode, Psn, Qpn, checksum};
+use crate::{Bth, Psn, Qpn, checksum};
 
 /// A packet that is being rewritten. Setters change fields immediately; [`finish`](Self::finish) updates the
 /// checksums.
@@ -207,36 +206,22 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
-    #[inline]
-    fn onepipe(&self) -> Result<usize, NoSuchHeader> {
-        onepipe_offset(self.layout)
-    }
-
-    /// Sets both barriers of a 1Pipe header at the start of the payload.
+    /// Sets `N` consecutive words of the payload, of which the first begins `offset` bytes behind the last
+    /// header: fields of a protocol above RoCEv2.
     ///
     /// # Errors
-    /// [`NoSuchHeader`], without any change, if the opcode or the payload's length is not that of a 1Pipe
-    /// packet.
+    /// [`BeyondPayload`], without any change, if the payload with its padding ends before the last word.
     #[inline]
-    pub fn set_barriers(
+    pub fn set_payload_words<const N: usize>(
         &mut self,
-        barrier: Option<Timestamp>,
-        commit: Option<Timestamp>,
-    ) -> Result<(), NoSuchHeader> {
-        let at = self.onepipe()?;
-        self.set_words::<3>(at + OnePipe::BARRIERS, OnePipe::barriers_to_wire(barrier, commit));
-        Ok(())
-    }
-
-    /// Replaces a 1Pipe header at the start of the payload.
-    ///
-    /// # Errors
-    /// [`NoSuchHeader`], without any change, if the opcode or the payload's length is not that of a 1Pipe
-    /// packet.
-    #[inline]
-    pub fn set_onepipe(&mut self, header: OnePipe) -> Result<(), NoSuchHeader> {
-        let at = self.onepipe()?;
-        self.set_words::<6>(at, zerocopy::transmute!(header));
+        offset: usize,
+        new: [[u8; 4]; N],
+    ) -> Result<(), BeyondPayload> {
+        let at = self.layout.payload() + offset;
+        if at + 4 * N > self.layout.icrc() {
+            return Err(BeyondPayload);
+        }
+        self.set_words(at, new);
         Ok(())
     }
 
@@ -271,59 +256,15 @@ impl<'a> Rewriter<'a> {
     }
 }
 
-/// Returns the offset of the 1Pipe header, in a datagram or in a WRITE that is a beacon.
-#[inline]
-fn onepipe_offset(layout: Layout) -> Result<usize, NoSuchHeader> {
-    let at = layout.payload();
-    let carries = matches!(layout.opcode(), Opcode::UD_SEND_ONLY | Opcode::UC_WRITE_ONLY);
-    if carries && layout.icrc() - at >= OnePipe::LEN { Ok(at) } else { Err(NoSuchHeader) }
-}
-
-/// Sets both barriers of a 1Pipe header and updates the checksums, as a [`Rewriter`] with no other change
-/// would. Packets without a UDP checksum, which are the common case, need no sums.
-///
-/// # Errors
-/// [`NoSuchHeader`], without any change, if the opcode or the payload's length is not that of a 1Pipe packet.
-#[inline]
-pub fn stamp(
-    frame: &mut [u8],
-    layout: Layout,
-    barrier: Option<Timestamp>,
-    commit: Option<Timestamp>,
-) -> Result<(), NoSuchHeader> {
-    let at = onepipe_offset(layout)? + OnePipe::BARRIERS;
-    let end = layout.icrc();
-    if frame[layout.udp() + 6..].first_chunk::<2>().is_none_or(|sum| *sum != [0, 0]) {
-        return stamp_with_udp_checksum(frame, layout, barrier, commit);
-    }
-    let new = OnePipe::barriers_to_wire(barrier, commit);
-    let field: &mut [u8; 12] = frame[at..].first_chunk_mut().expect("onepipe() has found the header");
-    let old: [[u8; 4]; 3] = zerocopy::transmute!(*field);
-    *field = zerocopy::transmute!(new);
-    let mut changes = Changes::new();
-    changes.words([0, 1, 2].map(|n| u32::from_le_bytes(old[n]) ^ u32::from_le_bytes(new[n])), end - at - 12);
-    let icrc = frame[end..].first_chunk_mut::<4>().expect("an ICRC");
-    *icrc = (u32::from_le_bytes(*icrc) ^ changes.effect()).to_le_bytes();
-    Ok(())
-}
-
-#[cold]
-fn stamp_with_udp_checksum(
-    frame: &mut [u8],
-    layout: Layout,
-    barrier: Option<Timestamp>,
-    commit: Option<Timestamp>,
-) -> Result<(), NoSuchHeader> {
-    let mut rewriter = Rewriter::new(frame, layout);
-    rewriter.set_barriers(barrier, commit)?;
-    rewriter.finish();
-    Ok(())
-}
-
 /// The packet is of the other IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the packet is of the other IP version")]
 pub struct WrongVersion;
+
+/// The payload ends before the words to be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the payload ends before the words to be set")]
+pub struct BeyondPayload;
 
 /// The packet's opcode does not have the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -335,8 +276,7 @@ mod tests {
     use super::*;
     use crate::aeth::{Credit, Syndrome};
     use crate::checksum::Sum;
-    use crate::onepipe::OnePipeOpcode;
-    use crate::{Class, Msn, Packet, classify, icrc};
+    use crate::{Class, Msn, Opcode, Packet, classify, icrc};
     use proptest::prelude::*;
     use zerocopy::{FromBytes, IntoBytes};
 
@@ -422,23 +362,9 @@ mod tests {
             let has_reth = rewriter.set_remote_memory(va, rkey).is_ok();
             let has_address = rewriter.set_remote_address(va).is_ok();
             let has_aeth = rewriter.set_aeth(aeth).is_ok();
-            let mut onepipe = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::new(va), Psn::new(psn));
-            let has_onepipe = rewriter.set_onepipe(onepipe).is_ok();
-            let (barrier, commit) = (Some(Timestamp::new(va | 1)), Some(Timestamp::new(rkey.into()).add(1)));
-            prop_assert_eq!(rewriter.set_barriers(barrier, commit).is_ok(), has_onepipe);
+            let words = [va as u32, rkey, psn].map(u32::to_be_bytes);
+            let in_payload = rewriter.set_payload_words(8, words).is_ok();
             rewriter.finish();
-
-            let mut stamped = bytes.clone();
-            prop_assert_eq!(stamp(&mut stamped, layout, barrier, commit).is_ok(), has_onepipe);
-            prop_assert_eq!(&stamped, &bytes, "setting equal barriers changes nothing");
-            let (barrier_after, commit_after) = (Some(Timestamp::new(va ^ 5)), None);
-            if stamp(&mut stamped, layout, barrier_after, commit_after).is_ok() {
-                let mut rewritten = bytes.clone();
-                let mut rewriter = Rewriter::new(&mut rewritten, layout);
-                rewriter.set_barriers(barrier_after, commit_after).unwrap();
-                rewriter.finish();
-                prop_assert_eq!(&stamped, &rewritten);
-            }
 
             // `classify` verifies the IPv4 header checksum.
             let packet = Packet::parse(&bytes).expect("still a packet");
@@ -461,13 +387,10 @@ mod tests {
             prop_assert_eq!(packet.atomic().map(|atomic| atomic.va.get()), packet.atomic().map(|_| va));
             prop_assert_eq!(packet.aeth().copied(), has_aeth.then_some(aeth));
             prop_assert_eq!(has_aeth, opcode.headers().contains(Headers::AETH));
-            onepipe.set_barrier(barrier);
-            onepipe.set_commit(commit);
-            let carries = opcode == Opcode::UD_SEND_ONLY || opcode == Opcode::UC_WRITE_ONLY;
-            prop_assert_eq!(has_onepipe, carries && payload >= 6);
-            if has_onepipe && !corrupt {
-                let payload = packet.layout().payload();
-                prop_assert_eq!(&bytes[payload..payload + OnePipe::LEN], onepipe.as_bytes());
+            let payload = &bytes[layout.payload()..layout.icrc()];
+            prop_assert_eq!(in_payload, payload.len() >= 20);
+            if in_payload {
+                prop_assert_eq!(&payload[8..20], words.as_flattened());
             }
         }
     }

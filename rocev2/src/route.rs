@@ -3,7 +3,7 @@
 use crate::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use crate::ipv4::Ipv4;
 use crate::ipv6::Ipv6;
-use crate::packet::ICRC_LEN;
+use crate::layout::ICRC_LEN;
 use crate::repr::Ip;
 use crate::template::IpLengths;
 use crate::udp::Udp;

@@ -14,7 +14,7 @@
 use crate::checksum::Sum;
 use crate::icrc::{self, Changes, Weight};
 use crate::ipv4::Ipv4;
-use crate::packet::{ICRC_LEN, Layout};
+use crate::layout::{ICRC_LEN, Layout};
 use crate::udp::Udp;
 use zerocopy::IntoBytes;
 
@@ -143,7 +143,7 @@ pub fn differences(frame: &[u8; BLOCK], expected: &[u8; BLOCK], mask: &[u8; BLOC
 
 /// Lengths, identification and header checksum of IP packets whose other header fields do not vary.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct IpLengths {
+pub struct IpLengths {
     /// Sum of the IPv4 header's words, without length and identification
     sum: u32,
     id: u16,
@@ -151,10 +151,10 @@ pub(crate) struct IpLengths {
 
 impl IpLengths {
     /// IPv6 has neither an identification nor a header checksum
-    pub(crate) const V6: Self = Self { sum: 0, id: 0 };
+    pub const V6: Self = Self { sum: 0, id: 0 };
 
     /// Returns the value for packets with the IPv4 header `ip`, numbered from 1 on.
-    pub(crate) fn of(ip: Ipv4) -> Self {
+    pub fn of(ip: Ipv4) -> Self {
         let ip = Ipv4 { total_len: 0.into(), id: 0.into(), checksum: 0.into(), ..ip };
         Self { sum: Sum::default().add(ip.as_bytes()).folded().into(), id: 0 }
     }
@@ -163,7 +163,7 @@ impl IpLengths {
     /// its headers. `l3` and `udp` are the offsets of the IP and of the UDP header.
     #[expect(clippy::inline_always, reason = "some callers pass constants for all but the length")]
     #[inline(always)]
-    pub(crate) fn write(&mut self, headers: &mut [u8], v6: bool, (l3, udp): (usize, usize), udp_len: u16) {
+    pub fn write(&mut self, headers: &mut [u8], v6: bool, (l3, udp): (usize, usize), udp_len: u16) {
         headers[udp + Udp::LENGTH_OFFSET..udp + Udp::LENGTH_OFFSET + 2]
             .copy_from_slice(&udp_len.to_be_bytes());
         if v6 {

@@ -26,7 +26,7 @@ impl Udp {
     /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
     /// Offset of the length
-    pub(crate) const LENGTH_OFFSET: usize = 4;
+    pub const LENGTH_OFFSET: usize = 4;
 }
 
 impl Default for Udp {

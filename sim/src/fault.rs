@@ -34,8 +34,8 @@ pub enum Fault {
     Swap(LinkId, LinkId),
     /// A host puts this frame on its first link
     Send(NodeId, Vec<u8>),
-    /// A host uses other UDP source ports from now on, chosen by this salt, so that ECMP may choose other
-    /// paths
+    /// A host uses other UDP source ports until it restarts, chosen by this salt, so that ECMP may choose
+    /// other paths
     Rehash(NodeId, u16),
     /// A clock jumps by this number of nanoseconds; negative is back
     ClockStep(NodeId, i64),

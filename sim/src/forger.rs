@@ -25,7 +25,7 @@ pub type Address = (IpAddr, MacAddr);
 
 /// Returns a packet from an IP address, sent by a MAC address, to an interface. Empty if one IP address is
 /// IPv4 and the other IPv6.
-pub(crate) fn packet(
+pub fn forged_packet(
     (src, src_mac, (dst, dst_mac)): (IpAddr, MacAddr, Address),
     src_port: u16,
     bth: Bth,
@@ -120,7 +120,7 @@ impl Forger {
     ) -> Vec<u8> {
         // With the forged MAC address, a bridge would learn it and send this host the other host's frames.
         let ends = (from.0, self.config.own.1, to);
-        packet(ends, self.rng.bits() as u16, bth, extended, payload)
+        forged_packet(ends, self.rng.bits() as u16, bth, extended, payload)
     }
 
     fn datagram<T: IntoBytes + zerocopy::Immutable>(

@@ -7,7 +7,7 @@ use switch::memory::MemoryFrame;
 use switch::{Nanos, PortId, Probability, Rng};
 
 /// Draws whether the NIC of a host is forgetful ([`rnic::Config::forgetful`]); `share` of the hosts are.
-pub(crate) fn draws_forgetful(seed: u64, host: u64, share: Probability) -> bool {
+pub fn draws_forgetful(seed: u64, host: u64, share: Probability) -> bool {
     Rng::stream(seed ^ host << 32, 0x666f_7267).happens(share)
 }
 

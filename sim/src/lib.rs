@@ -14,33 +14,24 @@
 #![forbid(unsafe_code)]
 
 mod clock;
-pub mod consensus;
 mod controlled;
 mod fault;
 mod forger;
 mod frame;
-pub mod groups;
 mod host;
 mod link;
 mod net;
 mod node;
-pub mod onepipe;
 mod pcap;
-pub mod rack;
-pub mod rdmc;
-pub mod registers;
 mod responder;
-pub mod scenario;
 mod switch_node;
-pub mod verbs;
-pub mod words;
 mod world;
 
 pub use clock::{Clock, EPOCH};
 pub use controlled::{CONTROL_LATENCY, Controlled, Queues};
 pub use fault::Fault;
-pub use forger::{Address, Forger, ForgerConfig};
-pub use host::{Host, nic};
+pub use forger::{Address, Forger, ForgerConfig, forged_packet};
+pub use host::{Host, draws_forgetful, nic};
 pub use link::{Counters as LinkCounters, Ecn, Link, OVERHEAD};
 pub use node::{Node, Ports};
 pub use responder::{Costs, Executed, MemoryCosts};

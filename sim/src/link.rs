@@ -122,7 +122,8 @@ pub struct Counters {
     pub corrupted: u64,
     /// Frames that the queue marked with "congestion experienced"
     pub marked: u64,
-    /// Frames that arrived at a node that was down, or paused with a full inbox
+    /// Frames that arrived at a node that was down, or paused with a full inbox, or that crashed before it
+    /// continued
     pub undelivered: u64,
     /// Frames handed to the host or switch
     pub arrived: u64,

@@ -28,8 +28,9 @@ pub struct LinkId(pub(crate) usize);
 enum RunState {
     Up,
     Down,
-    /// Stopped for a while, with the frames that arrived since
-    Paused(VecDeque<(Vec<u8>, PortId)>),
+    /// Stopped for a while, with the frames that arrived since, their ports, and the directions that they
+    /// came on
+    Paused(VecDeque<(Vec<u8>, PortId, usize)>),
 }
 
 struct Slot {
@@ -284,7 +285,8 @@ impl World {
 
     fn arrive(&mut self, direction: usize, frame: Vec<u8>) {
         let Self { net, nodes, .. } = self;
-        let direction = &mut net.directions[direction];
+        let number = direction;
+        let direction = &mut net.directions[number];
         let (node, port) = direction.to;
         let slot = &mut nodes[node];
         if direction.cuts > 0 {
@@ -302,9 +304,7 @@ impl World {
                 self.service(node);
             }
             RunState::Paused(inbox) if inbox.len() < INBOX => {
-                direction.counters.arrived += 1;
-                direction.counters.arrived_bytes += frame.len() as u64;
-                inbox.push_back((frame, port));
+                inbox.push_back((frame, port, number));
             }
             RunState::Paused(_) | RunState::Down => {
                 direction.counters.undelivered += 1;
@@ -424,7 +424,13 @@ impl World {
         slot.crashes += 1;
         if slot.state != RunState::Down {
             slot.node.crash();
-            (slot.state, slot.armed) = (RunState::Down, None);
+            slot.armed = None;
+            if let RunState::Paused(inbox) = core::mem::replace(&mut slot.state, RunState::Down) {
+                for (frame, _, direction) in inbox {
+                    self.net.directions[direction].counters.undelivered += 1;
+                    self.net.lose(frame);
+                }
+            }
             self.net.clear_queues(node);
         }
     }
@@ -447,7 +453,10 @@ impl World {
         }
         let RunState::Paused(inbox) = core::mem::replace(&mut slot.state, RunState::Up) else { return };
         let now = slot.clock.reading_at(self.net.now);
-        for (frame, port) in inbox {
+        for (frame, port, direction) in inbox {
+            let counters = &mut self.net.directions[direction].counters;
+            counters.arrived += 1;
+            counters.arrived_bytes += frame.len() as u64;
             self.net.arrivals += 1;
             slot.node.on_frame(MemoryFrame::new(frame), port, now, &mut Ports { net: &mut self.net, node });
         }

@@ -14,6 +14,7 @@ pub mod impair;
 pub mod memory;
 pub mod random;
 pub mod table;
+pub mod timers;
 pub mod tunnel;
 
 pub use control::{Control, Egress};

@@ -1,10 +1,10 @@
 //! Checks of frames that no parser accepts: whether they are damaged, and what their addresses are.
 
 use core::net::IpAddr;
+use rocev2::ICRC_LEN;
 use rocev2::checksum::Sum;
 use rocev2::ethernet::{Ethernet, VlanTag, ethertype};
 use rocev2::ipv6::Ipv6;
-use rocev2::packet::ICRC_LEN;
 use rocev2::udp::{PROTOCOL as UDP, Udp};
 use rocev2::{Bth, Qpn};
 use zerocopy::FromBytes;

@@ -5,11 +5,12 @@
 //! these ([`icrc::of_parts`], [`icrc::change_of_head`]), because words that have just been stored one by one
 //! cannot be loaded in larger blocks without a stall.
 
+use rocev2::ICRC_LEN;
 use rocev2::checksum::Sum;
 use rocev2::ethernet::{Ethernet, VlanTag};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
-use rocev2::packet::{ICRC_LEN, MAX_TAGS};
+use rocev2::packet::MAX_TAGS;
 use rocev2::udp::Udp;
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn, icrc};
 use switch::{Frame, NoRoom};

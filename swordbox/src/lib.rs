@@ -5,14 +5,13 @@
 //! clients share are multiplexed onto one of the server's connections, the *shared QP*, so that the server
 //! executes them in the order in which the switch forwarded them. An atomic whose result follows from that
 //! order is forwarded as a WRITE of its result. [`Control`] is the control plane, which records translated
-//! connections in a [`Journal`]. [`steering`] redirects stale requests to data structures, and [`clients`]
-//! are the workloads. docs/swordbox.md explains why clients cannot observe the difference.
+//! connections in a [`Journal`]. [`steering`] redirects stale requests to data structures.
+//! docs/swordbox.md explains why clients cannot observe the difference.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::similar_names, reason = "the names are the terms of this crate")]
 
 mod address;
-pub mod clients;
 pub mod config;
 mod connect;
 mod connections;

@@ -1,5 +1,5 @@
 //! Instruction counts of the hot paths, compared with a committed baseline
-//! (`tests/benches/instructions.toml`).
+//! (`bench/benches/instructions.toml`).
 //!
 //! A count does not depend on the load of the machine, so it shows a slower path where times do not. It does
 //! depend on the compiler, the C library and the CPU features in use. These are part of a baseline, and

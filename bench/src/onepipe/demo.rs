@@ -7,9 +7,9 @@ use miette::{IntoDiagnostic as _, Report, miette};
 use representative::Incarnation;
 use serde_json::{Value, json};
 use sim::Fault;
-use sim::onepipe::{BEACON_INTERVAL, Behaviour, FatTree, Host, Network};
 use std::io::{IsTerminal as _, Write as _};
 use switch::Nanos;
+use workloads::onepipe::{BEACON_INTERVAL, Behaviour, FatTree, Host, Network};
 
 /// Show 1Pipe on the paper's testbed of 32 hosts: total order and its cost, also while a host, a link and a
 /// switch fail (simulated)

@@ -9,12 +9,12 @@
 use clap::ValueEnum;
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr};
+use onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
 use representative::{Counters, Refusal, Representative};
 use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::ipv4::Ipv4;
-use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::repr::{Ip, Repr};
 use rocev2::{Bth, Opcode, Psn, Qpn};
 use switch::forward::config::Topology;

@@ -6,9 +6,9 @@ use miette::{IntoDiagnostic as _, Report, miette};
 use representative::Incarnation;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
-use sim::onepipe::{BEACON_INTERVAL, FatTree, Latency, Network, Span};
 use std::io::Write as _;
 use switch::Nanos;
+use workloads::onepipe::{BEACON_INTERVAL, FatTree, Latency, Network, Span};
 
 /// Latency without loss of best-effort delivery with barriers on hosts and 512 processes, in microseconds
 /// (1Pipe, figure 9a)

@@ -7,8 +7,8 @@ use crate::onepipe::simulated::{HOSTS_PER_RACK, LOSSES, RATE_BPS, lossy, name, s
 use hdrhistogram::Histogram;
 use miette::{Report, miette};
 use representative::Incarnation;
-use sim::onepipe::{BEACON_INTERVAL, FatTree, Span};
 use switch::Nanos;
+use workloads::onepipe::{BEACON_INTERVAL, FatTree, Span};
 
 const DRAWING: &str = "a drawing of the design, not a measurement";
 const APPLICATION: &str = "the application and the systems that it is compared with (FaRM, locks, OCC) are not implemented here, and \
@@ -19,7 +19,7 @@ pub(super) const FIGURES: &[Figure] = &[
     Figure::omitted(
         (Paper::OnePipe, "table1", "Programming API"),
         "",
-        "an interface, not a measurement (crate `onepipe`)",
+        "an interface, not a measurement (crate `onepipe-host`)",
     ),
     Figure::omitted((Paper::OnePipe, "fig2", "Ordering hazards"), "", DRAWING),
     Figure::omitted((Paper::OnePipe, "fig3", "Routing topology of a data center"), "", DRAWING),

@@ -4,7 +4,7 @@ use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
 use super::shape;
 use crate::consensus::{Paces, Pauses, RATE, simulation_error};
 use miette::Report;
-use sim::consensus::costs::{Failure, Load};
+use workloads::consensus::costs::{Failure, Load};
 
 const DRAWING: &str = "a drawing of the design, not a measurement";
 const REPLICAS: [u8; 2] = [2, 4];
@@ -82,7 +82,8 @@ fn goodput(settings: &Settings) -> Result<Outcome, Report> {
         let mut series = [Series::ours(direct, []), Series::ours(switch, [])];
         for &size in sizes {
             let paces = Paces::measure(replicas, size, settings.seed)?;
-            let share = |pace: sim::consensus::costs::LeaderRates| 100.0 * pace.goodput_bps / RATE as f64;
+            let share =
+                |pace: workloads::consensus::costs::LeaderRates| 100.0 * pace.goodput_bps / RATE as f64;
             series[0].points.push((size as f64, share(paces.without_switch)));
             series[1].points.push((size as f64, share(paces.with_switch)));
         }

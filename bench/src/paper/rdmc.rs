@@ -7,8 +7,8 @@ use crate::consensus::simulation_error;
 use miette::Report;
 use rdmc::model::{Network, Object, Sent, run};
 use rdmc::{Algorithm, Schedule, cosmos};
-use sim::rdmc::costs::{Pause, Transfer, wide};
 use switch::Nanos;
+use workloads::rdmc::costs::{Pause, Transfer, wide};
 
 const KB: u64 = 1 << 10;
 const MB: u64 = 1 << 20;

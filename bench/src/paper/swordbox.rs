@@ -9,16 +9,16 @@ use super::shape;
 use crate::consensus::simulation_error;
 use crate::swordbox::simulated::{Contention, SwitchKind};
 use miette::Report;
-use sim::rack::costs::{Run, clover};
-use sim::rack::steering::{lists, steer};
-use sim::rack::{Outcome as Rack, forward};
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use switch::Nanos;
 use swordbox::Layers;
-use swordbox::clients::Kind;
-use swordbox::clients::clover::{Layout, Options};
-use swordbox::clients::ycsb::Mix;
+use workloads::clients::Kind;
+use workloads::clients::clover::{Layout, Options};
+use workloads::clients::ycsb::Mix;
+use workloads::rack::costs::{Run, clover};
+use workloads::rack::steering::{lists, steer};
+use workloads::rack::{Outcome as Rack, forward};
 
 const DRAWING: &str = "a drawing of the design, not a measurement";
 const LIST_STORE: &str = "Threads on 8 machines read and update 1,024 keys of a list-based store like Clover, through a switch that only forwards and \

@@ -9,8 +9,8 @@
 
 use super::rack::{Rack, Request, SHARED_QPS, request_frame, response_frame};
 use clap::ValueEnum;
+use rocev2::ICRC_LEN;
 use rocev2::icrc::Changes;
-use rocev2::packet::ICRC_LEN;
 use rocev2::{Class, Msn, Psn, classify};
 use std::sync::Arc;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};

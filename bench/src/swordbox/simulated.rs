@@ -6,14 +6,14 @@ use comfy_table::{Cell, CellAlignment, Table as Text, presets};
 use miette::{IntoDiagnostic as _, Report, miette};
 use serde_json::{Value, json};
 use sim::Controlled;
-use sim::rack::costs::{LOCKS_LEN, LOCKS_VA, Run, locks};
-use sim::rack::{self, Outcome};
 use std::io::Write as _;
 use switch::Nanos;
 use switch::forward::Config as ForwardConfig;
-use swordbox::clients::Kind;
-use swordbox::clients::lock::Unlock;
 use swordbox::{Config, Connection, Control, Journal, Layers, Server, Swordbox, Table};
+use workloads::clients::Kind;
+use workloads::clients::lock::Unlock;
+use workloads::rack::costs::{LOCKS_LEN, LOCKS_VA, Run, locks};
+use workloads::rack::{self, Outcome};
 
 /// Clients that contend for one lock
 const CLIENTS: usize = 240;

@@ -249,7 +249,7 @@ mod tests {
     use super::Operation::{Count, Increment, Read, Write};
     use super::*;
     use proptest::prelude::*;
-    use sim::words::linear::{self, Action, Done, Op, Rules};
+    use workloads::words::linear::{self, Action, Done, Op, Rules};
 
     /// Checks a history of operations, each with its begin and end, which is `u64::MAX` if there was no
     /// response.

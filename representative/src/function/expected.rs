@@ -1,7 +1,7 @@
 //! Expected beacons of a link.
 
+use onepipe::beacon::ExpectedBeacon;
 use rocev2::Packet;
-use rocev2::beacon::ExpectedBeacon;
 use switch::PortId;
 
 /// Of the beacons that differ from the expected ones of their link, one in this many replaces what is

@@ -6,9 +6,9 @@ use crate::config::{Incarnation, Link, LinkId};
 use crate::counters::Refusal;
 use crate::half::UP;
 use crate::view::LinkState;
-use rocev2::beacon;
-use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
-use rocev2::{Fault, Layout, Opcode, Packet, Qpn, neighbour, rewrite};
+use onepipe::beacon;
+use onepipe::{OnePipe, OnePipeOpcode, Timestamp};
+use rocev2::{Fault, Layout, Opcode, Packet, Qpn, neighbour};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 impl Representative {
@@ -72,7 +72,7 @@ impl Representative {
         let incarnation = self.config.incarnation;
         // The chip handles messages to the switch's own address as all other messages.
         let own = incarnation != Incarnation::Chip && self.is_own(frame.bytes());
-        let header = match packet.onepipe() {
+        let header = match OnePipe::of(&packet) {
             Some(&header) if header.version == OnePipe::VERSION => header,
             // Only the chip changes messages, and has to parse them.
             _ if incarnation != Incarnation::Chip && !own => {
@@ -211,7 +211,7 @@ impl Representative {
         if !is_valid {
             return self.refuse(Refusal::WrongMemory, DropReason::WrongSource);
         }
-        let Some(&header) = packet.onepipe() else {
+        let Some(&header) = OnePipe::of(&packet) else {
             return self.refuse(Refusal::NoHeader, DropReason::Unexpected);
         };
         if header.version != OnePipe::VERSION {
@@ -355,5 +355,5 @@ impl Representative {
 /// Writes a link's barriers into a message.
 #[inline]
 fn stamp(frame: &mut [u8], layout: Layout, barrier: Option<Timestamp>, commit: Option<Timestamp>) {
-    rewrite::stamp(frame, layout, barrier, commit).expect("the caller has found the 1Pipe header");
+    onepipe::stamp(frame, layout, barrier, commit).expect("the caller has found the 1Pipe header");
 }

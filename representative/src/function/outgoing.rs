@@ -4,9 +4,9 @@ use super::{Event, LOOPBACK, LinkEnds, LinkId, Representative};
 use crate::config::{Incarnation, Pace};
 use crate::half::{DOWN, Half, UP};
 use crate::view::LinkState;
+use onepipe::beacon::BeaconHeader;
+use onepipe::{OnePipe, OnePipeOpcode};
 use rocev2::Psn;
-use rocev2::beacon::BeaconHeader;
-use rocev2::onepipe::{OnePipe, OnePipeOpcode};
 use switch::{Nanos, Output};
 
 /// Divisor of the time after which a link is dead. A link with messages gets a beacon in the interval after

@@ -2,11 +2,11 @@ use super::*;
 use crate::config::{BeaconForm, Incarnation, Link, Pace, Registers};
 use crate::counters::Refusal;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use onepipe::{OnePipe, OnePipeOpcode};
 use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
-use rocev2::onepipe::{OnePipe, OnePipeOpcode};
 use rocev2::repr::{Ip, Repr};
 use rocev2::reth::Reth;
 use rocev2::{Bth, Psn};
@@ -189,7 +189,7 @@ fn timer(function: &mut Representative, ns: u64) -> Vec<(OnePipe, PortId)> {
         let bytes = frame.into_bytes();
         let packet = Packet::parse(&bytes).expect("a packet");
         assert!(packet.verify_icrc());
-        let header = *packet.onepipe().expect("with a header");
+        let header = *OnePipe::of(&packet).expect("with a header");
         assert_eq!((header.opcode(), header.timestamp()), (OnePipeOpcode::BEACON, at(ns)));
         assert_eq!(header.psn(), packet.bth().psn());
         (header, port)
@@ -200,7 +200,7 @@ fn timer(function: &mut Representative, ns: u64) -> Vec<(OnePipe, PortId)> {
 fn header_of(frame: &[u8]) -> OnePipe {
     let packet = Packet::parse(frame).expect("a packet");
     assert!(packet.verify_icrc(), "the ICRC is updated");
-    *packet.onepipe().expect("with a header")
+    *OnePipe::of(&packet).expect("with a header")
 }
 
 /// Receives a beacon on each of the four links with a barrier `ns` after the beginning.

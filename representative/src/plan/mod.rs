@@ -18,11 +18,11 @@ pub use routes::Crossing;
 pub use topology::{Host, Link, Node, Settings, Switch, Topology};
 
 use crate::config::{self, BeaconForm, Config, Detour, Incarnation, Pace, Registers, Side};
-use crate::process::{self, Peer, ProcessId};
 use core::net::IpAddr;
+use onepipe::process::{self, Peer, ProcessId};
+use onepipe::{OnePipe, Timestamp};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
-use rocev2::onepipe::{OnePipe, Timestamp};
 use routes::{Costs, Graph};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::{Nanos, PortId, forward};

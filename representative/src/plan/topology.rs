@@ -2,9 +2,9 @@
 
 use crate::config::Registers;
 use core::net::IpAddr;
+use onepipe::OnePipe;
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
-use rocev2::onepipe::OnePipe;
 use switch::Nanos;
 
 /// A network of hosts and switches, which are referred to by their indices in these lists.

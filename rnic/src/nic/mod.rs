@@ -13,12 +13,12 @@ use crate::memory::{Access, Buffer, Memory, MemoryError, Mr, Pd, Region};
 use crate::path::Path;
 use crate::qp::{Event, Modify, Qp, QpContext, QpError, QpInit, State};
 use crate::queue::{Completion, CompletionQueue, Cq, ReceiveQueue, RecvRequest, SendRequest, Srq};
-use crate::timers::Timers;
 use core::ops::Range;
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use std::collections::{BTreeSet, VecDeque};
 use switch::table::DenseTable;
+use switch::timers::Timers;
 use switch::{Full, Nanos, Rng};
 use table::QpTable;
 

@@ -45,12 +45,12 @@ impl Rnic {
 
     /// Returns the time at which [`on_timer`](Self::on_timer) is due.
     pub fn next_timer(&self) -> Option<Nanos> {
-        [self.timers.next(), self.endpoint.next_timer()].into_iter().flatten().min()
+        [self.timers.first(), self.endpoint.next_timer()].into_iter().flatten().min()
     }
 
     /// Runs the timers that are due.
     pub fn on_timer(&mut self, now: Nanos) {
-        while let Some(slot) = self.timers.pop(now) {
+        while let Some(slot) = self.timers.pop_due(now) {
             let Some(mut ctx) = self.context(slot) else { continue };
             let unresponsive = ctx.on_timer(now);
             if let Some(ip) = unresponsive {

@@ -13,7 +13,7 @@
 
 use crate::ipv4::Ipv4;
 use crate::ipv6::Ipv6;
-use crate::packet::Layout;
+use crate::layout::Layout;
 use crate::udp::Udp;
 
 #[cfg(target_arch = "x86_64")]
@@ -70,9 +70,10 @@ pub fn compute_for(packet: &[u8], v6: bool, udp: usize) -> u32 {
     compute_inline(packet, v6, udp)
 }
 
+/// Computes the ICRC as [`compute_for`] does, inlined: for callers that pass constants for all but the bytes.
 #[expect(clippy::inline_always, reason = "some callers pass constants for all but the bytes")]
 #[inline(always)]
-pub(crate) fn compute_inline(packet: &[u8], v6: bool, udp: usize) -> u32 {
+pub fn compute_inline(packet: &[u8], v6: bool, udp: usize) -> u32 {
     let (masks, ip_len) = if v6 { (&IPV6_MASKS, Ipv6::LEN) } else { (&IPV4_MASKS, Ipv4::LEN) };
     if udp != ip_len || packet.len() < 16 {
         return compute_with_options(packet, v6, udp);
@@ -161,13 +162,13 @@ impl Changes {
     /// Adds a change of eight bytes, given as a number in network byte order; `follow` is the count of bytes
     /// between their end and the ICRC.
     #[inline]
-    pub(crate) fn add_u64(&mut self, xor: u64, follow: usize) {
+    pub fn add_u64(&mut self, xor: u64, follow: usize) {
         self.words([((xor >> 32) as u32).swap_bytes(), (xor as u32).swap_bytes()], follow);
     }
 
     /// Adds a change of four bytes with its power of x, as [`powers`] returns it.
     #[inline]
-    pub(crate) fn add(&mut self, xor: u32, power: u32) {
+    pub fn add(&mut self, xor: u32, power: u32) {
         #[cfg(target_arch = "x86_64")]
         if let Some(product) = clmul::multiply([(xor, power)]) {
             self.sum ^= product;
@@ -179,7 +180,7 @@ impl Changes {
     /// Adds a change of consecutive words, each as for [`add_word`](Self::add_word); `follow` is counted from the end
     /// of the last word.
     #[inline]
-    pub(crate) fn words<const N: usize>(&mut self, xors: [u32; N], follow: usize) {
+    pub fn words<const N: usize>(&mut self, xors: [u32; N], follow: usize) {
         #[cfg(target_arch = "x86_64")]
         if let Some(powers) =
             POWER.get(follow + 4..).and_then(|powers| powers.as_chunks::<4>().0.first_chunk::<N>())
@@ -208,7 +209,7 @@ impl Changes {
 /// Returns the change of the ICRC for XOR differences of four bytes with `follow` bytes behind them (at least
 /// 28) and of the last 24 bytes of a packet, both read in little-endian order.
 #[inline]
-pub(crate) fn end(word: u32, follow: usize, end: &[u8; 24]) -> u32 {
+pub fn end(word: u32, follow: usize, end: &[u8; 24]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if let Some(effect) = clmul::end(word, follow, end) {
         return effect;
@@ -310,7 +311,7 @@ pub(crate) fn powers<const N: usize>(first: usize) -> Option<&'static [u32; N]> 
 
 /// Returns x^(8n) mod P.
 #[inline]
-pub(crate) fn power(n: usize) -> u32 {
+pub fn power(n: usize) -> u32 {
     match POWER.get(n) {
         Some(&power) => power,
         None => power_beyond_table(n),

@@ -23,13 +23,12 @@ impl Swordbox {
 mod tests {
     use super::*;
     use crate::steering::{ListsConfig, Structure};
-    use crate::{Config, Server, clients};
+    use crate::{Config, Server};
     use switch::forward;
 
     #[test]
     fn salting_replaces_the_fixed_salt_of_every_table() {
-        let layout = clients::clover::Layout { keys: 16, node_len: 64 };
-        let lists = Structure::Lists(ListsConfig::new(layout, 0..4096));
+        let lists = Structure::Lists(ListsConfig::new(16, 64, 0..4096));
         let server = Server { structures: vec![lists], ..Server::new([10, 0, 0, 1].into()) };
         let config = Config {
             connections: 4,

@@ -1,5 +1,4 @@
-//! Store of append-only lists, such as Clover (Tsai et al., USENIX ATC 2020; the layout is that of
-//! [`clients::clover`](crate::clients::clover)). Each key has a list of its values. A client writes a node,
+//! Store of append-only lists, such as Clover (Tsai et al., USENIX ATC 2020). Each key has a list of its values. A client writes a node,
 //! appends it by CAS(0 -> node) to the `next` word of the node that it takes for the last one, and reads the
 //! node that it takes for the last one.
 //!
@@ -8,16 +7,25 @@
 //! kept. A key is hot by the number of its appends.
 
 use super::{Append, Cas, StructureCache};
-use crate::clients::clover::{HEADER, KEY, Layout, NEXT};
 use crate::sketch::Sketch;
 use core::ops::Range;
 use switch::table::{Index, Key, Salt, mix};
 
+/// Bytes of a node before its value
+pub const HEADER: usize = 24;
+/// Offset in a node of the address of the next one
+pub const NEXT: usize = 0;
+/// Offset in a node of its key
+pub const KEY: usize = 8;
+
 /// Location of a store of lists, and size of its cached state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListsConfig {
-    /// Number of keys, and length of a node
-    pub layout: Layout,
+    /// Number of keys, counted from 0
+    pub keys: u64,
+    /// Length of a node in bytes: the address of the next node ([`NEXT`]) or 0, the key ([`KEY`]), the length of
+    /// the value, and the value from [`HEADER`] on
+    pub node_len: usize,
     /// Virtual addresses of the nodes
     pub nodes: Range<u64>,
     /// This number of nodes at the beginning of `nodes` are the first ones of keys 0, 1, ...
@@ -32,9 +40,17 @@ pub struct ListsConfig {
 
 impl ListsConfig {
     /// Returns a configuration that caches all keys from their first append on, and three nodes per key.
-    pub fn new(layout: Layout, nodes: Range<u64>) -> Self {
-        let keys = layout.keys as usize;
-        Self { layout, nodes, first_nodes: layout.keys, cached_nodes: keys * 3, tracked_keys: keys, hot: 1 }
+    pub fn new(keys: u64, node_len: usize, nodes: Range<u64>) -> Self {
+        let tracked_keys = keys as usize;
+        Self {
+            keys,
+            node_len,
+            nodes,
+            first_nodes: keys,
+            cached_nodes: tracked_keys * 3,
+            tracked_keys,
+            hot: 1,
+        }
     }
 }
 
@@ -104,10 +120,10 @@ impl Lists {
     /// # Panics
     /// If there are 2^32 - 1 or more nodes or keys, or `cached_nodes` or `tracked_keys` is 0.
     pub fn new(config: ListsConfig) -> Self {
-        let len = config.layout.node_len as u64;
+        let len = config.node_len as u64;
         let nodes = (config.nodes.end - config.nodes.start) / len;
         assert!(
-            nodes < u64::from(u32::MAX) && config.layout.keys < u64::from(u32::MAX),
+            nodes < u64::from(u32::MAX) && config.keys < u64::from(u32::MAX),
             "the store has too many nodes or keys for 32-bit numbers"
         );
         assert!(
@@ -139,7 +155,7 @@ impl Lists {
 
     /// Returns the maximum memory in bytes of the cached state.
     pub(crate) fn bytes(config: &ListsConfig) -> usize {
-        let nodes = (config.nodes.end - config.nodes.start) / config.layout.node_len as u64;
+        let nodes = (config.nodes.end - config.nodes.start) / config.node_len as u64;
         let node_keys = config.cached_nodes.min(nodes as usize).div_ceil(7).max(1);
         node_keys * size_of::<Epoched<NodeSet>>()
             + Index::<ListKey>::bytes(config.tracked_keys)
@@ -156,7 +172,7 @@ impl Lists {
     /// Returns the number of the node that begins at this address.
     #[inline]
     fn number_of(&self, va: u64) -> Option<u32> {
-        let (nodes, len) = (&self.config.nodes, self.config.layout.node_len as u64);
+        let (nodes, len) = (&self.config.nodes, self.config.node_len as u64);
         let offset = va.checked_sub(nodes.start)?;
         (offset.is_multiple_of(len) && va.checked_add(len)? <= nodes.end).then(|| (offset / len) as u32)
     }
@@ -250,7 +266,7 @@ impl StructureCache for Lists {
     fn on_write(&mut self, va: u64, bytes: &[u8]) {
         let Some(number) = self.number_of(va) else { return };
         let [Some(next), Some(key)] = [NEXT, KEY].map(|at| word_at(bytes, at)) else { return };
-        if next != 0 || key >= self.config.layout.keys || bytes.len() < HEADER {
+        if next != 0 || key >= self.config.keys || bytes.len() < HEADER {
             return;
         }
         // The node is being reused and is no longer the last one of its list.
@@ -315,7 +331,7 @@ impl StructureCache for Lists {
         let number = self.number_of(va)?;
         // The response has to include the key and `next`: otherwise it would not show that the node is
         // outdated.
-        if (len as usize) < KEY + 8 || len as usize > self.config.layout.node_len {
+        if (len as usize) < KEY + 8 || len as usize > self.config.node_len {
             return None;
         }
         let tail = self.key_of(number).and_then(|key| self.tail_of(key));
@@ -326,7 +342,7 @@ impl StructureCache for Lists {
 
     fn on_read_response(&mut self, node: u64, bytes: &[u8]) {
         let [Some(next), Some(key)] = [NEXT, KEY].map(|at| word_at(bytes, at)) else { return };
-        let Some(number) = self.number_of(node).filter(|_| key < self.config.layout.keys) else { return };
+        let Some(number) = self.number_of(node).filter(|_| key < self.config.keys) else { return };
         self.note_key(number, key);
         if next == 0 {
             return;
@@ -395,8 +411,8 @@ mod tests {
     }
 
     fn lists(change: impl FnOnce(&mut ListsConfig)) -> Lists {
-        let layout = Layout { keys: 8, node_len: LEN as usize };
-        let mut config = ListsConfig { cached_nodes: 64, ..ListsConfig::new(layout, VA..VA + 1000 * LEN) };
+        let mut config =
+            ListsConfig { cached_nodes: 64, ..ListsConfig::new(8, LEN as usize, VA..VA + 1000 * LEN) };
         change(&mut config);
         Lists::new(config)
     }

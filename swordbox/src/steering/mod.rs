@@ -13,7 +13,7 @@ mod lists;
 mod locks;
 mod withheld;
 
-pub use lists::{Lists, ListsConfig};
+pub use lists::{HEADER, KEY, Lists, ListsConfig, NEXT};
 pub use locks::{Locks, LocksConfig};
 
 use incarnation::Incarnation;

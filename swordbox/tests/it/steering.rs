@@ -5,7 +5,7 @@ use rocev2::Packet;
 use rocev2::aeth::{Credit, Syndrome};
 use switch::Nanos;
 use swordbox::Layers;
-use swordbox::clients::clover::{KEY as KEY_AT, Layout, NEXT};
+use swordbox::steering::{KEY as KEY_AT, NEXT};
 use swordbox::steering::{ListsConfig, Structure};
 
 const ACK: Syndrome = Syndrome::Ack(Credit(0x1f));
@@ -21,10 +21,9 @@ fn va(frame: &[u8]) -> u64 {
 
 fn steering() -> Net {
     Net::new(|config| {
-        let layout = Layout { keys: 4, node_len: 128 };
         config.servers[0].tables.clear();
         config.servers[0].structures =
-            vec![Structure::Lists(ListsConfig::new(layout, NODES..NODES + 128 * 1000))];
+            vec![Structure::Lists(ListsConfig::new(4, 128, NODES..NODES + 128 * 1000))];
         config.layers = Layers::STEER;
     })
 }

@@ -1,8 +1,8 @@
 //! Describes what a scenario would run.
 
 use core::fmt::Write;
-use sim::scenario::{FaultKind, GroupsSpec, NumberRange, Scenario, SwitchKind, VerbsSpec, Work};
 use std::path::Path;
+use workloads::scenario::{FaultKind, GroupsSpec, NumberRange, Scenario, SwitchKind, VerbsSpec, Work};
 
 /// Returns a description of the network, its workload and its faults.
 pub(super) fn of(path: &Path, scenario: &Scenario) -> String {

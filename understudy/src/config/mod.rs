@@ -85,7 +85,7 @@ pub(crate) fn target(path: &Path) -> Result<Target, String> {
 }
 
 /// Reads a scenario of the simulator.
-pub(crate) fn load_scenario(path: &Path) -> Result<sim::scenario::Scenario, Report> {
+pub(crate) fn load_scenario(path: &Path) -> Result<workloads::scenario::Scenario, Report> {
     let text = text_of(path)?;
     parsed(path, &text, scenario::read)
 }

@@ -1,6 +1,7 @@
 //! Dissector of one frame. Lenient where `rocev2::classify` is strict: a frame that breaks a rule, or that
 //! the capture truncated, is decoded as far as possible.
 
+use rocev2::ICRC_LEN;
 use rocev2::aeth::{Aeth, Syndrome};
 use rocev2::atomic::{AtomicAckEth, AtomicEth};
 use rocev2::cm::{self, Body, Message};
@@ -10,7 +11,7 @@ use rocev2::immediate::{Ieth, ImmDt};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
 use rocev2::opcode::Headers;
-use rocev2::packet::{Class, Fault, ICRC_LEN, classify_ip};
+use rocev2::packet::{Class, Fault, classify_ip};
 use rocev2::reth::Reth;
 use rocev2::udp::{self, Udp};
 use rocev2::{Bth, Opcode, Qpn, UDP_PORT, icrc};

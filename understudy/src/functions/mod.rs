@@ -89,7 +89,7 @@ registry! {
         P4ce(p4ce::P4ceConfig),
         Swordbox(swordbox::SwordboxConfig),
         OnePipe(onepipe::OnePipeConfig),
-        Process(::onepipe::Settings),
+        Process(::onepipe_host::Settings),
         Pktgen(::pktgen::Profile),
     }
     selected beside another {

@@ -68,7 +68,7 @@ fn files_of_processes_have_the_values_of_the_plan() {
         let path = folder.path().join(&name);
         std::fs::write(&path, &file.expect("the file of the process").content).unwrap();
         let read = config::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
-        let by_library = ::onepipe::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
+        let by_library = onepipe_host::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
         assert_eq!(read.runtime, by_library.runtime);
         assert_eq!(read.runtime.workers.idle, Idle::Sleep);
         let interface = network.interfaces[number].clone();
@@ -77,16 +77,16 @@ fn files_of_processes_have_the_values_of_the_plan() {
         assert_eq!(read, by_library.process);
         detours += planned.tor.detour.len();
         assert_eq!(planned.peers.len(), 31);
-        let expected = ::onepipe::Settings {
+        let expected = onepipe_host::Settings {
             process: planned,
             mac: Some(host.mac),
             prefix: host.prefix,
             switch: network.topology.switches[switch].name.clone(),
-            clock: ::onepipe::Clock::Realtime,
+            clock: onepipe_host::Clock::Realtime,
             tell_settled: false,
         };
         assert_eq!(read, expected);
-        assert!(representative::Process::new(read.process).is_ok());
+        assert!(onepipe::Process::new(read.process).is_ok());
     }
     // Hosts that represent their own switch have a detour.
     assert!(detours > 0);

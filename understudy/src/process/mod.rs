@@ -6,8 +6,10 @@ use crate::config;
 use crate::functions::FunctionConfig;
 use crate::output::print_error;
 use crate::system::{catch_signals, now, parse_seconds};
-use ::onepipe::{Config, Endpoint, Event, Failure, InitError, ProcessId, Scattering, SendError, Timestamp};
 use miette::MietteDiagnostic;
+use onepipe_host::{
+    Config, Endpoint, Event, Failure, InitError, ProcessId, Scattering, SendError, Timestamp,
+};
 use report::ReceiveStats;
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Write as _};

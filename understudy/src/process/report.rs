@@ -1,7 +1,7 @@
 //! Report of a 1Pipe process.
 
 use super::{Counts, FAILURES, Position};
-use ::onepipe::{Endpoint, Failure, ProcessId, Refusal, Timestamp};
+use onepipe_host::{Endpoint, Failure, ProcessId, Refusal, Timestamp};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -7,12 +7,12 @@ use crate::config;
 use crate::output::{print, print_error};
 use core::fmt::Write as _;
 use miette::{MietteDiagnostic, Report};
-use sim::scenario::{CaptureTo, Outcome, Planted, Scenario, Shrunk, run as run_one, shrink};
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use sweep::Seeds;
+use workloads::scenario::{CaptureTo, Outcome, Planted, Scenario, Shrunk, run as run_one, shrink};
 
 /// Maximum number of scenarios tried to shrink a failing one
 const SHRINK: u32 = 2000;
@@ -198,7 +198,7 @@ fn describe(path: &Path, outcome: &Outcome, failure: Option<&Failure>) -> String
             shrunk.outcome.packets,
             outcome.seed,
             shrunk.outcome.digest,
-            sim::scenario::to_toml(&shrunk.scenario)
+            workloads::scenario::to_toml(&shrunk.scenario)
         );
     }
     text

@@ -5,8 +5,8 @@ use super::sweep::Summary;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use core::fmt::Display;
 use serde_json::{Value, json};
-use sim::scenario::{Outcome, to_toml};
 use sim::{LinkCounters, NicCounters};
+use workloads::scenario::{Outcome, to_toml};
 
 /// Returns the names and values of a link's counters, in the order in which a frame passes them.
 fn link_counters(counters: &LinkCounters) -> [(&'static str, u64); 13] {

@@ -3,9 +3,9 @@
 use crate::system::now;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use indicatif::{ProgressBar, ProgressStyle};
-use sim::scenario::{Outcome, Planted, Scenario, run as run_one};
 use std::sync::mpsc;
 use std::time::Duration;
+use workloads::scenario::{Outcome, Planted, Scenario, run as run_one};
 
 /// Seeds to run.
 #[derive(Clone, Copy)]

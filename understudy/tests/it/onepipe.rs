@@ -1,9 +1,9 @@
 //! `understudy run` with `[onepipe]`: what it prints about links, and its report.
 
+use onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::ipv4::Ipv4;
-use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::repr::{Ip, Repr};
 use rocev2::{Bth, Opcode, Psn, Qpn};
 use serde_json::Value;
@@ -154,7 +154,7 @@ fn the_link_that_holds_the_barrier_is_named() {
     let message =
         rocev2::Packet::parse(sent.iter().find(|frame| frame[5] == 3 && frame[11] == 1).unwrap()).unwrap();
     assert!(message.verify_icrc());
-    assert_eq!(message.onepipe().unwrap().barrier(), Some(Timestamp::new(now - 5_000_000)));
+    assert_eq!(OnePipe::of(&message).unwrap().barrier(), Some(Timestamp::new(now - 5_000_000)));
 
     let text = String::from_utf8(run(&config, &[]).stdout).unwrap();
     for words in ["1Pipe\n", "behind the others, ns", "held by link 1 (host 2)"] {

@@ -84,7 +84,7 @@ fn scenario_seeds(list: &str) -> impl Iterator<Item = (&str, &str)> {
 #[test]
 fn scenario_seeds_that_failed_before_pass() {
     assert_eq!(scenario_seeds("words 3\nverbs.toml 17\n").collect::<Vec<_>>(), [("verbs.toml", "17")]);
-    for (scenario, seed) in scenario_seeds(include_str!("../../../sim/tests/seeds.txt")) {
+    for (scenario, seed) in scenario_seeds(include_str!("../../../workloads/tests/seeds.txt")) {
         let output = sim(scenario, &["--seed", seed]);
         assert!(output.status.success(), "{scenario} {seed}: {}", String::from_utf8_lossy(&output.stdout));
     }

@@ -97,7 +97,7 @@ fn every_beacon_takes_the_detour() {
     let packet = Packet::parse(&plain).expect("a beacon");
     assert!(packet.verify_icrc());
     assert_eq!(
-        packet.onepipe().map(|header| (header.barrier(), header.psn())),
+        OnePipe::of(&packet).map(|header| (header.barrier(), header.psn())),
         Some((Some(at(2 * T)), Psn::new(1)))
     );
 }

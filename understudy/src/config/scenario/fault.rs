@@ -3,7 +3,7 @@
 use super::network::Names;
 use super::{MICRO, TIMES_US, read_range, read_scaled};
 use crate::config::tree::{Table, Value};
-use sim::scenario::{FaultKind, FaultSpec, HostSpec, LinkSpec};
+use workloads::scenario::{FaultKind, FaultSpec, HostSpec, LinkSpec};
 
 /// Nodes and links that a fault can affect
 pub(super) struct Nodes<'a> {

@@ -12,8 +12,8 @@ use core::net::IpAddr;
 use core::ops::RangeInclusive;
 use network::{Names, Network};
 use settings::address::address;
-use sim::scenario::{EcnSpec, HostSpec, LinkSpec, NumberRange, Scenario, SwitchKind, SwitchSpec, Work};
 use toml::de::DeTable;
+use workloads::scenario::{EcnSpec, HostSpec, LinkSpec, NumberRange, Scenario, SwitchKind, SwitchSpec, Work};
 
 const MICRO: f64 = 1e3;
 const MILLI: f64 = 1e6;

@@ -4,8 +4,8 @@ use crate::config::report::Problem;
 use crate::config::tree::{Problems, Table, Value};
 use crate::config::words;
 use core::ops::Range;
-use sim::scenario::HostSpec;
 use std::collections::BTreeMap;
+use workloads::scenario::HostSpec;
 
 /// Names of hosts and switches, with their spans in the file
 #[derive(Default)]

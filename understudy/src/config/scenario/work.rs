@@ -4,9 +4,9 @@ use super::{flag, read_range, read_scaled};
 use crate::config::tree::{Table, Value};
 use crate::config::words;
 use core::ops::RangeInclusive;
-use sim::scenario::{GroupsSpec, HostSpec, LinkSpec, NumberRange, SwitchKind, SwitchSpec, VerbsSpec};
-use sim::verbs::Verb;
 use std::collections::BTreeSet;
+use workloads::scenario::{GroupsSpec, HostSpec, LinkSpec, NumberRange, SwitchKind, SwitchSpec, VerbsSpec};
+use workloads::verbs::Verb;
 
 /// Bytes of a packet beside its payload: IPv6 40, UDP 8, BTH 12, RETH 16, immediate 4, ICRC 4
 const HEADERS: i64 = 84;

@@ -2,10 +2,10 @@
 
 use super::super::{parsed, scenario};
 use core::net::IpAddr;
-use sim::scenario::{
+use std::path::Path;
+use workloads::scenario::{
     AckSpec, EcnSpec, FaultKind, FaultSpec, GroupsSpec, NumberRange, Scenario, SwitchKind, Work, to_toml,
 };
-use std::path::Path;
 
 const HOSTS: &str =
     "[[host]]\nname = \"a\"\naddress = \"10.0.0.1/24\"\n[[host]]\nname = \"b\"\naddress = \"10.0.0.2/24\"\n";

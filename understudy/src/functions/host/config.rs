@@ -11,8 +11,8 @@ use settings::port::Ports;
 use settings::report::Problem;
 use settings::tree::{Table, Value};
 use settings::words::one_of;
-use sim::scenario::AckSpec;
 use switch::Nanos;
+use workloads::scenario::AckSpec;
 
 /// Values of `kind`, one for each service
 const KINDS: [&str; 6] =

@@ -4,16 +4,16 @@
 mod tests;
 
 use crate::functions::forward::config::{forwarding_or, router_mac};
-use ::onepipe::Clock;
 use core::net::IpAddr;
 use core::ops::Range;
 use dataplane::config::Device;
+use onepipe::{OnePipe, Timestamp};
+use onepipe_host::Clock;
 use representative::config::{
     BeaconForm, Config, Detour, Incarnation, Link, MIN_DEAD_AFTER, Pace, Registers, Side,
 };
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
-use rocev2::onepipe::{OnePipe, Timestamp};
 use settings::address::address;
 use settings::address::station;
 use settings::port::{Ports, ReadPort};

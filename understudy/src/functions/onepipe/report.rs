@@ -5,10 +5,10 @@ use crate::functions::report::Section;
 use crate::observe::{FunctionMetrics, Row, Table};
 use crate::output::{row, section};
 use core::fmt::Write as _;
+use onepipe::Timestamp;
 use representative::config::Side;
 use representative::view::BarrierView;
 use representative::{Counters, LinkId, Refusal, View};
-use rocev2::onepipe::Timestamp;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -2,8 +2,8 @@
 
 use super::OnePipeConfig;
 use crate::functions::forward::summary::topology;
-use ::onepipe::Clock;
 use dataplane::config::Port;
+use onepipe_host::Clock;
 use representative::config::{BeaconForm, Incarnation, Link, Pace, Side};
 
 pub(super) fn lines(config: &OnePipeConfig, ports: &[Port]) -> Vec<(&'static str, String)> {

@@ -6,7 +6,7 @@ use ::pktgen::profile::MAX_STREAMS;
 use ::pktgen::{Profile, ProfileError};
 use core::ops::Range;
 use dataplane::config::Device;
-use rocev2::onepipe::Timestamp;
+use onepipe::Timestamp;
 use settings::port::{Ports, ReadPort};
 use settings::report::Problem;
 use settings::tree::{Table, Value, subsections};

@@ -6,7 +6,7 @@ use crate::functions::function::{File, SwitchFunction};
 use crate::functions::launch::{Closing, Launch};
 use dataplane::config::Port;
 use miette::Report;
-use onepipe::Settings;
+use onepipe_host::Settings;
 use settings::port::Ports;
 use settings::report::Problem;
 use settings::tree::Table;
@@ -16,11 +16,11 @@ impl SwitchFunction for Settings {
     const COMMAND: &'static str = "process";
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
-        onepipe::file::read(table, ports)
+        onepipe_host::file::read(table, ports)
     }
 
     fn check(&mut self, file: &File<'_>) {
-        onepipe::file::check_runtime(file.runtime, file.root.problems());
+        onepipe_host::file::check_runtime(file.runtime, file.root.problems());
         if let Some(given) = file.root.get("observe", "") {
             let problem = Problem::at(given.key_span(), "[observe] is not valid beside [process]");
             given.add(

@@ -1,6 +1,6 @@
 //! Describes the 1Pipe process of `[process]`.
 
-use ::onepipe::{Clock, Settings};
+use onepipe_host::{Clock, Settings};
 
 pub(super) fn lines(config: &Settings) -> Vec<(&'static str, String)> {
     let process = &config.process;

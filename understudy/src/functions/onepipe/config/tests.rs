@@ -3,12 +3,12 @@
 use crate::config::tests::{PORTS, fails, folder, read, read_in};
 use crate::functions::FunctionConfig;
 use crate::functions::onepipe::OnePipeConfig;
-use onepipe::Clock;
+use onepipe::{OnePipe, Timestamp};
+use onepipe_host::Clock;
 use representative::Representative;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
-use rocev2::onepipe::{OnePipe, Timestamp};
 use switch::{Nanos, PortId, forward};
 
 const HEAD: &str = "incarnation = \"chip\"\naddresses = [\"10.0.0.254/24\"]\n";

@@ -2,12 +2,12 @@
 
 use core::net::IpAddr;
 use core::ops::Range;
+use onepipe::OnePipe;
 use pktgen::profile::{Host, MAX_OUTSTANDING, MAX_QPS, MAX_SLOTS, Memory, STAMP_LEN};
 use pktgen::{Choice, Rate, Stream, Unit, Verb};
 use rocev2::ethernet::MacAddr;
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
-use rocev2::onepipe::OnePipe;
 use rocev2::udp::Udp;
 use rocev2::{Bth, Psn, Qpn};
 use settings::address::ip;

@@ -3,8 +3,7 @@
 use super::{WORD_LEN, aligned, range};
 use core::ops::Range;
 use settings::tree::{Table, subsections};
-use swordbox::clients::clover::{HEADER, Layout};
-use swordbox::steering::{ListsConfig, LocksConfig, Structure};
+use swordbox::steering::{HEADER, ListsConfig, LocksConfig, Structure};
 
 const LISTS: &str = "[[swordbox.server.lists]]";
 const LOCKS: &str = "[[swordbox.server.locks]]";
@@ -54,9 +53,9 @@ fn lists(table: Table<'_>) -> Option<Structure> {
     let tracked_keys = table.number("tracked", 1..=1 << 31, default) as usize;
     let hot = table.number("hot", 1..=u64::from(u32::MAX), 1) as u32;
     table.finish();
-    let layout = Layout { keys: keys?, node_len: node_len? };
     Some(Structure::Lists(ListsConfig {
-        layout,
+        keys: keys?,
+        node_len: node_len?,
         nodes: nodes?,
         first_nodes,
         cached_nodes,

@@ -8,7 +8,6 @@ use rocev2::ethernet::MacAddr;
 use switch::Nanos;
 use switch::drop::FaultSet;
 use switch::forward::config::{MacTable, Topology};
-use swordbox::clients::clover::Layout;
 use swordbox::steering::{ListsConfig, LocksConfig, Structure};
 use swordbox::{Config, Connect, FailedCas, Layers, Server, Table};
 
@@ -84,10 +83,10 @@ fn every_key_is_read() {
         cached_nodes: 20,
         tracked_keys: 21,
         hot: 22,
-        ..ListsConfig::new(Layout { keys: 19, node_len: 64 }, 0x2_0000..0x3_0000)
+        ..ListsConfig::new(19, 64, 0x2_0000..0x3_0000)
     };
     let structures = vec![
-        Structure::Lists(ListsConfig::new(Layout { keys: 18, node_len: 128 }, 0x1_0000..0x2_0000)),
+        Structure::Lists(ListsConfig::new(18, 128, 0x1_0000..0x2_0000)),
         Structure::Lists(second_store),
         Structure::Locks(LocksConfig { range: 0x2000..0x2040, rkey: Some(17), stride: 16 }),
     ];

@@ -1,0 +1,352 @@
+//! 1Pipe's host library for C: `include/onepipe.h` (1Pipe, Table 1).
+//!
+//! Each function checks its pointers for null. Everything else that the header requires of a pointer is up to
+//! the caller: that is the contract of every `unsafe` here.
+
+#![allow(clippy::missing_safety_doc, reason = "documented in the header")]
+
+mod error;
+
+use core::cell::RefCell;
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::time::Duration;
+use error::{Error, failure_number};
+use onepipe_host::{Endpoint, Failed, Handle, Message, ProcessId, Receiver, Sender, Timestamp};
+use std::ffi::CString;
+use std::path::Path;
+use std::sync::{Mutex, TryLockError};
+
+pub use error::{onepipe_strerror, onepipe_strfailure};
+
+/// Maximum number of messages of a scattering for which no memory is allocated
+const INLINE_MESSAGES: usize = 16;
+const NO_TIMESTAMP: u64 = u64::MAX;
+
+/// `onepipe_t`
+pub struct OnePipe {
+    sender: Mutex<Sender>,
+    receiver: Mutex<ReceiveState>,
+    handle: Handle,
+}
+
+struct ReceiveState {
+    receiver: Receiver,
+    /// Message that did not fit into the caller's buffer
+    waiting: Option<Message>,
+}
+
+/// `onepipe_message_t`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct OnePipeMessage {
+    /// Receiver
+    pub dst: u32,
+    /// Payload
+    pub data: *const c_void,
+    /// Length of the payload, in bytes
+    pub len: usize,
+}
+
+/// `onepipe_failed_t`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct OnePipeFailed {
+    /// Number of the scattering
+    pub scattering: u64,
+    /// Timestamp of the scattering, or `NO_TIMESTAMP`
+    pub timestamp: u64,
+    /// Receiver
+    pub dst: u32,
+    /// Index of the message in the call
+    pub part: u32,
+    /// Value of `enum onepipe_failure`
+    pub why: c_int,
+}
+
+/// `onepipe_send_fail_fn`
+pub type SendFailFn = unsafe extern "C" fn(*const OnePipeFailed, *mut c_void);
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// Argument of a callback; the caller that registers it guarantees that any thread may use it.
+struct Argument(*mut c_void);
+
+// SAFETY: the header states that it is used in the thread that receives, whichever that is.
+unsafe impl Send for Argument {}
+
+impl Argument {
+    /// Returns the pointer. (A closure that used the field would capture the pointer alone, which is not
+    /// `Send`.)
+    const fn get(&self) -> *mut c_void {
+        self.0
+    }
+}
+
+/// Returns 0 or the number of an error.
+fn number(result: Result<(), Error>) -> c_int {
+    result.map_or_else(Error::number, |()| 0)
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut OnePipe) -> c_int {
+    LAST_ERROR.take();
+    if config.is_null() || endpoint.is_null() {
+        return Error::Argument.number();
+    }
+    // SAFETY: a null-terminated string, as the header requires.
+    let Ok(path) = unsafe { CStr::from_ptr(config) }.to_str() else { return Error::Argument.number() };
+    let started = onepipe_host::load(Path::new(path))
+        .map_err(|report| (Error::Config, report.render()))
+        .and_then(|mut config| {
+            // The C API has no function that returns `Settled` events.
+            config.process.tell_settled = false;
+            Endpoint::init(config).map_err(|error| (Error::Start, error.to_string()))
+        });
+    match started {
+        Ok(started) => {
+            let handle = started.handle().clone();
+            let (sender, mut receiver) = started.split();
+            // Without a callback, events would fill their queue.
+            receiver.send_fail_callback(drop);
+            let receiver = Mutex::new(ReceiveState { receiver, waiting: None });
+            let started = Box::new(OnePipe { sender: Mutex::new(sender), receiver, handle });
+            // SAFETY: room for a pointer, as the header requires.
+            unsafe { endpoint.write(Box::into_raw(started)) };
+            0
+        }
+        Err((error, text)) => {
+            let text = CString::new(text.replace('\0', "")).unwrap_or_default();
+            LAST_ERROR.with_borrow_mut(|last| *last = text);
+            error.number()
+        }
+    }
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_exit(endpoint: *mut OnePipe) {
+    // SAFETY: null, or from `onepipe_init`.
+    if let Some(open) = unsafe { endpoint.as_ref() } {
+        open.handle.exit();
+        // A callback may call other functions: the endpoint is still complete, with its receiver locked.
+        let mut receiving = open.receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // Calls the callback for all failures; there are no other events.
+        while receiving.receiver.poll_event().is_some() {}
+        drop(receiving);
+        // SAFETY: from `onepipe_init`, which leaked a box, and not used any more, as the header requires.
+        drop(unsafe { Box::from_raw(endpoint) });
+    }
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_leave(endpoint: *mut OnePipe) {
+    // SAFETY: null, or from `onepipe_init`.
+    if let Some(endpoint) = unsafe { endpoint.as_ref() } {
+        endpoint.handle.exit();
+    }
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_get_timestamp(endpoint: *const OnePipe) -> u64 {
+    // SAFETY: null, or from `onepipe_init`.
+    unsafe { endpoint.as_ref() }.map_or(NO_TIMESTAMP, |endpoint| endpoint.handle.timestamp().nanos())
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_unreliable_send(
+    endpoint: *mut OnePipe,
+    messages: *const OnePipeMessage,
+    count: usize,
+    scattering: *mut u64,
+) -> c_int {
+    // SAFETY: null, or from `onepipe_init`.
+    let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
+    let messages = if count == 0 {
+        &[]
+    } else if messages.is_null() {
+        return Error::Argument.number();
+    } else {
+        // SAFETY: `count` messages, as the header requires.
+        unsafe { core::slice::from_raw_parts(messages, count) }
+    };
+    if messages.iter().any(|message| message.data.is_null() && message.len > 0) {
+        return Error::Argument.number();
+    }
+    let bytes = |message: &OnePipeMessage| {
+        let bytes: &[u8] = if message.len == 0 {
+            &[]
+        } else {
+            // SAFETY: `len` bytes and not null, as the header requires.
+            unsafe { core::slice::from_raw_parts(message.data.cast(), message.len) }
+        };
+        (ProcessId(message.dst), bytes)
+    };
+    let mut inline = [(ProcessId(0), &[][..]); INLINE_MESSAGES];
+    let allocated: Vec<_>;
+    let messages = if let Some(inline) = inline.get_mut(..count) {
+        for (slot, message) in inline.iter_mut().zip(messages) {
+            *slot = bytes(message);
+        }
+        &*inline
+    } else {
+        allocated = messages.iter().map(bytes).collect();
+        &allocated
+    };
+    // A thread that panicked with the lock was not inside a sender's method: these do not panic.
+    let mut sender = endpoint.sender.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    match sender.unreliable_send(messages) {
+        Ok(number) => {
+            if !scattering.is_null() {
+                // SAFETY: room for a number, as the header requires.
+                unsafe { scattering.write(number.0) };
+            }
+            0
+        }
+        Err(error) => Error::from(error).number(),
+    }
+}
+
+/// Destination of a received message
+struct Target {
+    timestamp: *mut u64,
+    src: *mut u32,
+    buffer: *mut c_void,
+    capacity: usize,
+    len: *mut usize,
+}
+
+impl Target {
+    /// Writes a message to the caller's variables, or only its length if the buffer is too small.
+    fn put(&self, timestamp: Timestamp, src: ProcessId, payload: &[u8]) -> Result<(), Error> {
+        // SAFETY: pointers that are not null have room for what the header states; the buffer's capacity was
+        // checked.
+        unsafe {
+            if !self.len.is_null() {
+                self.len.write(payload.len());
+            }
+            if payload.len() > self.capacity || self.buffer.is_null() && !payload.is_empty() {
+                return Err(Error::TooSmall);
+            }
+            if !self.timestamp.is_null() {
+                self.timestamp.write(timestamp.nanos());
+            }
+            if !self.src.is_null() {
+                self.src.write(src.0);
+            }
+            if !payload.is_empty() {
+                self.buffer.cast::<u8>().copy_from_nonoverlapping(payload.as_ptr(), payload.len());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_unreliable_recv(
+    endpoint: *mut OnePipe,
+    timeout_us: u64,
+    timestamp: *mut u64,
+    src: *mut u32,
+    buffer: *mut c_void,
+    capacity: usize,
+    len: *mut usize,
+) -> c_int {
+    // SAFETY: null, or from `onepipe_init`.
+    let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
+    let mut receiving = match endpoint.receiver.try_lock() {
+        Ok(receiving) => receiving,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return Error::Busy.number(),
+    };
+    let target = Target { timestamp, src, buffer, capacity, len };
+    let ReceiveState { receiver, waiting } = &mut *receiving;
+    if waiting.is_none() {
+        // A short message that has been delivered is copied directly from the ring.
+        let put = receiver.unreliable_recv_with(|timestamp, src, payload| {
+            target.put(timestamp, src, payload).map_err(|_| Message {
+                timestamp,
+                src,
+                payload: payload.to_vec(),
+            })
+        });
+        match put {
+            Some(Ok(())) => return 1,
+            Some(Err(message)) => *waiting = Some(message),
+            None if timeout_us > 0 => *waiting = receiver.recv_timeout(Duration::from_micros(timeout_us)),
+            None => {}
+        }
+    }
+    // Messages that were delivered before the endpoint ended can still be received.
+    let has_ended = endpoint.handle.has_ended();
+    if waiting.is_none() && has_ended {
+        *waiting = receiver.unreliable_recv();
+    }
+    let Some(message) = waiting.take() else {
+        return if has_ended { Error::Left.number() } else { 0 };
+    };
+    match target.put(message.timestamp, message.src, &message.payload) {
+        Ok(()) => 1,
+        Err(error) => {
+            *waiting = Some(message);
+            error.number()
+        }
+    }
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_send_fail_callback(
+    endpoint: *mut OnePipe,
+    callback: Option<SendFailFn>,
+    arg: *mut c_void,
+) -> c_int {
+    // SAFETY: null, or from `onepipe_init`.
+    let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
+    let mut receiving = match endpoint.receiver.try_lock() {
+        Ok(receiving) => receiving,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return Error::Busy.number(),
+    };
+    let arg = Argument(arg);
+    receiving.receiver.send_fail_callback(move |failed: Failed| {
+        let Some(callback) = callback else { return };
+        let message = OnePipeFailed {
+            scattering: failed.scattering.0,
+            timestamp: failed.timestamp.map_or(NO_TIMESTAMP, Timestamp::nanos),
+            dst: failed.dst.0,
+            part: failed.part,
+            why: failure_number(failed.why),
+        };
+        // SAFETY: a function that takes these arguments, as the header requires.
+        unsafe { callback(&raw const message, arg.get()) };
+    });
+    0
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_set_alive(endpoint: *mut OnePipe, id: u32, alive: c_int) -> c_int {
+    // SAFETY: null, or from `onepipe_init`.
+    let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
+    let id = ProcessId(id);
+    number(if endpoint.handle.set_alive(id, alive != 0) {
+        Ok(())
+    } else if endpoint.handle.peers().contains(&id) {
+        Err(Error::Left)
+    } else {
+        Err(Error::Unknown)
+    })
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn onepipe_last_error() -> *const c_char {
+    LAST_ERROR.with_borrow(|last| last.as_ptr())
+}

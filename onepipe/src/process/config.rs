@@ -1,0 +1,254 @@
+//! Configuration of a process.
+
+use crate::datagram::Template;
+use crate::header::{OnePipe, Timestamp};
+use core::net::IpAddr;
+use rocev2::Qpn;
+use rocev2::ethernet::MacAddr;
+use rocev2::route::{Route, RouteFields};
+use switch::Nanos;
+use switch::table::mix;
+use switch::tunnel::{self, EncapsulationError};
+
+use super::types::ProcessId;
+
+/// Maximum length of a message, in bytes
+pub const MAX_MESSAGE: usize = 16 << 20;
+/// Bytes of a window that a packet takes beside its payload: the receiver's cost of buffering a small packet
+pub const PACKET_COST: usize = 64;
+/// Maximum number of packets in flight to one receiver: a quarter of all PSNs
+const MAX_PACKETS: usize = 1 << 22;
+/// Maximum number of NAKs waiting to be sent; also of saved ACKs, beside one per peer
+pub(super) const MAX_ANSWERS: usize = 1024;
+/// ECN-capable (RFC 3168, ECT(0))
+const ECN_CAPABLE: u8 = 2;
+
+/// Returns the bytes that a packet takes of windows and buffers.
+pub(super) const fn cost(payload: usize) -> usize {
+    payload + PACKET_COST
+}
+
+/// Configuration of a [`Process`](super::Process).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// This process
+    pub own: Peer,
+    /// Processes that it exchanges messages with
+    pub peers: Vec<Peer>,
+    /// Node that keeps the barrier of this process's link: the ToR switch, or its representative. Beacons go
+    /// to it and come from it
+    pub tor: BeaconPeer,
+    /// Whether messages arrive with the barrier of the link, as from a switching chip that keeps barriers.
+    /// Other incarnations of a switch leave the barrier that the sender wrote, which is not valid for this
+    /// link
+    pub barriers_in_messages: bool,
+    /// `Q_Key` of 1Pipe's datagrams
+    pub qkey: u32,
+    /// Maximum size of 1Pipe header and data of a packet, in bytes: the path MTU, 256 to 4,096
+    pub mtu: usize,
+    /// Traffic class of all packets, whose DSCP is that of the representative's beacons. The ECN bits are
+    /// ignored and set to ECT(0)
+    pub traffic_class: u8,
+    /// Hop limit or TTL of packets
+    pub hop_limit: u8,
+    /// Interval between beacons, 1 us to 1 ms; the same in the whole network
+    pub beacon_interval: Nanos,
+    /// Maximum number of bytes of messages that have not been sent
+    pub send_buffer: usize,
+    /// Maximum number of messages whose result has not been reported to the application
+    pub max_unsettled: usize,
+    /// Maximum number of bytes that this process buffers for one sender until the application has taken them;
+    /// also assumed of the peers before they have advertised their windows. [`PACKET_COST`] is added for each
+    /// packet. A longer message cannot be sent
+    pub receive_window: u32,
+    /// Maximum number of bytes that it buffers for all senders, counted alike
+    pub receive_buffer: usize,
+    /// Initial congestion window of a receiver in bytes (1Pipe, section 6.1: DCTCP), counted alike
+    pub initial_window: u32,
+    /// Time after which a message that has not been acknowledged has failed
+    pub timeout: Nanos,
+    /// Maximum delay of an acknowledgement
+    pub ack_delay: Nanos,
+    /// Number of packets after which an acknowledgement is sent at once
+    pub ack_every: u32,
+    /// A message or barrier that is ahead of the clock by more than this is refused. Synchronised clocks
+    /// differ by microseconds
+    pub ahead_max: Nanos,
+    /// 1Pipe's time when the runner's time is 0. [`Process::set_clock`](super::Process::set_clock) corrects
+    /// it
+    pub clock: Timestamp,
+    /// Seed of the initial PSNs and of the incarnation number
+    pub seed: u64,
+    /// Planted bug, to check that tests find it; has no effect without debug assertions
+    pub bug: Option<super::bug::Bug>,
+}
+
+/// A process, as its peers address it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Number of the process, unique in the whole network: equal timestamps are ordered by it
+    pub id: ProcessId,
+    /// Destination MAC address of frames for it: its own, or the next hop's
+    pub mac: MacAddr,
+    /// IP address
+    pub address: IpAddr,
+    /// Queue pair
+    pub qpn: Qpn,
+}
+
+/// Other end of a process's link, for beacons.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BeaconPeer {
+    /// Destination MAC address of beacons
+    pub mac: MacAddr,
+    /// IP address. Beacons from other addresses are refused
+    pub address: IpAddr,
+    /// Queue pair
+    pub qpn: Qpn,
+    /// Switches through which beacons are tunnelled onto the link if routes would not lead them over it. A
+    /// process whose host represents its own switch needs that switch here (1Pipe, section 6.2.3)
+    pub detour: Vec<IpAddr>,
+}
+
+impl Config {
+    /// Returns whether this bug was planted. Release builds have no bugs.
+    #[inline]
+    pub(super) fn has_bug(&self, bug: super::bug::Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
+    }
+
+    /// Returns a configuration with the paper's values where it has any: beacons every 3 us, best effort. It
+    /// has no peers, and no chip at the other end of the link.
+    pub fn new(own: Peer, tor: BeaconPeer) -> Self {
+        Self {
+            own,
+            peers: Vec::new(),
+            tor,
+            barriers_in_messages: false,
+            qkey: OnePipe::QKEY,
+            mtu: 1024,
+            traffic_class: 0,
+            hop_limit: 64,
+            beacon_interval: Nanos::from_micros(3),
+            send_buffer: 64 << 20,
+            max_unsettled: 1 << 16,
+            receive_window: 18 << 20,
+            receive_buffer: 256 << 20,
+            initial_window: 64 << 10,
+            timeout: Nanos::from_millis(1),
+            ack_delay: Nanos::from_micros(3),
+            ack_every: 16,
+            ahead_max: Nanos::from_millis(10),
+            clock: Timestamp::default(),
+            seed: 0,
+            bug: None,
+        }
+    }
+
+    /// Returns the maximum number of data bytes of a packet.
+    pub(super) const fn fragment(&self) -> usize {
+        self.mtu - OnePipe::LEN
+    }
+
+    /// Returns the tunnels of the detour as (start, end), each starting where the previous one ends.
+    pub(super) fn tunnels(&self) -> Vec<(IpAddr, IpAddr)> {
+        let ends = &self.tor.detour;
+        core::iter::once(self.own.address).chain(ends.iter().copied()).zip(ends.iter().copied()).collect()
+    }
+
+    /// Prepares datagrams to a queue pair.
+    pub(super) fn template(&self, mac: MacAddr, address: IpAddr, qpn: Qpn) -> Result<Template, ConfigError> {
+        let own = &self.own;
+        // One path for each pair of queue pairs, different from pair to pair (IB A17.4.5)
+        let mixed = mix(u64::from(own.qpn.get()) << 24 | u64::from(qpn.get()));
+        Route::new(&RouteFields {
+            src_mac: own.mac,
+            dst_mac: mac,
+            vlan: None,
+            src: own.address,
+            dst: address,
+            traffic_class: self.traffic_class & !3 | ECN_CAPABLE,
+            hop_limit: self.hop_limit,
+            src_port: 0xc000 | (mixed as u16 & 0x3fff),
+        })
+        .map(|route| Template::new(route, qpn, self.qkey, own.qpn))
+        .ok_or(ConfigError::IpVersion(address))
+    }
+
+    /// Validates the values that do not depend on the table of peers.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if !(256..=rocev2::MAX_PAYLOAD).contains(&self.mtu) || !self.mtu.is_multiple_of(4) {
+            return Err(ConfigError::Mtu(self.mtu));
+        }
+        if !(Nanos::from_micros(1)..=Nanos::from_millis(1)).contains(&self.beacon_interval) {
+            return Err(ConfigError::Interval(self.beacon_interval));
+        }
+        let packet = self.fragment() + PACKET_COST;
+        for (name, bytes) in [
+            ("receive_window", self.receive_window as usize),
+            ("receive_buffer", self.receive_buffer),
+            ("initial_window", self.initial_window as usize),
+        ] {
+            if bytes < packet {
+                return Err(ConfigError::Window { name, bytes, packet });
+            }
+        }
+        let (window, most) = (self.receive_window, MAX_PACKETS * PACKET_COST);
+        if window as usize > most {
+            return Err(ConfigError::TooManyPackets { window, most });
+        }
+        tunnel::check_tunnels(&self.tunnels()).map_err(ConfigError::Detour)?;
+        if self.timeout <= self.ack_delay {
+            return Err(ConfigError::Timeout { timeout: self.timeout, ack_delay: self.ack_delay });
+        }
+        Ok(())
+    }
+}
+
+/// Invalid configuration of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The MTU is out of range, or not a multiple of four
+    #[error("mtu = {0} is out of range; set a multiple of four between 256 and 4096")]
+    Mtu(usize),
+    /// The beacon interval is out of range
+    #[error("beacon interval of {} ns is out of range; set 1000 to 1000000 ns", .0.0)]
+    Interval(Nanos),
+    /// A window or buffer that is smaller than a packet
+    #[error("{name} of {bytes} bytes is smaller than a packet; set at least {packet}")]
+    Window {
+        /// Name of the setting
+        name: &'static str,
+        /// Its value, in bytes
+        bytes: usize,
+        /// Minimum value, in bytes
+        packet: usize,
+    },
+    /// A receive window of more packets than PSNs can distinguish
+    #[error(
+        "receive_window of {window} bytes holds more packets than PSNs can distinguish; set at most {most}"
+    )]
+    TooManyPackets {
+        /// Its value, in bytes
+        window: u32,
+        /// Maximum value, in bytes
+        most: usize,
+    },
+    /// Every message would fail before it could be acknowledged
+    #[error("message timeout of {} ns is too short; set more than the ack delay of {} ns", .timeout.0, .ack_delay.0)]
+    Timeout {
+        /// Time-out of messages
+        timeout: Nanos,
+        /// Delay of acknowledgements
+        ack_delay: Nanos,
+    },
+    /// Two processes have the same number, or the same address and queue pair
+    #[error("process {0}: its number, or its address and queue pair, occur twice; make them unique")]
+    Duplicate(ProcessId),
+    /// Address of another IP version than the process's own
+    #[error("{0} is of another IP version than the process's own address; use the same version")]
+    IpVersion(IpAddr),
+    /// The detour of its beacons has addresses of two IP versions, or is invalid otherwise
+    #[error("invalid detour: {0}")]
+    Detour(EncapsulationError),
+}

@@ -1,0 +1,347 @@
+//! Process: an endpoint of 1Pipe's best-effort service, as a library without I/O (1Pipe, sections 2.1, 4.1
+//! and 6.1).
+//!
+//! Each scattering is sent with one timestamp, and every receiver delivers messages in the order of timestamp
+//! and sender. Each message is delivered at most once, below the barrier; otherwise its sender is notified
+//! that it failed.
+//!
+//! # How to use it
+//!
+//! The owner of a [`Process`]
+//!
+//! * passes it every frame received ([`Process::on_frame`]),
+//! * polls it for frames whenever the port has room ([`Process::poll_transmit`]), and sends them through
+//!   **one queue, in that order**: a beacon promises that everything behind it is later, so no frame may
+//!   overtake another,
+//! * calls [`Process::on_timer`] at [`Process::next_timer`],
+//! * and uses the interface of the paper's Table 1: [`timestamp`](Process::timestamp),
+//!   [`unreliable_send`](Process::unreliable_send), [`unreliable_recv`](Process::unreliable_recv), and
+//!   [`poll_event`](Process::poll_event) in place of the callback.
+//!
+//! All times are [`switch::Nanos`] of one clock that does not go back, the runner's clock. 1Pipe's clock is
+//! another one, which may be [set](Process::set_clock), and which stands still where it was set back. The
+//! same calls produce the same frames, byte for byte.
+//!
+//! # When a scattering gets its timestamp
+//!
+//! As late as possible: when all packets but the last one for each receiver have been sent, and all windows
+//! have room for those. The last packets leave back to back, with one timestamp, the current time. The
+//! packets before them are marked "timestamp follows". So the timestamps and barriers of the packets sent
+//! never go back, and the link's barrier is held back only while one packet per receiver is sent, however
+//! large the messages are: large messages are sent as fast as the windows allow, between small ones, and
+//! delay no other message. (A message stamped when it starts would hold back every receiver's barrier until
+//! its last packet has been sent: section 7.2 has 80 us for 1 MB.)
+
+mod barriers;
+mod beacons;
+mod bug;
+mod clock;
+mod config;
+mod counters;
+mod filter;
+mod peers;
+mod receiver;
+mod sender;
+mod types;
+
+#[cfg(test)]
+mod tests;
+
+pub use bug::Bug;
+pub use config::{BeaconPeer, Config, ConfigError, MAX_MESSAGE, PACKET_COST, Peer};
+pub use counters::{Counters, Refusal};
+pub use types::{Event, Failure, Message, ProcessId, Scattering, SendError};
+
+use crate::datagram::Datagram;
+use crate::header::{OnePipe, OnePipeOpcode, Timestamp};
+use beacons::Beacons;
+use clock::Clock;
+use filter::Filter;
+use peers::Peers;
+use receiver::Receiver;
+use sender::Sender;
+use std::sync::Arc;
+use switch::{Nanos, Rng};
+
+/// Endpoint of 1Pipe. Frames and time go in ([`on_frame`](Self::on_frame), [`on_timer`](Self::on_timer)),
+/// frames, messages and events come out ([`poll_transmit`](Self::poll_transmit),
+/// [`unreliable_recv`](Self::unreliable_recv), [`poll_event`](Self::poll_event)); see the [module](self).
+#[derive(Debug)]
+pub struct Process {
+    config: Config,
+    clock: Clock,
+    peers: Peers,
+    filter: Filter,
+    beacons: Beacons,
+    sender: Sender,
+    receiver: Receiver,
+    counters: Arc<Counters>,
+}
+
+impl Process {
+    /// Creates a process that has received nothing yet.
+    ///
+    /// # Errors
+    /// The configuration is invalid.
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
+        config.check()?;
+        let counters = Arc::default();
+        let mut rng = Rng::stream(config.seed, u64::from(config.own.id.0));
+        let incarnation = rng.below(256) as u8;
+        Ok(Self {
+            clock: Clock::new(config.clock),
+            beacons: Beacons::new(&config)?,
+            peers: Peers::new(&config)?,
+            filter: Filter::new(&config),
+            sender: Sender::new(&config, rng, &counters),
+            receiver: Receiver::new(&config, incarnation, &counters),
+            counters,
+            config,
+        })
+    }
+
+    /// Returns the configuration.
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Returns the counters, which stay up to date.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Returns 1Pipe's time (1Pipe, Table 1, `onepipe_get_timestamp`). It never goes back, and is later than
+    /// every message delivered.
+    pub fn timestamp(&mut self, now: Nanos) -> Timestamp {
+        Timestamp::new(self.clock.issue(now))
+    }
+
+    /// Corrects 1Pipe's clock after it has been found to be off. A clock that would go back stands still
+    /// until that time has come again.
+    pub fn set_clock(&mut self, clock: Timestamp, now: Nanos) {
+        self.clock.set(clock, now);
+        if self.clock.is_clamped(now) {
+            self.counters.clamped.add(1);
+        }
+        self.beacons.on_clock_set(&self.clock, now);
+        self.receiver.deliver(&mut self.clock, now);
+    }
+
+    /// Returns the best-effort and the commit barrier of the process's link, as received. Best-effort
+    /// messages below the former are delivered. The latter is for the reliable service, which is not
+    /// implemented.
+    pub fn barriers(&self) -> (Option<Timestamp>, Option<Timestamp>) {
+        self.receiver.barriers()
+    }
+
+    /// Returns the next message (1Pipe, Table 1, `onepipe_unreliable_recv`). Until then, it occupies its
+    /// sender's window.
+    pub fn unreliable_recv(&mut self) -> Option<Message> {
+        self.receiver.pop_message()
+    }
+
+    /// Passes messages to `take`, in order. `take` accepts a message by returning `Ok`, with the payload's
+    /// memory if it can be reused; or returns the payload as `Err`, and the message stays the next one.
+    /// Returns whether all messages were accepted.
+    pub fn unreliable_recv_each(
+        &mut self,
+        take: impl FnMut(Timestamp, ProcessId, Vec<u8>) -> Result<Option<Vec<u8>>, Vec<u8>>,
+    ) -> bool {
+        self.receiver.pop_messages(take)
+    }
+
+    /// Returns whether there is a message to receive.
+    pub fn has_message(&self) -> bool {
+        self.receiver.has_message()
+    }
+
+    /// Returns the memory of a received payload for reuse. Optional.
+    pub fn reuse_buffer(&mut self, payload: Vec<u8>) {
+        self.receiver.reuse_buffer(payload);
+    }
+
+    /// Returns the next event for the application.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.sender.pop_event()
+    }
+
+    /// Returns the next events, at least one if there are any; remove them by
+    /// [`take_events`](Self::take_events).
+    pub fn next_events(&self) -> &[Event] {
+        self.sender.events()
+    }
+
+    /// Removes the next `count` events. Panics if there are fewer.
+    pub fn take_events(&mut self, count: usize) {
+        self.sender.remove_events(count);
+    }
+
+    /// Returns the congestion window of a receiver in bytes, or `None` if nothing was sent to it.
+    pub fn congestion_window(&self, dst: ProcessId) -> Option<u32> {
+        self.sender.congestion_window(self.peers.find(dst)?)
+    }
+
+    /// Returns the number of messages accepted for sending whose result is not known yet.
+    pub const fn unsettled(&self) -> usize {
+        self.sender.unsettled()
+    }
+
+    /// Consumes a scattering number without sending anything: for a caller that also counts scatterings and
+    /// has refused one itself.
+    pub const fn skip_number(&mut self) -> Scattering {
+        self.sender.next_number()
+    }
+
+    /// Returns the bytes of messages that have not been sent, and the bytes buffered of received messages,
+    /// until the application has taken them.
+    pub const fn buffered(&self) -> (usize, usize) {
+        (self.sender.unsent(), self.receiver.held())
+    }
+
+    /// Sends messages to any processes, this one included, as one scattering, which has one timestamp (1Pipe,
+    /// Table 1, `onepipe_unreliable_send`). Several messages for one process arrive in their order, all or
+    /// none. The bytes are copied.
+    ///
+    /// The scattering is sent as soon as the windows of all receivers have room; meanwhile scatterings to
+    /// other receivers may overtake it, those to the same ones may not. [`Event`]s report the result.
+    ///
+    /// # Errors
+    /// Nothing of the scattering is sent. [`SendError::Full`] is temporary; the other errors are not.
+    pub fn unreliable_send(
+        &mut self,
+        now: Nanos,
+        messages: &[(ProcessId, &[u8])],
+    ) -> Result<Scattering, SendError> {
+        self.sender.send(messages, &self.config, &self.peers, now)
+    }
+
+    /// Sends one message to another process at once, if nothing waits before it: writes its frame, which has
+    /// to leave behind all frames that [`poll_transmit`](Self::poll_transmit) has written. The effect is that
+    /// of [`unreliable_send`](Self::unreliable_send) and `poll_transmit`, but nothing is buffered in between.
+    ///
+    /// Returns `None` if anything is waiting that has to be sent first, if the windows have no room, if the
+    /// message is longer than a packet or the first one to its receiver, or if it is invalid. Call
+    /// `unreliable_send` then, which accepts the message or returns the error.
+    pub fn send_at_once(
+        &mut self,
+        now: Nanos,
+        dst: ProcessId,
+        message: &[u8],
+        frame: &mut Vec<u8>,
+    ) -> Option<Scattering> {
+        if !self.beacons.is_idle() || self.has_acks_to_send() {
+            return None;
+        }
+        self.sender.send_at_once((dst, message), &mut self.clock, &mut self.peers, now, frame)
+    }
+
+    /// Sets whether a process is alive, as the control plane has determined. Messages in flight to a dead
+    /// process fail, and so do messages sent to it. Returns false if the process is not in the table of
+    /// peers.
+    pub fn set_alive(&mut self, id: ProcessId, alive: bool, now: Nanos) -> bool {
+        let Some(peer) = self.peers.find(id) else { return false };
+        self.peers.set_dead(peer, !alive);
+        if !alive {
+            self.sender.on_peer_dead(peer, now);
+        }
+        true
+    }
+
+    /// Leaves (1Pipe, Table 1, `onepipe_exit`): messages that were not sent fail, only ACKs and NAKs are sent
+    /// from now on, and beacons announce that nothing follows, so that no receiver waits for this process.
+    pub fn leave(&mut self) {
+        self.sender.leave();
+        self.beacons.request();
+    }
+
+    /// Handles all timers that are due. To be called at [`next_timer`](Self::next_timer); earlier or later
+    /// calls are valid.
+    pub fn on_timer(&mut self, now: Nanos) {
+        if self.beacons.on_timer(&self.clock, now) {
+            self.receiver.sweep(now);
+        }
+        self.sender.on_timer(now);
+        self.receiver.on_timer(&mut self.clock, now);
+    }
+
+    /// Returns the time of the next call of [`on_timer`](Self::on_timer).
+    pub fn next_timer(&self) -> Option<Nanos> {
+        let beacon = Some(self.beacons.next_instant());
+        [beacon, self.sender.next_timer(), self.receiver.next_timer()].into_iter().flatten().min()
+    }
+
+    /// Handles a received frame. Returns the reason why the frame, or the barrier in it, was refused: that is
+    /// counted, and needs no action.
+    pub fn on_frame(&mut self, frame: &[u8], now: Nanos) -> Result<(), Refusal> {
+        let result = self.receive_datagram(frame, now);
+        if let Err(why) = result {
+            self.counters.refuse(why);
+        }
+        result
+    }
+
+    #[inline]
+    fn receive_datagram(&mut self, frame: &[u8], now: Nanos) -> Result<(), Refusal> {
+        let datagram = match self.filter.read(frame) {
+            Some(datagram) => datagram,
+            None => self.filter.parse(frame)?,
+        };
+        let Datagram { src, src_qp, ecn, header, payload } = datagram;
+        if header.version != OnePipe::VERSION {
+            return Err(Refusal::OtherVersion);
+        }
+        if header.opcode() == OnePipeOpcode::BEACON {
+            if (src, src_qp) != (self.config.tor.address, self.config.tor.qpn) {
+                return Err(Refusal::WrongSource);
+            }
+            return self.receiver.on_beacon(header, &mut self.clock, now);
+        }
+        let peer = self.peers.find_source(src, src_qp).ok_or(Refusal::UnknownSource)?;
+        match header.opcode() {
+            OnePipeOpcode::DATA => {
+                let sender = (peer, self.peers.id(peer));
+                self.receiver.on_data(sender, (header, payload), ecn, &mut self.clock, now)
+            }
+            OnePipeOpcode::ACK => self.sender.on_ack(peer, header, payload, now),
+            OnePipeOpcode::NAK => self.sender.on_nak(peer, header, payload, now),
+            // Opcodes of the reliable service, and undefined ones
+            _ => Err(Refusal::Opcode),
+        }
+    }
+
+    /// Returns whether an ACK or NAK is to be sent with the next frames of
+    /// [`poll_transmit`](Self::poll_transmit): no other timer announces these.
+    #[inline]
+    pub fn has_acks_to_send(&self) -> bool {
+        self.receiver.has_acks_to_send()
+    }
+
+    /// Writes the next frame to send. Returns false if there is none. To be called when the port has room.
+    pub fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        if self.beacons.is_due() {
+            self.send_beacon(now, frame);
+            return true;
+        }
+        let Self { clock, peers, sender, receiver, .. } = self;
+        if receiver.send_ack_or_nak(clock, peers, now, frame) {
+            return true;
+        }
+        let has_sent = sender.send_data(receiver, clock, peers, now, frame);
+        self.beacons.on_progress(self.sender.finishing());
+        if has_sent {
+            return true;
+        }
+        // A scattering that has just been sent may have kept the last beacon from promising its instant.
+        let due = self.beacons.is_due();
+        if due {
+            self.send_beacon(now, frame);
+        }
+        due
+    }
+
+    fn send_beacon(&mut self, now: Nanos, frame: &mut Vec<u8>) {
+        let Self { clock, sender, .. } = self;
+        self.beacons.send(sender.finishing(), sender.has_left(), clock, now, frame);
+        self.counters.beacons_sent.add(1);
+    }
+}

@@ -1,0 +1,307 @@
+//! A fat tree: racks in pods with several paths between them, of which each flow takes one (ECMP). The
+//! paper's testbed is such a tree of 32 hosts, 4 `ToR`, 4 spine and 2 core switches (1Pipe, section 7.1).
+
+use super::host::{Behaviour, Host, Position};
+use super::{Addresses, Network, REGISTERS, host_addresses, switch_addresses};
+use core::net::{IpAddr, Ipv4Addr};
+use representative::Representative;
+use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
+use rocev2::ethernet::MacAddr;
+use sim::{Clock, EPOCH, Link as Wire, NodeId, Switch, World};
+use switch::forward::config::{NextHop, Prefix, Route, RouteTable, Topology, Ttl};
+use switch::forward::{self, Forward};
+use switch::{Nanos, PortId, Rng};
+
+/// Parameters of a fat tree. All sizes are powers of two, so that networks are prefixes.
+#[derive(Clone, Copy, Debug)]
+pub struct FatTree {
+    /// Where barriers are kept
+    pub incarnation: Incarnation,
+    /// When switches send beacons
+    pub pace: Pace,
+    /// Number of pods
+    pub pods: usize,
+    /// Racks of a pod, each with a `ToR` switch
+    pub racks: usize,
+    /// Hosts of a rack
+    pub hosts: usize,
+    /// Spine switches of a pod, each with a link to every rack of the pod; 0 for a single rack
+    pub spines: usize,
+    /// Core switches, each with a link to one spine switch of every pod, and the same number of them per
+    /// spine switch; 0 for a single pod
+    pub cores: usize,
+    /// Parameters of every link
+    pub link: Wire,
+    /// Largest offset of the hosts' clocks (ns). Clocks of switches are off by up to a thousand times as much
+    pub skew_ns: u64,
+    /// Mean time between two scatterings of a host
+    pub every: Nanos,
+    /// Time for which hosts send
+    pub lasts: Nanos,
+    /// Behaviour of the hosts
+    pub behaviour: Behaviour,
+}
+
+/// A switch and its links: those below in order, then those above. A link has the number of its port.
+struct Site {
+    below: Vec<Neighbour>,
+    above: Vec<Neighbour>,
+    /// Routes to the hosts
+    routes: Vec<Route>,
+}
+
+/// Neighbour at a link
+#[derive(Clone, Copy)]
+enum Neighbour {
+    Host(usize),
+    /// A switch, and the number of the link there
+    Switch(usize, usize),
+}
+
+impl Neighbour {
+    fn at(self) -> Addresses {
+        match self {
+            Self::Host(n) => host_addresses(n),
+            Self::Switch(n, link) => switch_addresses(n, link),
+        }
+    }
+}
+
+/// Returns the prefix of `hosts` hosts from `first` on.
+fn network(first: usize, hosts: usize) -> Prefix {
+    Prefix::new(host_addresses(first).ip.into(), 32 - hosts.ilog2() as u8).expect("sizes are powers of two")
+}
+
+/// Returns a route through any of these ports.
+fn towards(to: Prefix, ports: impl IntoIterator<Item = usize>) -> Route {
+    let hop = |port| NextHop { port: PortId(port as u16), mac: None };
+    Route { to, via: ports.into_iter().map(hop).collect() }
+}
+
+impl FatTree {
+    /// Returns the paper's testbed, with perfect links and clocks.
+    pub fn testbed(incarnation: Incarnation) -> Self {
+        Self {
+            incarnation,
+            pace: Pace::Passing,
+            pods: 2,
+            racks: 2,
+            hosts: 8,
+            spines: 2,
+            cores: 2,
+            link: Wire { delay: Nanos(500), ..Wire::default() },
+            skew_ns: 0,
+            every: Nanos::from_micros(4),
+            lasts: Nanos::from_micros(200),
+            behaviour: Behaviour::default(),
+        }
+    }
+
+    /// Numbers of hosts for which [`of_hosts`](Self::of_hosts) has trees
+    pub const SIZES: [usize; 6] = [8, 32, 256, 2048, 8192, 32_768];
+
+    /// Returns the testbed, or a similar fat tree of three levels with this number of hosts, in which every
+    /// switch has as many links up as down, or half as many. 8 hosts are a single rack. Returns `None` for
+    /// numbers other than [`SIZES`](Self::SIZES).
+    pub fn of_hosts(incarnation: Incarnation, hosts: usize) -> Option<Self> {
+        let (pods, racks, in_rack, spines, cores) = match hosts {
+            8 => return Some(Self::of_hops(incarnation, 1)),
+            32 => return Some(Self::testbed(incarnation)),
+            256 => (4, 4, 16, 4, 16),
+            2048 => (8, 8, 32, 8, 64),
+            8192 => (16, 16, 32, 16, 256),
+            32_768 => (32, 32, 32, 32, 1024),
+            _ => return None,
+        };
+        Some(Self { pods, racks, hosts: in_rack, spines, cores, ..Self::testbed(incarnation) })
+    }
+
+    /// Returns one rack of the testbed (1 switch between two hosts), one pod (3), or all of it (5).
+    ///
+    /// # Panics
+    /// If `hops` is not 1, 3 or 5.
+    pub fn of_hops(incarnation: Incarnation, hops: u32) -> Self {
+        let whole = Self::testbed(incarnation);
+        match hops {
+            1 => Self { pods: 1, racks: 1, spines: 0, cores: 0, ..whole },
+            3 => Self { pods: 1, cores: 0, ..whole },
+            5 => whole,
+            _ => panic!("a fat tree has 1, 3 or 5 hops, not {hops}"),
+        }
+    }
+
+    /// Returns the number of hosts.
+    pub const fn all_hosts(&self) -> usize {
+        self.pods * self.racks * self.hosts
+    }
+
+    /// Returns the number of levels of switches.
+    pub const fn levels(&self) -> u32 {
+        1 + (self.spines > 0) as u32 + (self.cores > 0) as u32
+    }
+
+    /// Returns the switches: those of racks by pod, then spines by pod, then cores.
+    fn sites(&self) -> Vec<Site> {
+        let &Self { pods, racks, hosts, spines, cores, .. } = self;
+        let (first_spine, first_core) = (pods * racks, pods * racks + pods * spines);
+        let ups = cores.checked_div(spines).unwrap_or(0);
+        let upwards = |from: usize, count: usize| towards(network(0, self.all_hosts()), from..from + count);
+        let tor = |rack: usize| {
+            let first = rack * hosts;
+            let own = (0..hosts).map(|host| towards(network(first + host, 1), [host]));
+            Site {
+                below: (0..hosts).map(|host| Neighbour::Host(first + host)).collect(),
+                above: (0..spines)
+                    .map(|spine| Neighbour::Switch(first_spine + rack / racks * spines + spine, rack % racks))
+                    .collect(),
+                routes: own.chain((spines > 0).then(|| upwards(hosts, spines))).collect(),
+            }
+        };
+        let spine = |number: usize| {
+            let (pod, spine) = (number / spines, number % spines);
+            let below = (0..racks).map(|rack| pod * racks + rack);
+            let own = below.clone().enumerate();
+            let own = own.map(|(port, rack)| towards(network(rack * hosts, hosts), [port]));
+            Site {
+                routes: own.chain((ups > 0).then(|| upwards(racks, ups))).collect(),
+                below: below.map(|rack| Neighbour::Switch(rack, hosts + spine)).collect(),
+                above: (0..ups).map(|up| Neighbour::Switch(first_core + up * spines + spine, pod)).collect(),
+            }
+        };
+        let core = |core: usize| {
+            let own = (0..pods).map(|pod| towards(network(pod * racks * hosts, racks * hosts), [pod]));
+            let below =
+                |pod| Neighbour::Switch(first_spine + pod * spines + core % spines, racks + core / spines);
+            Site { below: (0..pods).map(below).collect(), above: Vec::new(), routes: own.collect() }
+        };
+        let tors = (0..first_spine).map(tor);
+        tors.chain((0..pods * spines).map(spine)).chain((0..cores).map(core)).collect()
+    }
+
+    /// Returns the configuration of a switch as a router, with the ports of hosts, neighbouring
+    /// representatives and its own.
+    fn router(&self, number: usize, site: &Site, seed: u64) -> forward::Config {
+        let beside = usize::from(self.incarnation == Incarnation::Host);
+        let links = site.below.len() + site.above.len();
+        let alone = |ip: Ipv4Addr| Prefix::new(IpAddr::V4(ip), 32).expect("a prefix of 32 bits is valid");
+        let others = site.below.iter().chain(&site.above).enumerate().filter_map(|(port, &neighbour)| {
+            let Neighbour::Switch(..) = neighbour else { return None };
+            Some(towards(alone(neighbour.at().ip), [port]))
+        });
+        let own = towards(alone(switch_addresses(number, 0).ip), [links]);
+        let beacons = others.chain([own]).filter(|_| beside > 0);
+        let routes = RouteTable {
+            mac: MacAddr([0; 6]),
+            ttl: Ttl::Keep,
+            seed: seed ^ number as u64,
+            routes: site.routes.iter().cloned().chain(beacons).collect(),
+        };
+        let ports = (links + beside) as u16;
+        forward::Config { topology: Topology::Routes(routes), ..forward::Config::bridge(ports, 1) }
+    }
+
+    fn config(&self, number: usize, site: &Site, seed: u64) -> Config {
+        let beside = self.incarnation == Incarnation::Host;
+        let below = site.below.iter().map(|&neighbour| (Side::Below, neighbour));
+        let above = site.above.iter().map(|&neighbour| (Side::Above, neighbour));
+        let links = below.chain(above).enumerate().map(|(number, (side, neighbour))| {
+            let Addresses { mac, ip, qpn } = neighbour.at();
+            let beacon = match neighbour {
+                Neighbour::Switch(_, link) if beside => {
+                    BeaconForm::Write { va: REGISTERS.va_of(link as u16), rkey: REGISTERS.rkey }
+                }
+                _ => BeaconForm::Datagram,
+            };
+            let port = PortId(if beside { 0 } else { number as u16 });
+            Link {
+                side,
+                port,
+                mac,
+                address: ip.into(),
+                qpn,
+                beacon,
+                barriers_in_messages: true,
+                detour: Vec::new(),
+            }
+        });
+        let forward = if beside { forward::Config::bridge(1, 1) } else { self.router(number, site, seed) };
+        super::representative_config(
+            self.incarnation,
+            self.pace,
+            switch_addresses(number, 0),
+            forward,
+            links.collect(),
+        )
+    }
+
+    /// Builds the network.
+    ///
+    /// # Panics
+    /// If a size is not a power of two, sizes do not fit each other, or there are more than 65,536 hosts.
+    pub fn build(&self, seed: u64) -> Network {
+        let &Self { racks, hosts, spines, cores, pods, .. } = self;
+        assert!([pods, racks, hosts].iter().all(|n| n.is_power_of_two()) && self.all_hosts() <= 1 << 16);
+        assert!(
+            (spines > 0 || racks * pods == 1) && (cores > 0 || pods == 1),
+            "several racks need spines, and several pods need cores"
+        );
+        assert!(cores == 0 || cores.is_multiple_of(spines), "cores is no multiple of spines");
+        let mut world = World::new(seed);
+        let mut rng = Rng::stream(seed, 1 << 33);
+        let mut clock = |by: u64| Clock::new(rng.below(2 * by + 1) as i64 - by as i64, 0);
+        let mut ends = Vec::new();
+        for n in 0..self.all_hosts() {
+            let position = Position {
+                hosts: self.all_hosts(),
+                tor: switch_addresses(n / hosts, n % hosts),
+                every: self.every,
+                until: EPOCH + self.lasts,
+                barriers_in_messages: self.incarnation == Incarnation::Chip,
+            };
+            ends.push(world.add(
+                &format!("host {n}"),
+                Host::new(n, position, self.behaviour, seed),
+                clock(self.skew_ns),
+            ));
+        }
+        let sites = self.sites();
+        let keeper = |n: usize, site: &Site| {
+            let config = self.config(n, site, seed);
+            Switch::new(move || Representative::new(config.clone()).expect("the configuration is valid"))
+        };
+        let mut switches: Vec<NodeId> = Vec::new();
+        for (n, site) in sites.iter().enumerate() {
+            let (name, clock) = (format!("switch {n}"), clock(1000 * self.skew_ns));
+            switches.push(if self.incarnation == Incarnation::Host {
+                let router = self.router(n, site, seed);
+                world.add(&name, Switch::new(move || Forward::new(&router)), clock)
+            } else {
+                world.add(&name, keeper(n, site), clock)
+            });
+        }
+        // Ports are numbered in the order in which links are made: first those below, from the hosts up, then
+        // those above, then the one beside. A switch's links up are made when the switches above it are
+        // processed, in the order of its own numbering.
+        let (mut access, mut uplinks) = (Vec::new(), Vec::new());
+        for (n, site) in sites.iter().enumerate() {
+            for &neighbour in &site.below {
+                match neighbour {
+                    Neighbour::Host(host) => access.push(world.connect(switches[n], ends[host], self.link)),
+                    Neighbour::Switch(below, _) => {
+                        uplinks.push(world.connect(switches[n], switches[below], self.link));
+                    }
+                }
+            }
+        }
+        let mut representatives = switches.clone();
+        if self.incarnation == Incarnation::Host {
+            for (n, site) in sites.iter().enumerate() {
+                let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
+                let node = world.add(&name, keeper(n, site), clock);
+                let switch = core::mem::replace(&mut representatives[n], node);
+                world.connect(switch, node, self.link);
+            }
+        }
+        Network { world, hosts: ends, switches, representatives, access, uplinks }
+    }
+}

@@ -1,0 +1,348 @@
+//! Hosts that deliver an object of any length to each other ([`rdmc::delivery`]), and checks of what is
+//! delivered.
+
+use super::{Setup, ip, node_config};
+use ::rdmc::Config;
+use ::rdmc::delivery::{DIGEST, Give, GiveConfig, GiveError, Given, Refusal, Take, TakeConfig, TakeError};
+use rnic::Rnic;
+use sim::{App, Clock, Host, NodeId, World};
+use switch::Nanos;
+use switch::table::mix;
+
+/// Returns the contents of a segment.
+fn segment(number: u64, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (mix(number << 32 | (at / 8) as u64) >> (at % 8 * 8)) as u8).collect()
+}
+
+/// Returns a digest, which is not cryptographic.
+fn digest(bytes: &[u8]) -> [u8; DIGEST] {
+    let mut sums = [0_u64; 4];
+    for (at, byte) in bytes.iter().enumerate() {
+        sums[at % 4] = mix(sums[at % 4] ^ u64::from(*byte) ^ (at as u64) << 8);
+    }
+    let mut digest = [0; DIGEST];
+    for (chunk, sum) in digest.chunks_mut(8).zip(sums) {
+        chunk.copy_from_slice(&sum.to_be_bytes());
+    }
+    digest
+}
+
+/// Behaviour of a receiver, perhaps faulty
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReceiverBehaviour {
+    /// Works
+    Sound,
+    /// Has no disk space
+    Full,
+    /// Writes a wrong byte
+    Careless,
+    /// Writes a segment only at every n-th call
+    Slow(u32),
+    /// Needs this time to write a segment
+    Disk(Nanos),
+    /// Writes this number of segments, then none
+    Stuck(u64),
+    /// Needs this time to create the file
+    Begins(Nanos),
+    /// Has this much memory for segments (bytes)
+    Small(u64),
+    /// Does not run
+    Absent,
+}
+
+/// The root of a delivery.
+#[derive(Debug)]
+pub struct Root {
+    give: Box<Give>,
+    /// Number of segments read
+    read: u64,
+    read_limit: u64,
+}
+
+/// A receiver.
+#[derive(Debug)]
+pub struct Receiver {
+    take: Box<Take>,
+    configs: Box<(Config, TakeConfig)>,
+    behaviour: ReceiverBehaviour,
+    written: Vec<u8>,
+    /// Object whose digest was right; it stays on the disk when the receiver crashes
+    stored: Vec<u8>,
+    segments: u64,
+    polls: u32,
+    /// For [`ReceiverBehaviour::Disk`]: end of the write in progress
+    writing_until: Option<Nanos>,
+    /// Time at which the receiver accepts or refuses, once an object was offered
+    begins_at: Option<Nanos>,
+    begun: bool,
+    /// Largest number of segments that had arrived and were not written
+    most_unwritten: u64,
+}
+
+impl Receiver {
+    fn new(configs: Box<(Config, TakeConfig)>, behaviour: ReceiverBehaviour) -> Self {
+        let take = Box::new(Take::new(configs.0.clone(), configs.1.clone()));
+        Self {
+            take,
+            configs,
+            behaviour,
+            written: Vec::new(),
+            stored: Vec::new(),
+            segments: 0,
+            polls: 0,
+            writing_until: None,
+            begins_at: None,
+            begun: false,
+            most_unwritten: 0,
+        }
+    }
+
+    /// Returns whether the receiver can write a segment now.
+    fn writes(&mut self, now: Nanos) -> bool {
+        match self.behaviour {
+            ReceiverBehaviour::Slow(every) => self.polls.is_multiple_of(every),
+            ReceiverBehaviour::Stuck(after) => self.segments < after,
+            ReceiverBehaviour::Disk(_) => self.writing_until.is_none_or(|until| until <= now),
+            _ => true,
+        }
+    }
+
+    fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        self.take.run(nic, now);
+        if self.take.offered().is_some() && self.begins_at.is_none() {
+            let duration =
+                if let ReceiverBehaviour::Begins(duration) = self.behaviour { duration } else { Nanos::ZERO };
+            self.begins_at = Some(now + duration);
+        }
+        if self.begins_at.is_some_and(|at| at <= now) && !self.begun {
+            self.begun = true;
+            if self.behaviour == ReceiverBehaviour::Full {
+                self.take.refuse(nic, Refusal::NoSpace, now);
+            } else {
+                self.take.accept(nic, now);
+            }
+        }
+        self.most_unwritten = self.most_unwritten.max(self.take.unwritten());
+        self.polls += 1;
+        // The disk has finished its write.
+        if self.writing_until.take_if(|until| *until <= now).is_some() {
+            self.take.written(nic);
+        }
+        while self.writes(now)
+            && let Some(bytes) = self.take.poll_segment()
+        {
+            self.written.extend_from_slice(&bytes);
+            self.segments += 1;
+            if self.behaviour == ReceiverBehaviour::Careless && self.segments == 1 {
+                self.written[0] ^= 1;
+            }
+            match self.behaviour {
+                ReceiverBehaviour::Disk(duration) => self.writing_until = Some(now + duration),
+                _ => self.take.written(nic),
+            }
+        }
+        if let Some(expected) = self.take.wants_comparison() {
+            let is_whole = digest(&self.written) == expected;
+            if is_whole {
+                self.stored.clone_from(&self.written);
+            }
+            self.take.compared(nic, is_whole);
+        }
+    }
+}
+
+/// Role of a host.
+#[derive(Debug)]
+pub enum Role {
+    /// Sends
+    Root(Root),
+    /// Receives
+    Receiver(Receiver),
+}
+
+impl App for Role {
+    fn start(&mut self, nic: &mut Rnic, now: Nanos) {
+        match self {
+            // Both fail only if the NIC lacks resources, which no outcome would report.
+            Self::Root(root) => root.give.start(nic, now).expect("the NIC has room for a node"),
+            Self::Receiver(Receiver { behaviour: ReceiverBehaviour::Absent, .. }) => {}
+            Self::Receiver(receiver) => receiver.take.start(nic, now).expect("the NIC has room for a node"),
+        }
+    }
+
+    fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        match self {
+            Self::Root(Root { give, read, read_limit }) => {
+                give.run(nic, now);
+                while *read < *read_limit
+                    && let Some(wanted) = give.wants()
+                {
+                    *read += 1;
+                    let bytes = segment(wanted, give.segment_len(wanted) as usize);
+                    give.give(nic, bytes);
+                    give.run(nic, now);
+                }
+                if give.wants_digest() {
+                    let all = (0..give.segments()).flat_map(|n| segment(n, give.segment_len(n) as usize));
+                    give.finish(nic, digest(&all.collect::<Vec<u8>>()));
+                    give.run(nic, now);
+                }
+            }
+            Self::Receiver(receiver) => receiver.run(nic, now),
+        }
+    }
+
+    fn crash(&mut self, _nic: &Rnic) {
+        // The operator starts the receiver again.
+        if let Self::Receiver(receiver) = self {
+            let stored = core::mem::take(&mut receiver.stored);
+            *receiver = Receiver { stored, ..Receiver::new(receiver.configs.clone(), receiver.behaviour) };
+        }
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        match self {
+            Self::Root(root) => root.give.next_timer(),
+            Self::Receiver(Receiver { behaviour: ReceiverBehaviour::Absent, .. }) => None,
+            Self::Receiver(Receiver { take, writing_until, begins_at, begun, .. }) => {
+                [take.next_timer(), *writing_until, begins_at.filter(|_| !begun)].into_iter().flatten().min()
+            }
+        }
+    }
+}
+
+/// A delivery from host 0 to all others.
+#[derive(Debug)]
+pub struct Delivery {
+    /// The network
+    pub world: World,
+    /// Hosts, by number
+    pub hosts: Vec<NodeId>,
+    /// The switch
+    pub switch: NodeId,
+    len: u64,
+}
+
+impl Delivery {
+    /// Creates the hosts. `receivers` gives the behaviour of each receiver; `change` may change the
+    /// configuration of the delivery.
+    ///
+    /// # Errors
+    /// If the configuration is invalid.
+    pub fn new(
+        setup: &Setup,
+        len: u64,
+        receivers: &[ReceiverBehaviour],
+        change: impl FnOnce(&mut GiveConfig),
+    ) -> Result<Self, GiveError> {
+        let mut world = World::new(setup.seed);
+        let switch = world.add("switch", super::switch(setup), Clock::default());
+        let others = (1..=receivers.len() as u16).map(ip).collect();
+        let mut give = GiveConfig {
+            segment_bytes: 40_000,
+            block_bytes: 3000,
+            patience: Nanos::from_millis(300),
+            through: Some(setup.through()),
+            ..GiveConfig::new(others, "an object".into(), len)
+        };
+        change(&mut give);
+        let len = give.len;
+        let patience = give.patience;
+        let give = Box::new(Give::new(node_config(setup, 0), give)?);
+        let root = Role::Root(Root { give, read: 0, read_limit: u64::MAX });
+        let receiver = |(host, behaviour): (u16, &ReceiverBehaviour)| {
+            let max_memory =
+                if let ReceiverBehaviour::Small(bytes) = behaviour { *bytes } else { TakeConfig::MEMORY };
+            let configs = (node_config(setup, host), TakeConfig { from: ip(0), patience, max_memory });
+            Role::Receiver(Receiver::new(Box::new(configs), *behaviour))
+        };
+        let all = core::iter::once(root).chain((1..).zip(receivers).map(receiver));
+        let hosts: Vec<_> = (0..)
+            .zip(all)
+            .map(|(host, role)| {
+                world.add(&format!("host {host}"), Host::new(super::nic(setup, host), role), Clock::default())
+            })
+            .collect();
+        for (host, node) in (0..).zip(&hosts) {
+            world.connect(*node, switch, setup.link(host));
+        }
+        Ok(Self { world, hosts, switch, len })
+    }
+
+    fn role(&self, host: u16) -> &Role {
+        &self.world.node::<Host<Role>>(self.hosts[usize::from(host)]).app
+    }
+
+    /// Returns the outcome at the root, once there is one.
+    pub fn root_outcome(&self) -> Option<&Result<Given, GiveError>> {
+        match self.role(0) {
+            Role::Root(root) => root.give.outcome(),
+            Role::Receiver(_) => None,
+        }
+    }
+
+    /// Returns the number of segments that the root has read; it reads segments again after a failure.
+    pub fn read(&self) -> u64 {
+        match self.role(0) {
+            Role::Root(root) => root.read,
+            Role::Receiver(_) => 0,
+        }
+    }
+
+    /// Makes the application of a host give up.
+    pub fn stop(&mut self, host: u16) {
+        let node = self.hosts[usize::from(host)];
+        self.world.with::<Host<Role>, _>(node, |host, now| match &mut host.app {
+            Role::Root(root) => root.give.stop(&mut host.nic, now),
+            Role::Receiver(receiver) => receiver.take.refuse(&mut host.nic, Refusal::Stopped, now),
+        });
+    }
+
+    /// Makes the root stop reading after this number of segments.
+    pub fn read_at_most(&mut self, segments: u64) {
+        let node = self.hosts[0];
+        self.world.with::<Host<Role>, _>(node, |host, _| {
+            if let Role::Root(root) = &mut host.app {
+                root.read_limit = segments;
+            }
+        });
+    }
+
+    /// Returns the outcome at a receiver, once there is one.
+    pub fn receiver_outcome(&self, host: u16) -> Option<&Result<(), TakeError>> {
+        match self.role(host) {
+            Role::Receiver(receiver) => receiver.take.outcome(),
+            Role::Root(_) => None,
+        }
+    }
+
+    /// Returns the largest number of segments that a receiver had and had not written.
+    pub fn max_unwritten(&self, host: u16) -> u64 {
+        match self.role(host) {
+            Role::Receiver(receiver) => receiver.most_unwritten,
+            Role::Root(_) => 0,
+        }
+    }
+
+    /// Returns whether a receiver has stored exactly the object.
+    pub fn is_right(&self, host: u16) -> bool {
+        let Role::Receiver(Receiver { stored, .. }) = self.role(host) else { return false };
+        let Role::Root(Root { give, .. }) = self.role(0) else { return false };
+        let object = (0..give.segments()).flat_map(|n| segment(n, give.segment_len(n) as usize));
+        stored.len() as u64 == self.len && object.eq(stored.iter().copied())
+    }
+
+    /// Runs until the root and these receivers have an outcome. Returns false if one has none by `until`.
+    pub fn settle(&mut self, until: Nanos, receivers: &[u16]) -> bool {
+        loop {
+            if self.root_outcome().is_some()
+                && receivers.iter().all(|host| self.receiver_outcome(*host).is_some())
+            {
+                return true;
+            }
+            if !self.world.step(until) {
+                return false;
+            }
+        }
+    }
+}

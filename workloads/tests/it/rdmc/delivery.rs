@@ -1,0 +1,362 @@
+//! Delivery of objects of any length to all receivers that do not fail.
+
+use rdmc::Algorithm;
+use rdmc::delivery::{GiveError, Lost, Refusal, TakeError};
+use sim::Fault;
+use switch::Nanos;
+use workloads::rdmc::delivery::{Delivery, ReceiverBehaviour};
+use workloads::rdmc::{Setup, ip};
+
+const END: Nanos = Nanos::from_secs(5);
+
+#[test]
+fn all_receivers_get_the_object() {
+    for (receivers, len) in [(1, 3000), (2, 40_000), (3, 40_001), (4, 500_000), (7, 123_456)] {
+        for algorithm in [Algorithm::Pipeline, Algorithm::Chain, Algorithm::InNetwork] {
+            let setup = Setup { hosts: receivers + 1, ..Setup::default() };
+            let behaviours = vec![ReceiverBehaviour::Sound; receivers.into()];
+            let context = format!("{len} bytes to {receivers} by {}", algorithm.name());
+            let mut delivery =
+                Delivery::new(&setup, len, &behaviours, |give| give.algorithm = algorithm).unwrap();
+            let all: Vec<u16> = (1..=receivers).collect();
+            assert!(delivery.settle(END, &all), "{context}: {:?}", delivery.root_outcome());
+            let given = delivery.root_outcome().unwrap().as_ref().unwrap();
+            assert_eq!((given.stored.len(), given.rounds), (all.len(), 1), "{context}");
+            assert!(given.lost.is_empty());
+            for host in all {
+                assert_eq!(delivery.receiver_outcome(host), Some(&Ok(())), "{context}");
+                assert!(delivery.is_right(host), "{context}");
+            }
+        }
+    }
+}
+
+#[test]
+fn invalid_configurations_are_refused_with_the_reason() {
+    let setup = Setup { hosts: 3, ..Setup::default() };
+    let new = |change: fn(&mut rdmc::delivery::GiveConfig)| {
+        Delivery::new(&setup, 50_000, &[ReceiverBehaviour::Sound, ReceiverBehaviour::Sound], change)
+            .unwrap_err()
+    };
+    assert_eq!(new(|give| give.len = 0), GiveError::Empty);
+    assert_eq!(new(|give| give.receivers.clear()), GiveError::NoReceivers);
+    assert_eq!(new(|give| give.receivers = vec![ip(1), ip(1)]), GiveError::Twice(ip(1)));
+    assert_eq!(new(|give| give.receivers = vec![ip(0)]), GiveError::Twice(ip(0)));
+    assert_eq!(new(|give| give.name.clear()), GiveError::Name(0));
+    assert_eq!(new(|give| give.name = "x".repeat(256)), GiveError::Name(256));
+    assert_eq!(new(|give| give.block_bytes = 0), GiveError::Block { block: 0, len: 50_000 });
+    let above = new(|give| give.block_bytes = 50_001);
+    assert_eq!(above, GiveError::Block { block: 50_001, len: 50_000 });
+    assert_eq!(above.to_string(), "blocks of 50001 bytes of an object of 50000: 1 to 50000 are possible");
+    assert_eq!(new(|give| give.segment_bytes = 2999), GiveError::Segment);
+    assert_eq!(new(|give| give.window = 0), GiveError::Segment);
+    let many = |give: &mut rdmc::delivery::GiveConfig| (give.block_bytes, give.segment_bytes) = (1, 1 << 21);
+    assert_eq!(new(many), GiveError::Segment);
+    let racks = rdmc::Racks::new(&[1, 2, 2, 2]).unwrap();
+    let hybrid = Delivery::new(&setup, 50_000, &[ReceiverBehaviour::Sound; 2], |give| {
+        give.algorithm = Algorithm::Hybrid(racks);
+    });
+    assert_eq!(
+        hybrid.unwrap_err().to_string(),
+        "racks are given for 4 nodes, but the group has 3; give the rack of every node"
+    );
+}
+
+#[test]
+fn receivers_that_fail_are_named_and_the_other_receivers_get_the_object() {
+    let setup = Setup { hosts: 5, ..Setup::default() };
+    let run = |behaviours: [ReceiverBehaviour; 4]| {
+        let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
+        let present: Vec<u16> =
+            (1..=4).filter(|host| behaviours[usize::from(*host) - 1] != ReceiverBehaviour::Absent).collect();
+        assert!(delivery.settle(END, &present), "{behaviours:?}: {:?}", delivery.root_outcome());
+        delivery
+    };
+    let delivery = run([
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Absent,
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Absent,
+    ]);
+    assert_eq!(delivery.root_outcome(), Some(&Err(GiveError::Silent(vec![ip(2), ip(4)]))));
+    assert_eq!(delivery.receiver_outcome(1), Some(&Err(TakeError::Silent(ip(0)))));
+
+    let delivery = run([
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Full,
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Slow(40),
+    ]);
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!(given.lost, [(ip(2), Lost::Refused(Refusal::NoSpace))]);
+    assert_eq!(delivery.receiver_outcome(2), Some(&Err(TakeError::Refused(Refusal::NoSpace))));
+    for host in [1, 3, 4] {
+        assert!(delivery.receiver_outcome(host) == Some(&Ok(())) && delivery.is_right(host), "host {host}");
+    }
+
+    let delivery = run([
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Small(40_000),
+    ]);
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!(given.lost, [(ip(4), Lost::Refused(Refusal::Memory))]);
+    assert_eq!(delivery.receiver_outcome(4), Some(&Err(TakeError::Refused(Refusal::Memory))));
+
+    let delivery = run([
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Careless,
+        ReceiverBehaviour::Sound,
+    ]);
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!(given.lost, [(ip(3), Lost::Damaged)]);
+    assert_eq!(delivery.receiver_outcome(3), Some(&Err(TakeError::Damaged)));
+    assert_eq!(given.stored, [ip(1), ip(2), ip(4)]);
+}
+
+/// Receivers crash at moments spread over a delivery. All other receivers get the object, and segments that
+/// all of them had are not sent again. When the root crashes, all receivers are notified.
+#[test]
+fn survivors_continue_where_they_were() {
+    let (mut resumed, mut spared) = (0, 0);
+    for moment in 1..=24_u64 {
+        for victim in [0_u16, 1, 4] {
+            let setup = Setup { hosts: 6, ..Setup::default() };
+            let mut delivery =
+                Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Sound; 5], |_| {}).unwrap();
+            // The delivery takes some 300 us, and all receivers have joined after 30 us.
+            let at = Nanos(moment * 11_000);
+            delivery.world.schedule(at, Fault::Crash(delivery.hosts[usize::from(victim)]));
+            let context = format!("{victim} crashes at {at:?}");
+            let others: Vec<u16> = (1..=5).filter(|host| *host != victim).collect();
+            if victim == 0 {
+                delivery.world.run_until(at + Nanos::from_millis(700));
+                for host in others {
+                    assert!(delivery.receiver_outcome(host).is_some(), "{context}: {host} has no result");
+                    let is_right = delivery.is_right(host);
+                    assert_eq!(
+                        delivery.receiver_outcome(host) == Some(&Ok(())),
+                        is_right,
+                        "{context}: {host}"
+                    );
+                }
+                continue;
+            }
+            assert!(delivery.settle(END, &others), "{context}: {:?}", delivery.root_outcome());
+            let given = delivery.root_outcome().unwrap();
+            let Ok(given) = given else {
+                assert_eq!(given, &Err(GiveError::Silent(vec![ip(victim)])), "{context}");
+                continue;
+            };
+            for host in others {
+                assert_eq!(delivery.receiver_outcome(host), Some(&Ok(())), "{context}: {host}");
+                assert!(delivery.is_right(host), "{context}: {host}");
+            }
+            let segments = 30;
+            assert!(delivery.read() >= segments && given.stored.len() >= 4, "{context}: {given:?}");
+            if given.rounds > 1 {
+                resumed += 1;
+                spared += u64::from(delivery.read() < 2 * segments - 4);
+            }
+        }
+    }
+    println!("{resumed} continued in another round, {spared} of them without sending the whole object again");
+    assert!(resumed > 10 && spared > 5, "{resumed} {spared}");
+}
+
+/// A receiver that restarts while the root still waits for another one is called again.
+#[test]
+fn receivers_may_start_late_and_restart() {
+    let mut delivery = Delivery::new(
+        &Setup { hosts: 3, ..Setup::default() },
+        100_000,
+        &[ReceiverBehaviour::Sound; 2],
+        |_| {},
+    )
+    .unwrap();
+    let ([_, first, second], from_ms) =
+        (<[_; 3]>::try_from(&delivery.hosts[..]).unwrap(), Nanos::from_millis);
+    for (at, fault) in [
+        (Nanos::ZERO, Fault::Crash(second)),
+        (from_ms(20), Fault::Crash(first)),
+        (from_ms(60), Fault::Restart(first)),
+        (from_ms(120), Fault::Restart(second)),
+    ] {
+        delivery.world.schedule(at, fault);
+    }
+    assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.root_outcome());
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!((given.stored.len(), given.lost.len(), given.rounds), (2, 0, 1), "{given:?}");
+    assert!((1..=2).all(|host| delivery.is_right(host)));
+}
+
+/// A receiver that responds but does not write does not stop the delivery for good.
+#[test]
+fn a_stuck_receiver_is_left_behind() {
+    for after in [0, 3, 9] {
+        let setup = Setup { hosts: 4, ..Setup::default() };
+        let behaviours =
+            [ReceiverBehaviour::Sound, ReceiverBehaviour::Stuck(after), ReceiverBehaviour::Sound];
+        let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
+        assert!(delivery.settle(END, &[1, 3]), "{after}: {:?}", delivery.root_outcome());
+        let given = delivery.root_outcome().unwrap().as_ref().unwrap();
+        assert_eq!(given.lost, [(ip(2), Lost::Silent)], "{after}");
+        assert!([1, 3].iter().all(|host| delivery.is_right(*host)), "{after}");
+    }
+}
+
+/// A root that responds but does not read does not make receivers wait forever.
+#[test]
+fn a_stuck_root_is_given_up() {
+    let setup = Setup { hosts: 3, ..Setup::default() };
+    let mut delivery = Delivery::new(&setup, 400_000, &[ReceiverBehaviour::Sound; 2], |_| {}).unwrap();
+    delivery.read_at_most(3);
+    delivery.world.run_until(END);
+    for host in 1..=2 {
+        assert!(
+            matches!(delivery.receiver_outcome(host), Some(Err(_))),
+            "{host}: {:?}",
+            delivery.receiver_outcome(host)
+        );
+    }
+}
+
+/// A disk needs longer for its remaining segments than the usual timeout. The root waits for it as long as it
+/// makes progress.
+#[test]
+fn a_slow_disk_is_waited_for_while_it_writes() {
+    let setup = Setup { hosts: 3, ..Setup::default() };
+    let behaviours = [ReceiverBehaviour::Sound, ReceiverBehaviour::Disk(Nanos::from_millis(120))];
+    let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
+    assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.root_outcome());
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!((given.stored.len(), given.lost.len(), given.rounds), (2, 0, 1), "{given:?}");
+    assert!(delivery.is_right(2));
+}
+
+/// A receiver behind a switch that copies crashes. The switch ends the group, and continues to copy for the
+/// other receivers.
+#[test]
+fn a_switch_goes_on_copying_after_a_receiver_crashes() {
+    let setup = Setup { hosts: 5, create_timeout: Nanos::from_secs(3), ..Setup::default() };
+    let mut delivery = Delivery::new(&setup, 4_000_000, &[ReceiverBehaviour::Sound; 4], |give| {
+        give.algorithm = Algorithm::InNetwork;
+        give.patience = Nanos::from_secs(4);
+    })
+    .unwrap();
+    delivery.world.schedule(Nanos::from_micros(600), Fault::Crash(delivery.hosts[2]));
+    let others = [1, 3, 4];
+    assert!(delivery.settle(Nanos::from_secs(30), &others), "{:?}", delivery.root_outcome());
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!(given.lost, [(ip(2), Lost::Gone)]);
+    assert_eq!(given.algorithm, Algorithm::InNetwork, "{given:?}");
+    assert!(others.iter().all(|host| delivery.is_right(*host)));
+}
+
+/// No host has the switch's address: all receivers get the object without the switch.
+#[test]
+fn an_absent_switch_is_replaced_by_a_pipeline() {
+    let setup = Setup { switch_address: ip(99), ..Setup::default() };
+    let mut delivery = Delivery::new(&setup, 400_000, &[ReceiverBehaviour::Sound; 3], |give| {
+        give.algorithm = Algorithm::InNetwork;
+    })
+    .unwrap();
+    assert!(delivery.settle(END, &[1, 2, 3]), "{:?}", delivery.root_outcome());
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!((given.stored.len(), given.algorithm.clone()), (3, Algorithm::Pipeline), "{given:?}");
+}
+
+/// Some receivers cannot reach each other: as few as possible are left out, and all other receivers get the
+/// object. A receiver that only the root can reach costs neither those that name it nor those that it names.
+#[test]
+fn unreachable_receivers_are_the_only_ones_left_out() {
+    let pair: (&[_], &[_]) = (&[(3, 4)], &[4]);
+    let isolated: (&[_], &[_]) = (&[(1, 5), (2, 5), (3, 5), (4, 5)], &[5]);
+    let first: (&[_], &[_]) = (&[(1, 2), (1, 3), (1, 4), (1, 5)], &[1]);
+    for (apart, left_out) in [pair, isolated, first] {
+        let setup = Setup { hosts: 6, unreachable_pairs: apart.to_vec(), ..Setup::default() };
+        let mut delivery = Delivery::new(&setup, 100_000, &[ReceiverBehaviour::Sound; 5], |_| {}).unwrap();
+        let others: Vec<u16> = (1..=5).filter(|host| !left_out.contains(host)).collect();
+        assert!(delivery.settle(END, &others), "{apart:?}: {:?}", delivery.root_outcome());
+        let given = delivery.root_outcome().unwrap().as_ref().unwrap();
+        let lost: Vec<_> = given.lost.iter().map(|(ip, _)| *ip).collect();
+        assert_eq!(lost, left_out.iter().map(|host| ip(*host)).collect::<Vec<_>>(), "{apart:?}: {given:?}");
+        assert!(given.lost.iter().all(|(_, why)| matches!(why, Lost::Apart(_))), "{given:?}");
+        assert!(others.iter().all(|host| delivery.is_right(*host)), "{apart:?}");
+    }
+}
+
+/// There are two racks, and a third one that a crash empties. The surviving receivers continue with a hybrid
+/// of their racks.
+#[test]
+fn survivors_continue_with_the_racks_that_are_left() {
+    for victim in [None, Some(3_u16), Some(6)] {
+        let setup = Setup { hosts: 7, ..Setup::default() };
+        let racks = rdmc::Racks::new(&["a", "a", "b", "b", "b", "a", "c"]).unwrap();
+        let mut delivery = Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Sound; 6], |give| {
+            give.algorithm = Algorithm::Hybrid(racks);
+        })
+        .unwrap();
+        if let Some(victim) = victim {
+            let node = delivery.hosts[usize::from(victim)];
+            delivery.world.schedule(Nanos::from_micros(150), Fault::Crash(node));
+        }
+        let others: Vec<u16> = (1..=6).filter(|host| Some(*host) != victim).collect();
+        assert!(delivery.settle(END, &others), "{victim:?}: {:?}", delivery.root_outcome());
+        let given = delivery.root_outcome().unwrap().as_ref().unwrap();
+        assert_eq!(given.stored.len(), others.len(), "{given:?}");
+        let Algorithm::Hybrid(left) = &given.algorithm else { panic!("{given:?}") };
+        assert_eq!(left.nodes(), others.len() + 1, "{given:?}");
+        assert!(others.iter().all(|host| delivery.is_right(*host)), "{victim:?}");
+    }
+}
+
+/// A host that gives up notifies the others, which need not wait for a timeout.
+#[test]
+fn all_hosts_are_notified_when_one_stops() {
+    let notification_limit = Nanos::from_millis(3);
+    for stops in [0, 2] {
+        for at in [10, 60, 200] {
+            let setup = Setup { hosts: 4, ..Setup::default() };
+            let mut delivery =
+                Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Sound; 3], |_| {}).unwrap();
+            delivery.world.run_until(Nanos::from_micros(at));
+            delivery.stop(stops);
+            let context = format!("{stops} stops after {at} us");
+            if stops == 0 {
+                assert_eq!(delivery.root_outcome(), Some(&Err(GiveError::Stopped)), "{context}");
+                delivery.world.run_until(delivery.world.now() + notification_limit);
+                for host in 1..=3 {
+                    // A receiver that has not been called yet continues to wait.
+                    let taken = delivery.receiver_outcome(host);
+                    let expected = if at > 10 { Some(&Err(TakeError::Left(ip(0)))) } else { taken };
+                    assert_eq!(taken, expected, "{context}: {host}");
+                }
+            } else if at > 10 {
+                assert!(delivery.settle(delivery.world.now() + notification_limit, &[1, 2, 3]), "{context}");
+                let given = delivery.root_outcome().unwrap().as_ref().unwrap();
+                assert_eq!(given.lost, [(ip(2), Lost::Refused(Refusal::Stopped))], "{context}");
+                assert!([1, 3].iter().all(|host| delivery.is_right(*host)), "{context}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_switch_that_fails_is_replaced() {
+    let setup = Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() };
+    let mut delivery = Delivery::new(&setup, 4_000_000, &[ReceiverBehaviour::Sound; 3], |give| {
+        give.algorithm = Algorithm::InNetwork;
+        give.patience = Nanos::from_secs(4);
+    })
+    .unwrap();
+    let at = Nanos::from_micros(600);
+    delivery.world.schedule(at, Fault::Crash(delivery.switch));
+    delivery.world.schedule(at + Nanos::from_micros(200), Fault::Restart(delivery.switch));
+    assert!(delivery.settle(Nanos::from_secs(30), &[1, 2, 3]), "{:?}", delivery.root_outcome());
+    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert!(given.rounds > 1 && given.stored.len() == 3, "{given:?}");
+    assert!((1..=3).all(|host| delivery.is_right(host)));
+}
