@@ -211,7 +211,7 @@ impl Representative {
         if !is_valid {
             return self.refuse(Refusal::WrongMemory, DropReason::WrongSource);
         }
-        let Some(&header) = OnePipe::of(&packet) else {
+        let Some(&header) = OnePipe::of(packet) else {
             return self.refuse(Refusal::NoHeader, DropReason::Unexpected);
         };
         if header.version != OnePipe::VERSION {
