@@ -166,7 +166,7 @@ impl Changes {
         self.words([((xor >> 32) as u32).swap_bytes(), (xor as u32).swap_bytes()], follow);
     }
 
-    /// Adds a change of four bytes with its power of x, as [`powers`] returns it.
+    /// Adds a change of four bytes with its power of x, as [`power`] returns it.
     #[inline]
     pub fn add(&mut self, xor: u32, power: u32) {
         #[cfg(target_arch = "x86_64")]
