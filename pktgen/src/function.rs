@@ -87,7 +87,7 @@ impl Pktgen {
             send: profile.send,
             receive: profile.receive,
             responds: profile.respond,
-            polls_send_port: profile.listens(),
+            polls_send_port: profile.polls_send_port(),
             duration: profile.duration,
             drain: profile.drain,
             catch_up: profile.catch_up,

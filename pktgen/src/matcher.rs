@@ -209,7 +209,7 @@ mod tests {
             if !stream.sizes.is_empty() {
                 stream.sizes = vec![size];
             }
-            stream.memory = Memory { slots, choice: Choice::Turn, ..stream.memory };
+            stream.memory = Memory { slots, choice: Choice::RoundRobin, ..stream.memory };
             let mut all = messages(&stream);
             let packet_template = &mut all[0].first;
             let mut matcher = FrameMatcher::new(packet_template).expect("over IPv4, and of one packet");

@@ -195,8 +195,8 @@ pub struct Memory {
 /// How the next of several items is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// Round robin
-    Turn,
+    /// One after the other
+    RoundRobin,
     /// Each with the same probability
     Uniform,
     /// The k-th with a probability proportional to 1 / k^s
@@ -258,7 +258,7 @@ pub enum ProfileError {
     },
     /// Source and destination are the same host
     #[error("source and destination are both {host}")]
-    OneHost {
+    SameHost {
         /// Index of the stream
         stream: usize,
         /// Address of both ends
@@ -266,7 +266,7 @@ pub enum ProfileError {
     },
     /// One address is IPv4, the other IPv6
     #[error("source and destination use different versions of IP")]
-    Versions {
+    MixedIpVersions {
         /// Index of the stream
         stream: usize,
     },
@@ -410,11 +410,11 @@ impl Stream {
             return Err(ProfileError::Qpns { stream, first: self.first_qpn, last });
         }
         if self.src.ip.is_ipv4() != self.dst.ip.is_ipv4() {
-            return Err(ProfileError::Versions { stream });
+            return Err(ProfileError::MixedIpVersions { stream });
         }
         // The receiver tells requests from responses by the destination address.
         if self.src.ip == self.dst.ip {
-            return Err(ProfileError::OneHost { stream, host: self.src.ip });
+            return Err(ProfileError::SameHost { stream, host: self.src.ip });
         }
         range("burst", self.burst.unwrap_or(1).into(), 1, 256)?;
         range("slots", self.memory.slots.into(), 1, MAX_SLOTS.into())?;
@@ -529,7 +529,7 @@ impl Stream {
 
 impl Profile {
     /// Returns whether frames are polled from the port that sends, if another port receives.
-    pub fn listens(&self) -> bool {
+    pub fn polls_send_port(&self) -> bool {
         self.respond || self.streams.iter().any(|stream| stream.outstanding.is_some())
     }
 

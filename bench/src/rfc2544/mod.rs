@@ -27,7 +27,8 @@ pub struct Settings {
     /// Frame lengths in bytes, with check sequences, as the RFC counts them
     pub frames: Vec<u32>,
     /// Highest rate that is offered; `None` for what the generator can send
-    pub most: Option<Most>,
+    #[serde(rename = "most")]
+    pub max_rate: Option<MaxRate>,
     /// Resolution of rates and bursts, as a fraction of the maximum
     pub resolution: f64,
     /// Step of the loss curve, as a fraction of the maximum
@@ -47,14 +48,14 @@ pub struct Settings {
 /// The highest rate that is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Most {
+pub enum MaxRate {
     /// Rate of the wire in bits a second: each frame takes 20 bytes more
     BitsPerS(u64),
     /// Frames a second of any length
     PacketsPerS(u64),
 }
 
-impl Most {
+impl MaxRate {
     /// Returns the rate in frames of this length a second.
     pub fn packets_per_s(self, frame: u32) -> u64 {
         match self {
@@ -70,7 +71,8 @@ impl Most {
 #[serde(rename_all = "snake_case")]
 pub enum Test {
     /// Find what the generator can send
-    Most,
+    #[serde(rename = "most")]
+    MaxRate,
     /// Throughput (26.1)
     Throughput,
     /// Latency (26.2)
@@ -105,7 +107,8 @@ pub struct Trial {
     /// Duration in seconds; approximate for a burst
     pub seconds: f64,
     /// Highest rate in frames a second
-    pub most: Option<u64>,
+    #[serde(rename = "most")]
+    pub max_rate: Option<u64>,
 }
 
 /// Outcome of a trial.
@@ -168,7 +171,7 @@ impl Outcome {
         let lost = self.received < self.sent;
         if self.core < min_core {
             Some(DiscardReason::LostCore)
-        } else if test != Test::Most && lost && self.away_frames > self.held {
+        } else if test != Test::MaxRate && lost && self.away_frames > self.held {
             Some(DiscardReason::Away)
         } else if matches!(test, Test::Loss | Test::Latency) && lost && self.lost_here > 0 {
             Some(DiscardReason::LostHere)
@@ -267,36 +270,41 @@ impl<T: Tester> Bench<'_, T> {
         Ok(values.figure(&self.done))
     }
 
-    fn resolution(&self, most: u64) -> u64 {
-        (most as f64 * self.settings.resolution) as u64
+    fn resolution(&self, max_rate: u64) -> u64 {
+        (max_rate as f64 * self.settings.resolution) as u64
     }
 
     /// Returns the highest rate to offer in frames a second: from the settings, or measured.
-    fn most(&mut self, frame: u32) -> Result<Valid<u64>, T::Error> {
-        if let Some(most) = self.settings.most {
-            return Ok(Some(most.packets_per_s(frame).max(1)));
+    fn max_rate(&mut self, frame: u32) -> Result<Valid<u64>, T::Error> {
+        if let Some(max_rate) = self.settings.max_rate {
+            return Ok(Some(max_rate.packets_per_s(frame).max(1)));
         }
         let seconds = self.settings.trial_s;
-        let trial = Trial { test: Test::Most, frame, load: Load::Fastest, seconds, most: None };
+        let trial = Trial { test: Test::MaxRate, frame, load: Load::Fastest, seconds, max_rate: None };
         Ok(self.run(trial)?.map(|outcome| (outcome.sent_per_s as u64).max(1)))
     }
 
-    fn trial(&self, test: Test, frame: u32, most: u64, load: Load) -> Trial {
+    fn trial(&self, test: Test, frame: u32, max_rate: u64, load: Load) -> Trial {
         let settings = self.settings;
         let seconds = match (test, load) {
             (Test::Latency, _) => settings.latency_trial_s,
-            (_, Load::Burst(frames)) => frames as f64 / most as f64,
+            (_, Load::Burst(frames)) => frames as f64 / max_rate as f64,
             _ => settings.trial_s,
         };
-        Trial { test, frame, load, seconds, most: Some(most) }
+        Trial { test, frame, load, seconds, max_rate: Some(max_rate) }
     }
 
     /// Searches the greatest rate without loss. Adds the reason why it is not greater to `limits`.
-    fn throughput(&mut self, frame: u32, most: u64, limits: &mut Vec<Limit>) -> Result<Valid<f64>, T::Error> {
-        let mut search = Search::new(most, self.resolution(most));
-        let mut limit = Limit::Most;
+    fn throughput(
+        &mut self,
+        frame: u32,
+        max_rate: u64,
+        limits: &mut Vec<Limit>,
+    ) -> Result<Valid<f64>, T::Error> {
+        let mut search = Search::new(max_rate, self.resolution(max_rate));
+        let mut limit = Limit::MaxRate;
         while let Some(rate) = search.next() {
-            let trial = self.trial(Test::Throughput, frame, most, Load::PacketsPerS(rate));
+            let trial = self.trial(Test::Throughput, frame, max_rate, Load::PacketsPerS(rate));
             let Some(outcome) = self.run(trial)? else { return Ok(None) };
             let failed = outcome.limit();
             limit = failed.unwrap_or(limit);
@@ -307,17 +315,17 @@ impl<T: Tester> Bench<'_, T> {
     }
 
     /// Measures loss from the highest rate downwards, until two consecutive rates have none.
-    fn loss_curve(&mut self, frame: u32, most: u64, curve: &mut Vec<Loss>) -> Result<(), T::Error> {
+    fn loss_curve(&mut self, frame: u32, max_rate: u64, curve: &mut Vec<Loss>) -> Result<(), T::Error> {
         for step in 0.. {
             let part = 1.0 - self.settings.loss_step * f64::from(step);
             let clean = curve.iter().rev().take(2).filter(|loss| loss.loss.median == Some(0.0)).count();
             if part < 1e-9 || clean == 2 {
                 break;
             }
-            let rate = ((most as f64 * part) as u64).max(1);
+            let rate = ((max_rate as f64 * part) as u64).max(1);
             let mut offered = true;
             let loss = self.figure(|bench| {
-                let trial = bench.trial(Test::Loss, frame, most, Load::PacketsPerS(rate));
+                let trial = bench.trial(Test::Loss, frame, max_rate, Load::PacketsPerS(rate));
                 let outcome = bench.run(trial)?;
                 offered &= outcome.is_none_or(|outcome| outcome.offered);
                 Ok(outcome.map(|outcome| outcome.loss()))
@@ -331,7 +339,7 @@ impl<T: Tester> Bench<'_, T> {
     fn latency(
         &mut self,
         frame: u32,
-        most: u64,
+        max_rate: u64,
         throughput: f64,
         all: &mut Vec<Latency>,
     ) -> Result<(), T::Error> {
@@ -340,7 +348,7 @@ impl<T: Tester> Bench<'_, T> {
             let from = self.done.len();
             let mut outcomes = Vec::new();
             for _ in 0..self.settings.repeats {
-                let trial = self.trial(Test::Latency, frame, most, Load::PacketsPerS(rate));
+                let trial = self.trial(Test::Latency, frame, max_rate, Load::PacketsPerS(rate));
                 outcomes.push(self.run(trial)?);
             }
             let of_each = |value: &dyn Fn(&Outcome) -> Option<f64>| {
@@ -368,14 +376,14 @@ impl<T: Tester> Bench<'_, T> {
     }
 
     /// Searches the longest burst without loss.
-    fn back_to_back(&mut self, frame: u32, most: u64) -> Result<BackToBack, T::Error> {
-        let longest = ((most as f64 * self.settings.burst_s) as u64).max(1);
+    fn back_to_back(&mut self, frame: u32, max_rate: u64) -> Result<BackToBack, T::Error> {
+        let longest = ((max_rate as f64 * self.settings.burst_s) as u64).max(1);
         let mut limits = Vec::new();
         let frames = self.figure(|bench| {
             let mut search = Search::new(longest, bench.resolution(longest));
-            let mut limit = Limit::Most;
+            let mut limit = Limit::MaxRate;
             while let Some(length) = search.next() {
-                let trial = bench.trial(Test::BackToBack, frame, most, Load::Burst(length));
+                let trial = bench.trial(Test::BackToBack, frame, max_rate, Load::Burst(length));
                 let Some(outcome) = bench.run(trial)? else { return Ok(None) };
                 let failed = outcome.limit().or((outcome.sent != length).then_some(Limit::Generator));
                 limit = failed.unwrap_or(limit);
@@ -391,21 +399,21 @@ impl<T: Tester> Bench<'_, T> {
     /// before.
     fn frame(&mut self, report: &mut FrameReport) -> Result<(), T::Error> {
         let frame = report.frame;
-        report.most = self.most(frame)?;
-        let Some(most) = report.most else {
+        report.max_rate = self.max_rate(frame)?;
+        let Some(max_rate) = report.max_rate else {
             // Nothing was measured, because the maximum is unknown.
             report.throughput = Values::after(0).figure(&self.done[self.done.len() - ATTEMPTS..]);
             return Ok(());
         };
         let mut limits = Vec::new();
-        let throughput = self.figure(|bench| bench.throughput(frame, most, &mut limits))?;
+        let throughput = self.figure(|bench| bench.throughput(frame, max_rate, &mut limits))?;
         report.limit = main_limit(limits).filter(|_| throughput.median.is_some());
         report.throughput = throughput;
-        self.loss_curve(frame, most, &mut report.loss)?;
+        self.loss_curve(frame, max_rate, &mut report.loss)?;
         if let Some(median) = throughput.median.filter(|median| *median > 0.0) {
-            self.latency(frame, most, median, &mut report.latency)?;
+            self.latency(frame, max_rate, median, &mut report.latency)?;
         }
-        report.back_to_back = Some(self.back_to_back(frame, most)?);
+        report.back_to_back = Some(self.back_to_back(frame, max_rate)?);
         Ok(())
     }
 }

@@ -97,7 +97,8 @@ pub enum Limit {
     /// The device duplicated frames
     Duplicates,
     /// The highest rate that is offered was reached
-    Most,
+    #[serde(rename = "most")]
+    MaxRate,
 }
 
 impl Limit {
@@ -106,7 +107,7 @@ impl Limit {
             Self::Generator => "the generator",
             Self::Loss => "loss",
             Self::Duplicates => "duplicate frames",
-            Self::Most => "the offered maximum",
+            Self::MaxRate => "the offered maximum",
         }
     }
 }
@@ -117,7 +118,8 @@ pub struct FrameReport {
     /// Length of a frame in bytes, with its check sequence
     pub frame: u32,
     /// Highest rate that was offered, in frames a second; `None` if the generator's trial lost its core
-    pub most: Option<u64>,
+    #[serde(rename = "most")]
+    pub max_rate: Option<u64>,
     /// Throughput (26.1): the greatest rate without loss, in frames a second
     pub throughput: Figure,
     /// Reason why the throughput is not greater
@@ -135,7 +137,7 @@ impl FrameReport {
     pub(super) fn new(frame: u32) -> Self {
         Self {
             frame,
-            most: None,
+            max_rate: None,
             throughput: Figure::default(),
             limit: None,
             loss: Vec::new(),
@@ -254,7 +256,7 @@ impl Report {
         let mut throughput =
             table(&["frame", "throughput", "of the maximum", "limited by", "on CPU", "discarded"]);
         for f in &self.frames {
-            let part = f.throughput.median.zip(f.most).map(|(found, most)| found / most as f64 * 100.0);
+            let part = f.throughput.median.zip(f.max_rate).map(|(found, max)| found / max as f64 * 100.0);
             throughput.add_row([
                 format!("{} B", f.frame),
                 f.throughput.text(rate),

@@ -2,7 +2,7 @@
 
 use super::port::Ports;
 use super::tree::{Table, Value, section};
-use bench::rfc2544::{Most, Settings};
+use bench::rfc2544::{MaxRate, Settings};
 use core::time::Duration;
 use pktgen::Verb;
 use pktgen::profile::{Host, STAMP_LEN};
@@ -95,7 +95,7 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
     let burst = fraction("burst_s", "2", 0.000_1..=60.0, trial.unwrap_or(1.0));
     let min_core = fraction("min_core", "0.9", 0.0..=1.0, 0.9);
     let repeats = table.number("repeats", 1..=99, 3) as u32;
-    let most = highest_load(&table);
+    let max_rate = highest_load(&table);
     let command = table.get("command", "\"understudy run device.toml\"");
     let command = match &command {
         Some(value) => value.text().map(|text| Some(text.to_owned())),
@@ -151,7 +151,7 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
     table.finish();
     let settings = Settings {
         frames: frames?,
-        most: most?,
+        max_rate: max_rate?,
         resolution: resolution?,
         loss_step: loss_step?,
         trial_s: trial?,
@@ -166,16 +166,16 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
 /// Reads the highest load to offer: the rate of the link, or a packet rate. Without both, the generator's own
 /// limit applies.
 #[expect(clippy::option_option, reason = "invalid, absent, or a rate")]
-fn highest_load(table: &Table<'_>) -> Option<Option<Most>> {
+fn highest_load(table: &Table<'_>) -> Option<Option<MaxRate>> {
     let bits = table.get("link_gbps", "10");
     let packets = table.get("packets_per_s", "1_000_000");
     match (bits, packets) {
         (None, None) => Some(None),
         (Some(bits), None) => {
-            bits.fraction(0.000_1..=800.0).map(|gbps| Some(Most::BitsPerS((gbps * 1e9) as u64)))
+            bits.fraction(0.000_1..=800.0).map(|gbps| Some(MaxRate::BitsPerS((gbps * 1e9) as u64)))
         }
         (None, Some(packets)) => {
-            packets.number(1..=1_000_000_000, 1_000_000).map(|n| Some(Most::PacketsPerS(n)))
+            packets.number(1..=1_000_000_000, 1_000_000).map(|n| Some(MaxRate::PacketsPerS(n)))
         }
         (Some(_), Some(packets)) => {
             let problem = packets.problem("`link_gbps` and `packets_per_s` both set the highest rate");

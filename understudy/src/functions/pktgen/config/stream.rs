@@ -242,10 +242,10 @@ fn mac(table: &Table<'_>, key: &'static str, example: &'static str, default: Mac
 
 /// Reads `"turn"`, `"uniform"` or `{ zipf = 0.99 }`. The default is `"turn"`.
 fn choice(table: &Table<'_>, key: &'static str) -> Option<Choice> {
-    let Some(value) = table.get(key, "\"uniform\"") else { return Some(Choice::Turn) };
+    let Some(value) = table.get(key, "\"uniform\"") else { return Some(Choice::RoundRobin) };
     if value.text_if_any().is_some() {
         return Some(if value.word(&["turn", "uniform"])? == "turn" {
-            Choice::Turn
+            Choice::RoundRobin
         } else {
             Choice::Uniform
         });
