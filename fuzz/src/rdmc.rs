@@ -295,7 +295,7 @@ impl Host {
                 let config = GroupConfig {
                     algorithm: self.algorithm.clone(),
                     block_bytes: BLOCK,
-                    ahead: 1 + u32::from(a >> 1 & 3),
+                    max_in_flight: 1 + u32::from(a >> 1 & 3),
                     ..GroupConfig::new(group, self.members.iter().map(|n| ip(*n)).collect())
                 };
                 let (pd, lent_buffers) = (node.pd().unwrap(), Arc::clone(lent));
@@ -331,9 +331,9 @@ impl Host {
             }
             2 => _ = node.destroy_group(group),
             3 => _ = node.abandon_group(nic, group, now),
-            4 => _ = node.call(nic, ip(PEERS[usize::from(b & 1)]), now),
-            5 => node.hang_up(ip(PEERS[usize::from(b & 1)])),
-            _ => node.tell(nic, ip(PEERS[usize::from(b & 1)]), [a; Node::NOTE]),
+            4 => _ = node.request_link(nic, ip(PEERS[usize::from(b & 1)]), now),
+            5 => node.release_link(ip(PEERS[usize::from(b & 1)])),
+            _ => node.send_note(nic, ip(PEERS[usize::from(b & 1)]), [a; Node::NOTE]),
         }
     }
 
@@ -371,8 +371,8 @@ impl Host {
     fn run(&mut self) {
         self.node.run(&mut self.nic, self.now);
         while let Some(event) = self.node.poll_event() {
-            if let Event::Failed { unfinished, lacking, .. } = event {
-                assert!(lacking.len() < self.members.len());
+            if let Event::Failed { unfinished, missing_members, .. } = event {
+                assert!(missing_members.len() < self.members.len());
                 let mut lent = self.lent.lock().unwrap();
                 for memory in unfinished {
                     release(&mut self.nic, &mut lent, memory);
@@ -454,16 +454,16 @@ impl Host {
     }
 
     fn check(&self) {
-        let (held, links) = (self.nic.resource_counts(), self.node.held());
-        assert!(links.queue_pairs <= 8 && self.node.words() <= CONNECTIONS);
+        let (held, links) = (self.nic.resource_counts(), self.node.resource_counts());
+        assert!(links.queue_pairs <= 8 && self.node.ready_words_in_use() <= CONNECTIONS);
         assert!(held.queue_pairs <= links.queue_pairs + CONNECTIONS, "{held:?}");
         let messages = self.lent.lock().unwrap().buffers.len();
         assert!(held.regions <= links.regions + GROUPS.len() + messages, "{held:?} with {messages} messages");
         // Messages of the node's own accord: that groups are created, open and end, and notes
         assert!(
-            self.node.unsaid() <= 16 + 8 * self.calls,
+            self.node.queued_messages() <= 16 + 8 * self.calls,
             "{} messages wait after {} calls",
-            self.node.unsaid(),
+            self.node.queued_messages(),
             self.calls
         );
     }
@@ -475,8 +475,8 @@ impl Host {
         }
         self.run();
         assert!(self.lent.lock().unwrap().buffers.is_empty(), "memory of messages was not returned");
-        assert_eq!(self.node.words(), 0);
-        assert_eq!(self.nic.resource_counts(), self.node.held());
+        assert_eq!(self.node.ready_words_in_use(), 0);
+        assert_eq!(self.nic.resource_counts(), self.node.resource_counts());
     }
 }
 

@@ -213,9 +213,9 @@ impl Group {
             let len = first.len() * self.config.block_bytes as usize;
             self.staging_buffer = Some(nic.register_new(resources.pd, len, 0, Access::LOCAL_WRITE)?);
         }
-        let ahead = self.config.ahead as usize;
+        let max_in_flight = self.config.max_in_flight as usize;
         for member in members {
-            let qpn = nic.create_qp(resources.queue_pair(Depth::blocks(ahead)))?;
+            let qpn = nic.create_qp(resources.queue_pair(Depth::blocks(max_in_flight)))?;
             let Some(ready_word) = resources.free_ready_words.pop() else {
                 _ = nic.destroy_qp(qpn);
                 return Err(CallError::Connections(1));
@@ -240,7 +240,7 @@ impl Group {
                 staging_slot,
                 spare_for_message: None,
                 first_sender_ambiguous: staging_slot.is_some() && first.len() > 1,
-                ready_write_limit: Depth::ready_writes(ahead),
+                ready_write_limit: Depth::ready_writes(max_in_flight),
                 ready_word_stale: false,
             });
             nic.modify_qp(qpn, Modify::Init { access: Access::REMOTE_WRITE, qkey: 0 })?;
@@ -378,9 +378,9 @@ impl Group {
             let other = self.other_members().find(|member| waits(&self.member_states[*member as usize]));
             other.map(|member| self.ip(member))
         };
-        let silent = first(|other| other.create.is_none()).map(Failure::Silent);
+        let silent = first(|other| other.create.is_none()).map(Failure::NotCreated);
         let unjoined = || first(|other| !other.joined).filter(|_| self.is_switch_ready());
-        silent.or_else(|| unjoined().map(Failure::Unjoined)).unwrap_or(Failure::Switch(self.ip(0)))
+        silent.or_else(|| unjoined().map(Failure::NotJoined)).unwrap_or(Failure::Switch(self.ip(0)))
     }
 
     /// Returns whether the switch, if there is one, has connected every member, as far as this node can tell.
@@ -394,10 +394,10 @@ impl Group {
     }
 
     /// Returns the members that have not created the group, as far as this node can tell.
-    pub(crate) fn lacking(&self) -> Vec<IpAddr> {
-        let lacking =
+    pub(crate) fn missing_members(&self) -> Vec<IpAddr> {
+        let missing_members =
             self.other_members().filter(|member| self.member_states[*member as usize].create.is_none());
-        lacking.map(|member| self.ip(member)).collect()
+        missing_members.map(|member| self.ip(member)).collect()
     }
 
     /// Returns whether this member's connections with the switch are established. True without a switch.
@@ -469,7 +469,7 @@ impl Group {
             out.waits = self.transfer_context(nic, resources).advance()?;
             let complete = self.transfer.as_ref().is_some_and(Transfer::is_complete);
             let complete = complete
-                || resources.has_bug(crate::Bug::NotPassedOn)
+                || resources.has_bug(crate::Bug::CompletesBeforeRelaying)
                     && self
                         .transfer
                         .as_ref()

@@ -27,7 +27,7 @@ mod wire;
 
 pub use config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
 pub use group::{IncomingMessage, MessageComplete};
-pub use in_network::copied_at_once;
+pub use in_network::switch_fanout;
 pub use node::{Counters, Event, Node};
 pub use p4ce::SwitchAddress;
 pub use schedule::{Algorithm, Racks, Receive, Schedule, ScheduleError, Send, To};
@@ -36,7 +36,7 @@ pub use schedule::{Algorithm, Racks, Receive, Schedule, ScheduleError, Send, To}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// A sender sends blocks without waiting for the receiver's ready word.
-    Unready,
+    IgnoresReadyWord,
     /// A member does not relay failures to the other members.
     NoRelay,
     /// The root closes a group without waiting for the members' `Received` messages.
@@ -44,27 +44,27 @@ pub enum Bug {
     /// A receiver stores the first block that arrives as block 0.
     WrongFirst,
     /// A relay completes a message when its blocks have arrived, although it has not sent all of them on.
-    NotPassedOn,
+    CompletesBeforeRelaying,
     /// A node that loses a peer reports itself as the failed member.
     WrongMember,
     /// A receiver that has accepted an offer ignores the name notes of later offers.
-    HalfName,
+    IgnoresLaterNames,
     /// The root does not send receivers the note that names the switch.
-    SwitchUntold,
+    SwitchNoteOmitted,
     /// The root sends further segments without waiting until receivers have written the earlier ones.
-    Heedless,
+    IgnoresWindow,
 }
 
 impl Bug {
     /// All bugs of groups.
     pub const ALL: [Self; 6] = [
-        Self::Unready,
+        Self::IgnoresReadyWord,
         Self::NoRelay,
         Self::EarlyClose,
         Self::WrongFirst,
-        Self::NotPassedOn,
+        Self::CompletesBeforeRelaying,
         Self::WrongMember,
     ];
     /// All bugs of deliveries.
-    pub const DELIVERY: [Self; 3] = [Self::HalfName, Self::SwitchUntold, Self::Heedless];
+    pub const DELIVERY: [Self; 3] = [Self::IgnoresLaterNames, Self::SwitchNoteOmitted, Self::IgnoresWindow];
 }

@@ -53,7 +53,7 @@ struct Link {
     established: Option<Connection>,
     /// Connection that is being set up.
     pending: Option<Connection>,
-    /// Number of groups and calls that need the link.
+    /// Number of users: groups that need the link, and the application's request.
     users: usize,
     outbox: VecDeque<[u8; LEN]>,
     last_received: Nanos,

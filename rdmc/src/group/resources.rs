@@ -48,23 +48,23 @@ pub(crate) struct Depth {
 
 impl Depth {
     /// Returns the room for writes of ready words: at most two for each block.
-    pub(crate) const fn ready_writes(ahead: usize) -> usize {
-        3 * ahead + 7
+    pub(crate) const fn ready_writes(max_in_flight: usize) -> usize {
+        3 * max_in_flight + 7
     }
 
     /// Returns the depth of a queue pair between two members that exchange blocks.
-    pub(crate) const fn blocks(ahead: usize) -> Self {
-        Self { send: Self::ready_writes(ahead) + ahead + 1, recv: ahead + 2 }
+    pub(crate) const fn blocks(max_in_flight: usize) -> Self {
+        Self { send: Self::ready_writes(max_in_flight) + max_in_flight + 1, recv: max_in_flight + 2 }
     }
 
     /// Returns the depth of a queue pair from the root to a switch that copies.
-    pub(crate) const fn to_switch(ahead: usize) -> Self {
-        Self { send: ahead + 1, recv: 1 }
+    pub(crate) const fn to_switch(max_in_flight: usize) -> Self {
+        Self { send: max_in_flight + 1, recv: 1 }
     }
 
     /// Returns the depth of a queue pair from such a switch to a member.
-    pub(crate) const fn from_switch(ahead: usize) -> Self {
-        Self { send: 1, recv: ahead + 2 }
+    pub(crate) const fn from_switch(max_in_flight: usize) -> Self {
+        Self { send: 1, recv: max_in_flight + 2 }
     }
 
     /// Returns the maximum number of completions of both queues.

@@ -14,7 +14,7 @@
 //! | in-network | k |
 //!
 //! In-network, one step brings a block to all nodes. If there are more receivers than a switch [copies to at
-//! once](crate::copied_at_once), the root sends each block several times.
+//! once](crate::switch_fanout), the root sends each block several times.
 
 mod hybrid;
 mod pipeline;

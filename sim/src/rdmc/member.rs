@@ -222,8 +222,8 @@ impl Member {
                 }
                 (group, GroupState::Failed(failure))
             }
-            // This application makes no calls of its own that these events answer.
-            Event::Reached(_) | Event::Lost(_) | Event::Note(..) => return,
+            // This application requests no links and sends no notes.
+            Event::LinkUp(_) | Event::LinkLost(_) | Event::Note(..) => return,
         };
         let now = seen.now;
         seen.since.insert(group, now);
