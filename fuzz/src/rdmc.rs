@@ -4,7 +4,7 @@
 //! announced lengths. When its groups are over, it has released all resources.
 
 use core::net::IpAddr;
-use rdmc::{Algorithm, Config, Event, GroupConfig, Memory, Node};
+use rdmc::{Algorithm, Config, Event, GroupConfig, MessageMemory, Node};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace};
 use rnic::{
     Access, Buffer, CompletionOpcode, ConnParam, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu,
@@ -307,10 +307,10 @@ impl Host {
                     let (buffer, mr) = nic.register_new(pd, len as usize, VA, Access::LOCAL_WRITE).ok()?;
                     lent_buffers.lock().unwrap().buffers.insert(mr.0, (buffer, len));
                     // An application may be wrong about its own memory.
-                    Some(Memory { mr, va: if len == 99 { VA + 1 } else { VA } })
+                    Some(MessageMemory { mr, va: if len == 99 { VA + 1 } else { VA } })
                 };
                 let lent = Arc::clone(lent);
-                let complete = move |nic: &mut Rnic, memory: Memory, len: u32| {
+                let complete = move |nic: &mut Rnic, memory: MessageMemory, len: u32| {
                     let mut lent = lent.lock().unwrap();
                     lent.complete += 1;
                     assert_eq!(nic.region(memory.mr).map(|region| region.len), Some(len.into()));
@@ -322,7 +322,7 @@ impl Host {
                 let len = 1 + u32::from(b) * 3;
                 let made = nic.register_new(node.pd().unwrap(), len as usize, VA, Access::LOCAL_READ);
                 let Ok((buffer, mr)) = made else { return };
-                let memory = Memory { mr, va: VA };
+                let memory = MessageMemory { mr, va: VA };
                 let mut lent = lent.lock().unwrap();
                 lent.buffers.insert(mr.0, (buffer, len));
                 if node.send(nic, group, memory, len).is_err() {
@@ -480,7 +480,7 @@ impl Host {
     }
 }
 
-fn release(nic: &mut Rnic, lent: &mut LentMemory, memory: Memory) {
+fn release(nic: &mut Rnic, lent: &mut LentMemory, memory: MessageMemory) {
     let (buffer, _) =
         lent.buffers.remove(&memory.mr.0).expect("the memory was lent, and has not been returned");
     nic.deregister(memory.mr).unwrap();

@@ -12,7 +12,7 @@ use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 /// Interval of the checks whether the last packets have arrived
 const CHECK_INTERVAL: Nanos = Nanos::from_micros(100);
 /// Longest turn of a worker: a longer time between two calls of the timer counts as absence
-const TURN: Nanos = Nanos::from_micros(20);
+const MAX_TURN: Nanos = Nanos::from_micros(20);
 
 /// Commands from the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +169,7 @@ impl Pktgen {
             self.first_stream = if first + 1 < self.senders.len() { first + 1 } else { 0 };
         }
         // A stream that waits for responses has to detect when the worker was away.
-        self.next = if self.limits_outstanding { next.min(now + TURN) } else { next };
+        self.next = if self.limits_outstanding { next.min(now + MAX_TURN) } else { next };
         if all_sent || (ends && (!pending || late >= self.catch_up)) {
             self.end(now, at);
         }
@@ -183,7 +183,7 @@ impl Pktgen {
         if away > longest {
             self.counters.longest_away_ns.add(away - longest);
         }
-        self.absence = self.absence + Nanos(away.saturating_sub(TURN.0));
+        self.absence = self.absence + Nanos(away.saturating_sub(MAX_TURN.0));
         self.last_check = now;
     }
 }

@@ -70,9 +70,9 @@ pub struct Stream {
     /// Verb of its requests
     pub verb: Verb,
     /// Sender
-    pub src: Host,
+    pub src: HostAddress,
     /// Receiver
-    pub dst: Host,
+    pub dst: HostAddress,
     /// First queue pair number; the others follow. Both hosts use the same numbers
     pub first_qpn: Qpn,
     /// Number of queue pairs
@@ -85,7 +85,7 @@ pub struct Stream {
     /// Largest payload of a packet, in bytes: the path MTU
     pub mtu: u16,
     /// Part of the receiver's memory that requests address
-    pub memory: Memory,
+    pub memory: RemoteMemory,
     /// First PSN of each queue pair; drawn from the seed if `None`
     pub first_psn: Option<Psn>,
     /// Sending rate
@@ -172,7 +172,7 @@ impl Verb {
 
 /// One end of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Host {
+pub struct HostAddress {
     /// MAC address
     pub mac: MacAddr,
     /// IP address
@@ -181,7 +181,7 @@ pub struct Host {
 
 /// Memory of the receiver that requests address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct RemoteMemory {
     /// Virtual address of the first slot
     pub va: u64,
     /// Remote key

@@ -123,7 +123,7 @@ impl GroupConfig {
 
 /// Memory of a message: a region in [`Node::pd`](crate::Node::pd), and the position of the message in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct MessageMemory {
     /// Memory region.
     pub mr: Mr,
     /// Virtual address of the message's first byte.

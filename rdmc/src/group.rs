@@ -17,7 +17,7 @@ mod validate;
 pub(crate) use resources::{Depth, QpUse, READY_VA, READY_WORD_LEN, Resources};
 pub(crate) use validate::check;
 
-use crate::config::{CallError, Failure, GroupConfig, Memory};
+use crate::config::{CallError, Failure, GroupConfig, MessageMemory};
 use crate::schedule::{Algorithm, Schedule};
 use crate::wire::{Create, End, Message};
 use core::net::IpAddr;
@@ -35,10 +35,10 @@ use transfer::{ReceiveTarget, Transfer, TransferContext};
 
 /// Callback for an incoming message of the given number of bytes. Returns memory for it, or `None` if there
 /// is none.
-pub type IncomingMessage = Box<dyn FnMut(&mut Rnic, u32) -> Option<Memory> + Send>;
+pub type IncomingMessage = Box<dyn FnMut(&mut Rnic, u32) -> Option<MessageMemory> + Send>;
 /// Callback for a message that is complete at this member, with its memory and its number of bytes. The
 /// memory may be reused.
-pub type MessageComplete = Box<dyn FnMut(&mut Rnic, Memory, u32) + Send>;
+pub type MessageComplete = Box<dyn FnMut(&mut Rnic, MessageMemory, u32) + Send>;
 
 /// State of another member, as known here.
 #[derive(Clone, Copy, Debug, Default)]
@@ -143,9 +143,9 @@ pub(crate) struct Group {
     stage: Stage,
     pub(crate) transfer: Option<Transfer>,
     /// At the root: messages that wait to be sent, with their lengths in bytes.
-    pub(crate) queue: VecDeque<(Memory, u32)>,
+    pub(crate) queue: VecDeque<(MessageMemory, u32)>,
     /// Memory that the application gave for a message, outside of any usable region.
-    pub(crate) unusable_memory: Option<Memory>,
+    pub(crate) unusable_memory: Option<MessageMemory>,
     /// Number of messages that are complete at this member.
     pub(crate) messages: u64,
     /// At the root: no more messages will be sent.
@@ -250,7 +250,12 @@ impl Group {
 
     /// Returns all resources to the NIC, except the memory of messages, which belongs to the application.
     /// Returns the memory of the messages that are not complete.
-    pub(crate) fn tear_down(&mut self, nic: &mut Rnic, resources: &mut Resources, now: Nanos) -> Vec<Memory> {
+    pub(crate) fn tear_down(
+        &mut self,
+        nic: &mut Rnic,
+        resources: &mut Resources,
+        now: Nanos,
+    ) -> Vec<MessageMemory> {
         for neighbour in self.neighbours.drain(..) {
             resources.uses.remove(&neighbour.qpn.get());
             resources.free_ready_words.push(neighbour.ready_word);

@@ -25,7 +25,7 @@ mod node;
 pub mod schedule;
 mod wire;
 
-pub use config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
+pub use config::{CallError, Config, Failure, GroupConfig, MessageMemory, StartError};
 pub use group::{IncomingMessage, MessageComplete};
 pub use in_network::switch_fanout;
 pub use node::{Counters, Event, Node};

@@ -3,7 +3,7 @@
 
 mod incoming;
 
-use crate::config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
+use crate::config::{CallError, Config, Failure, GroupConfig, MessageMemory, StartError};
 use crate::group::ready::ReadyCondition;
 use crate::group::transfer::is_within;
 use crate::group::{
@@ -34,7 +34,7 @@ pub enum Event {
         /// Reason.
         failure: Failure,
         /// Memory of all messages that are not complete at this node, including memory that was unusable.
-        unfinished: Vec<Memory>,
+        unfinished: Vec<MessageMemory>,
         /// If the group failed at its deadline: the members of which this node has received no `Create`.
         missing_members: Vec<IpAddr>,
     },
@@ -239,7 +239,13 @@ impl Node {
     /// # Errors
     /// If this node is not the root, the group has failed or is being closed, or the message is empty, too
     /// long, or not in a region of the node's protection domain.
-    pub fn send(&mut self, nic: &Rnic, number: u32, memory: Memory, len: u32) -> Result<(), CallError> {
+    pub fn send(
+        &mut self,
+        nic: &Rnic,
+        number: u32,
+        memory: MessageMemory,
+        len: u32,
+    ) -> Result<(), CallError> {
         let resources = self.resources.as_ref().ok_or(CallError::NotStarted)?;
         let Some(group) = self.groups.get_mut(&number) else {
             return Err(self.failed.get(&number).map_or(CallError::Unknown(number), |why| (*why).into()));

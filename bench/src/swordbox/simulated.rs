@@ -13,7 +13,7 @@ use switch::Nanos;
 use switch::forward::Config as ForwardConfig;
 use swordbox::clients::Kind;
 use swordbox::clients::lock::Unlock;
-use swordbox::{Config, Connection, Control, Journal, Layers, Server, Swordbox, Table};
+use swordbox::{Config, Connection, Control, Journal, Layers, Server, Swordbox, WordTable};
 
 /// Clients that contend for one lock
 const CLIENTS: usize = 240;
@@ -62,7 +62,8 @@ impl Journal for NullJournal {
 
 /// Creates a Swordbox between the machines and the server of a rack.
 fn swordbox(machines: usize, layers: Layers) -> Controlled<Control> {
-    let table = Table { rkey: None, range: LOCKS_VA..LOCKS_VA + LOCKS_LEN as u64, stride: 8, writable: true };
+    let table =
+        WordTable { rkey: None, range: LOCKS_VA..LOCKS_VA + LOCKS_LEN as u64, stride: 8, writable: true };
     let config = Config {
         connections: 1024,
         servers: vec![Server { tables: vec![table], ..Server::new(rack::ip(None)) }],

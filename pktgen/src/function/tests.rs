@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::pace::{Rate, Unit};
-use crate::profile::{Choice, Host, Memory, Stream, Verb};
+use crate::profile::{Choice, HostAddress, RemoteMemory, Stream, Verb};
 use core::net::IpAddr;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::Timestamp;
@@ -20,9 +20,9 @@ mod responses;
 const A: PortId = PortId(0);
 const B: PortId = PortId(1);
 
-fn host(n: u8, v6: bool) -> Host {
+fn host(n: u8, v6: bool) -> HostAddress {
     let ip: IpAddr = if v6 { format!("fd00::{n}") } else { format!("10.0.0.{n}") }.parse().unwrap();
-    Host { mac: MacAddr([2, 0, 0, 0, 0, n]), ip }
+    HostAddress { mac: MacAddr([2, 0, 0, 0, 0, n]), ip }
 }
 
 pub(crate) fn stream(verb: Verb, first_qpn: u32, qps: u32) -> Stream {
@@ -36,7 +36,7 @@ pub(crate) fn stream(verb: Verb, first_qpn: u32, qps: u32) -> Stream {
         pick: Choice::Uniform,
         sizes: if verb.has_payload() || verb == Verb::Read { vec![64] } else { Vec::new() },
         mtu: 1024,
-        memory: Memory {
+        memory: RemoteMemory {
             va: 0x7f00_0000_0000,
             rkey: 0x1234,
             slots: 16,

@@ -26,7 +26,7 @@ mod send;
 pub use receive::{ObjectReceiver, Offer, ReceiverConfig, ReceiverError};
 pub use send::{DeliveryReport, ObjectSender, SenderConfig, SenderError};
 
-use crate::config::{CallError, Failure, Memory};
+use crate::config::{CallError, Failure, MessageMemory};
 use core::net::IpAddr;
 use rnic::{Access, Buffer, MemoryError, Pd, Rnic};
 use std::collections::BTreeMap;
@@ -113,13 +113,13 @@ impl Buffers {
         pd: Pd,
         bytes: Vec<u8>,
         access: Access,
-    ) -> Result<Memory, MemoryError> {
+    ) -> Result<MessageMemory, MemoryError> {
         let len = bytes.len();
         let buffer = nic.alloc(bytes)?;
         match nic.register(pd, buffer, 0..len, VA, access) {
             Ok(mr) => {
                 self.0.insert(mr.0, buffer);
-                Ok(Memory { mr, va: VA })
+                Ok(MessageMemory { mr, va: VA })
             }
             Err(error) => {
                 _ = nic.free(buffer);
@@ -129,7 +129,7 @@ impl Buffers {
     }
 
     /// Deregisters the memory of a segment, and returns its bytes.
-    fn deregister(&mut self, nic: &mut Rnic, memory: Memory) -> Vec<u8> {
+    fn deregister(&mut self, nic: &mut Rnic, memory: MessageMemory) -> Vec<u8> {
         _ = nic.deregister(memory.mr);
         let buffer = self.0.remove(&memory.mr.0);
         buffer.and_then(|buffer| nic.free(buffer).ok()).unwrap_or_default()

@@ -2,7 +2,7 @@
 
 use super::note::{Note, Terms, algorithm_from_number};
 use super::{Buffers, DIGEST, Refusal, is_fatal};
-use crate::config::{CallError, Config, GroupConfig, Memory, StartError};
+use crate::config::{CallError, Config, GroupConfig, MessageMemory, StartError};
 use crate::node::{Event, Node};
 use crate::schedule::Algorithm;
 use core::net::IpAddr;
@@ -551,7 +551,7 @@ impl ObjectReceiver {
             shared.buffers.register(nic, pd, bytes, Access::LOCAL_WRITE).ok()
         };
         let shared = Arc::clone(&self.shared);
-        let complete = move |nic: &mut Rnic, memory: Memory, _: u32| {
+        let complete = move |nic: &mut Rnic, memory: MessageMemory, _: u32| {
             let mut shared = lock(&shared);
             let bytes = shared.buffers.deregister(nic, memory);
             shared.arrived.push_back(bytes);

@@ -6,7 +6,7 @@ pub use config::{DeliveryReport, SenderConfig, SenderError};
 
 use super::note::{MAX_NAME_LEN, NAME_PART_LEN, Note, Terms, algorithm_number};
 use super::{Buffers, DIGEST, LossReason, Refusal, is_fatal};
-use crate::config::{CallError, Config, Failure, GroupConfig, Memory};
+use crate::config::{CallError, Config, Failure, GroupConfig, MessageMemory};
 use crate::node::{Event, Node};
 use crate::schedule::{Algorithm, Racks, Schedule};
 use core::net::IpAddr;
@@ -70,7 +70,7 @@ pub struct ObjectSender {
     last_progress: Nanos,
     buffers: Buffers,
     /// Memory of messages that are complete.
-    complete: Arc<Mutex<Vec<Memory>>>,
+    complete: Arc<Mutex<Vec<MessageMemory>>>,
     outcome: Option<Result<DeliveryReport, SenderError>>,
 }
 
@@ -583,7 +583,7 @@ impl ObjectSender {
             ..GroupConfig::new(self.round, self.members())
         };
         let complete = Arc::clone(&self.complete);
-        let done = move |_: &mut Rnic, memory: Memory, _: u32| {
+        let done = move |_: &mut Rnic, memory: MessageMemory, _: u32| {
             complete.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
         };
         let made = self.node.create_group(nic, group, Box::new(|_, _| None), Box::new(done), now);

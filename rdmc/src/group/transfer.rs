@@ -20,7 +20,7 @@
 
 use super::ready::ReadyCondition;
 use super::{Group, Neighbour, Resources};
-use crate::config::{Failure, GroupConfig, Memory};
+use crate::config::{Failure, GroupConfig, MessageMemory};
 use crate::schedule::{Schedule, To};
 use rnic::{Access, Data, Operation, RecvRequest, Rnic, SendRequest, Sge};
 
@@ -41,7 +41,7 @@ pub(crate) enum ReceiveTarget {
 /// Transfer of one message.
 #[derive(Debug)]
 pub(crate) struct Transfer {
-    pub(crate) memory: Memory,
+    pub(crate) memory: MessageMemory,
     pub(crate) len: u32,
     /// Blocks to send, in order: the neighbour's index, or [`ALL`], and the block.
     sends: Vec<(u32, u32)>,
@@ -146,7 +146,7 @@ impl TransferContext<'_> {
     }
 
     /// Starts the transfer of a message of `len` bytes.
-    fn start(&mut self, memory: Memory, len: u32) -> Result<(), Failure> {
+    fn start(&mut self, memory: MessageMemory, len: u32) -> Result<(), Failure> {
         let group = &mut *self.group;
         let n = group.config.members.len() as u32;
         let blocks = len.div_ceil(group.config.block_bytes);
@@ -405,7 +405,13 @@ impl TransferContext<'_> {
 
 /// Returns whether `len` bytes from `memory` on lie in one region of the node's protection domain that has
 /// this access right.
-pub(crate) fn is_within(nic: &Rnic, resources: &Resources, memory: Memory, len: u32, access: Access) -> bool {
+pub(crate) fn is_within(
+    nic: &Rnic,
+    resources: &Resources,
+    memory: MessageMemory,
+    len: u32,
+    access: Access,
+) -> bool {
     nic.region(memory.mr).is_some_and(|region| {
         let at = memory.va.checked_sub(region.va);
         let fits = at.and_then(|at| at.checked_add(len.into())).is_some_and(|end| end <= region.len);

@@ -2,7 +2,7 @@
 //! groups.
 
 use super::{EarlyCreate, Event, MAX_EARLY, Node};
-use crate::config::{Failure, Memory};
+use crate::config::{Failure, MessageMemory};
 use crate::group::{Group, Outcome, QpUse};
 use crate::in_network;
 use crate::mesh::MeshEvent;
@@ -314,7 +314,7 @@ impl Node {
         self.events.push_back(Event::Failed { group: number, failure, unfinished, missing_members });
     }
 
-    fn remove(&mut self, nic: &mut Rnic, number: u32, now: Nanos) -> Option<(Group, Vec<Memory>)> {
+    fn remove(&mut self, nic: &mut Rnic, number: u32, now: Nanos) -> Option<(Group, Vec<MessageMemory>)> {
         let resources = self.resources.as_mut()?;
         let mut group = self.groups.remove(&number)?;
         self.due.remove(&number);

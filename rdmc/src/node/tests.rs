@@ -182,7 +182,7 @@ fn receiver() -> (Node, Rnic, u32) {
 /// Sets the callback that provides memory for messages.
 fn set_memory_callback(
     node: &mut Node,
-    incoming: impl FnMut(&mut Rnic, u32) -> Option<Memory> + Send + 'static,
+    incoming: impl FnMut(&mut Rnic, u32) -> Option<MessageMemory> + Send + 'static,
 ) {
     node.groups.get_mut(&1).unwrap().incoming = Box::new(incoming);
 }
@@ -233,7 +233,7 @@ fn a_block_beyond_a_message_is_a_violation() {
     let (_, mr) = nic.register_new(node.pd().unwrap(), 4, 0x1000, Access::LOCAL_WRITE).unwrap();
     set_memory_callback(&mut node, move |_, _| {
         reported.fetch_add(1, Ordering::Relaxed);
-        Some(Memory { mr, va: 0x1000 })
+        Some(MessageMemory { mr, va: 0x1000 })
     });
     let failures: Vec<_> =
         (0..3).map(|_| receive_staged(&mut node, &mut nic, &block_completion(qpn, 4, 2))).collect();
@@ -248,7 +248,7 @@ fn first_block(total: u32, len: u32, access: Access, is_foreign: bool, room: usi
     let (mut node, mut nic, qpn) = receiver();
     let pd = if is_foreign { nic.alloc_pd() } else { node.pd().unwrap() };
     let (_, mr) = nic.register_new(pd, room, 0x1000, access).unwrap();
-    set_memory_callback(&mut node, move |_, _| Some(Memory { mr, va: 0x1000 }));
+    set_memory_callback(&mut node, move |_, _| Some(MessageMemory { mr, va: 0x1000 }));
     receive_staged(&mut node, &mut nic, &block_completion(qpn, total, len))
 }
 
@@ -312,7 +312,7 @@ fn sent_before_acknowledgement(algorithm: Algorithm, ready: u64) -> (u64, bool) 
     let (incoming, complete) = (Box::new(|_: &mut Rnic, _| None), Box::new(|_: &mut Rnic, _, _| ()));
     node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
     let (_, mr) = nic.register_new(node.pd().unwrap(), 10, 0x1000, Access::LOCAL_READ).unwrap();
-    node.send(&nic, 1, Memory { mr, va: 0x1000 }, 10).unwrap();
+    node.send(&nic, 1, MessageMemory { mr, va: 0x1000 }, 10).unwrap();
     let resources = node.resources.as_ref().unwrap();
     let group = node.groups.get_mut(&1).unwrap();
     let Neighbour { qpn, ready_word, .. } = group.neighbours[0];

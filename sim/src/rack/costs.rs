@@ -18,7 +18,7 @@ use swordbox::clients::clover::{Clover, Layout, Options};
 use swordbox::clients::lock::{Locks, Unlock};
 use swordbox::clients::sherman::{self, Sherman};
 use swordbox::clients::ycsb::{Mix, Workload, Zipf, scattered};
-use swordbox::clients::{Memory, Program};
+use swordbox::clients::{Program, ServerMemory};
 
 /// Virtual address of the locks of [`locks()`] and [`sherman()`]: region 0 of the server
 pub const LOCKS_VA: u64 = 0x1000_0000;
@@ -65,7 +65,7 @@ impl Run {
 
     fn measure<P: Program>(
         &self,
-        memory: Vec<Memory>,
+        memory: Vec<ServerMemory>,
         switch: impl Node,
         program: impl FnMut(usize) -> P,
     ) -> Result<Outcome, String> {
@@ -97,7 +97,7 @@ pub fn locks(
 ) -> Result<Outcome, String> {
     let locks = Zipf::new(locks, theta);
     let program = |machine| Locks { unlock, ..Locks::new(locks.clone(), machine as u64, run.seed) };
-    run.measure(vec![Memory::zeroed(LOCKS_VA, LOCKS_LEN)], switch, program)
+    run.measure(vec![ServerMemory::zeroed(LOCKS_VA, LOCKS_LEN)], switch, program)
 }
 
 /// Runs threads that read and update keys of Clover, the store of lists.

@@ -22,7 +22,7 @@ use rocev2::{Psn, Qpn};
 use switch::forward::{Config as ForwardConfig, Forward};
 use switch::{Nanos, Probability, Rng};
 use swordbox::clients::{
-    Account, Connect, Kind, Memory, Program, Server, SharedAccount, Tally, Threads, ThreadsConfig,
+    Account, ConnectMode, Kind, Program, Server, ServerMemory, SharedAccount, Tally, Threads, ThreadsConfig,
 };
 
 /// Port on which the server accepts connections
@@ -139,7 +139,7 @@ impl<P: Program> Rack<P> {
     /// Creates a rack. The server provides `memory`, and each machine runs the program that `program` makes.
     pub fn new(
         config: RackConfig,
-        memory: Vec<Memory>,
+        memory: Vec<ServerMemory>,
         switch: impl Node,
         mut program: impl FnMut(usize) -> P,
     ) -> Self {
@@ -165,7 +165,7 @@ impl<P: Program> Rack<P> {
         let server_link = world.connect(server, switch, config.link);
         let (mut machines, mut links) = (Vec::new(), Vec::new());
         for machine in 0..config.machines {
-            let connect = if config.cm { Connect::Cm(ip(None), PORT) } else { Connect::OutOfBand };
+            let connect = if config.cm { ConnectMode::Cm(ip(None), PORT) } else { ConnectMode::OutOfBand };
             let threads = ThreadsConfig {
                 ack_timeout: config.ack_timeout,
                 retry_count: config.retry_count,

@@ -103,7 +103,7 @@ fn invalid_calls_are_refused_with_the_reason() {
     let blocks = GroupConfig::MAX_BLOCKS + 1;
     assert_eq!(cluster.send(0, 5, blocks), Err(CallError::Blocks(blocks)));
     cluster.with(0, |member, nic, _| {
-        let memory = rdmc::Memory { mr: rnic::Mr(77), va: 0 };
+        let memory = rdmc::MessageMemory { mr: rnic::Mr(77), va: 0 };
         assert_eq!(member.node.send(nic, 1, memory, 1), Err(CallError::NotRegistered));
         member.destroy(1).unwrap();
     });

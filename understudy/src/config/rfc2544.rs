@@ -5,7 +5,7 @@ use super::tree::{Table, Value, section};
 use bench::rfc2544::{MaxRate, Settings};
 use core::time::Duration;
 use pktgen::Verb;
-use pktgen::profile::{Host, STAMP_LEN};
+use pktgen::profile::{HostAddress, STAMP_LEN};
 use rocev2::Bth;
 use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::ipv4::Ipv4;
@@ -39,8 +39,8 @@ pub(crate) struct Rfc2544Config {
 pub(crate) struct Traffic {
     pub(crate) send: PortId,
     pub(crate) receive: PortId,
-    pub(crate) src: Host,
-    pub(crate) dst: Host,
+    pub(crate) src: HostAddress,
+    pub(crate) dst: HostAddress,
     /// WRITE or SEND
     pub(crate) verb: Verb,
     pub(crate) qps: u32,
@@ -73,7 +73,7 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
     let host = |key, example, mac_key, mac: MacAddr| {
         let address = table.require(key, example).and_then(|value| ip(&value));
         let mac = table.get(mac_key, "\"02:00:00:00:00:01\"").map_or(Some(mac), |value| station(&value));
-        Some(Host { ip: address?, mac: mac? })
+        Some(HostAddress { ip: address?, mac: mac? })
     };
     let src = host("src", "\"10.0.0.1\"", "src_mac", MacAddr([2, 0, 0, 0, 0, 1]));
     let dst = host("dst", "\"10.0.0.2\"", "dst_mac", MacAddr([2, 0, 0, 0, 0, 2]));

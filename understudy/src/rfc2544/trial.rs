@@ -11,7 +11,7 @@ use dataplane::counters::WorkerCounters;
 use dataplane::{Control, ControlOutput, DeviceCounters, Live, Mbuf, PortInfo, Runtime, Stop};
 use hdrhistogram::Histogram as Hdr;
 use miette::{Report, miette};
-use pktgen::profile::Memory;
+use pktgen::profile::RemoteMemory;
 use pktgen::{Choice, Command, Counters, Event, Histogram, Pktgen, Profile, Rate, Stream, Unit};
 use rocev2::Qpn;
 use rocev2::onepipe::Timestamp;
@@ -113,7 +113,7 @@ fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
         pick: Choice::RoundRobin,
         sizes: vec![trial.frame - traffic.overhead() as u32],
         mtu: rocev2::MAX_PAYLOAD as u16,
-        memory: Memory { va: 0x7f00_0000_0000, rkey: 0x1000, slots: 1, choice: Choice::RoundRobin },
+        memory: RemoteMemory { va: 0x7f00_0000_0000, rkey: 0x1000, slots: 1, choice: Choice::RoundRobin },
         first_psn: None,
         rate,
         burst: Some(burst),
