@@ -8,7 +8,7 @@ use crate::system::now;
 use bench::rfc2544::{Load, Outcome, Test, Tester, Times, Trial};
 use dataplane::config::Device as PortDevice;
 use dataplane::counters::WorkerCounters;
-use dataplane::{Control, ControlOutput, DeviceCounters, Live, Mbuf, PortInfo, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, DeviceCounters, Live, Mbuf, PortInfo, Runtime, Stop};
 use hdrhistogram::Histogram as Hdr;
 use miette::{Report, miette};
 use pktgen::profile::RemoteMemory;
@@ -313,7 +313,7 @@ struct TrialControl<'a> {
     error: Option<Report>,
 }
 
-impl Control<Pktgen> for TrialControl<'_> {
+impl ControlHandler<Pktgen> for TrialControl<'_> {
     fn on_event(&mut self, _worker: usize, Event::Done: Event, _out: &mut ControlOutput<'_, Pktgen>) {
         self.ended = self.began.as_ref().map(|began| CpuMark::of(began.thread.clone()));
     }

@@ -142,7 +142,7 @@ impl SwordboxControl<'_> {
     }
 }
 
-impl dataplane::Control<Swordbox> for SwordboxControl<'_> {
+impl dataplane::ControlHandler<Swordbox> for SwordboxControl<'_> {
     fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Swordbox>) {
         let Some(writer) = &mut self.writer else { return self.plane.on_event(worker, event, out) };
         match event {
