@@ -1,7 +1,6 @@
 //! Configuration of nodes and groups, and the errors of their calls.
 
-use crate::group::Depth;
-use crate::mesh;
+use crate::depth::Depth;
 use crate::schedule::{Algorithm, ScheduleError};
 use core::net::IpAddr;
 use p4ce::SwitchAddress;
@@ -69,7 +68,7 @@ impl Config {
     /// error state (IB 11.6.3.2). A link has one connection, and a second one while it is being replaced.
     /// Besides each block connection there may be one with a switch.
     pub const fn completions(&self) -> usize {
-        let links = self.links.saturating_mul(2 * mesh::QUEUES.completions());
+        let links = self.links.saturating_mul(2 * Depth::LINK.completions());
         let max_in_flight = GroupConfig::MAX_IN_FLIGHT as usize;
         let (to_switch, from_switch) =
             (Depth::to_switch(max_in_flight).completions(), Depth::from_switch(max_in_flight).completions());

@@ -14,10 +14,11 @@ mod resources;
 pub(crate) mod transfer;
 mod validate;
 
-pub(crate) use resources::{Depth, QpUse, READY_VA, READY_WORD_LEN, Resources};
+pub(crate) use resources::{QpUse, READY_VA, READY_WORD_LEN, Resources};
 pub(crate) use validate::check;
 
 use crate::config::{CallError, Failure, GroupConfig, MessageMemory};
+use crate::depth::Depth;
 use crate::schedule::{Algorithm, Schedule};
 use crate::wire::{Create, End, Message};
 use core::net::IpAddr;

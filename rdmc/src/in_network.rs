@@ -6,7 +6,8 @@
 //! groups, and the root sends each block once to each of them.
 
 use crate::config::Failure;
-use crate::group::{Depth, Group, QpUse, Resources, SwitchConnection};
+use crate::depth::Depth;
+use crate::group::{Group, QpUse, Resources, SwitchConnection};
 use core::net::IpAddr;
 use p4ce::SwitchAddress as Switch;
 use p4ce::wire::{GroupRequest, MemberRequest, Region, Replicas};
