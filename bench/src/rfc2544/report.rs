@@ -1,6 +1,6 @@
 //! Report of the tests: as tables for people, as JSON for programs.
 
-use super::{DiscardReason, Settings, TrialResult};
+use super::trial::{DiscardReason, Limit, Settings, TrialResult};
 use serde::Serialize;
 use std::fmt::Write as _;
 
@@ -83,32 +83,6 @@ impl Figure {
 
     fn on_cpu_text(&self) -> String {
         self.on_cpu.map_or_else(String::new, |part| format!("{part:.2}"))
-    }
-}
-
-/// Reason why no greater rate was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Limit {
-    /// The generator did not send the requested load, or lost frames itself
-    Generator,
-    /// The device lost frames
-    Loss,
-    /// The device duplicated frames
-    Duplicates,
-    /// The highest rate that is offered was reached
-    #[serde(rename = "most")]
-    MaxRate,
-}
-
-impl Limit {
-    const fn text(self) -> &'static str {
-        match self {
-            Self::Generator => "the generator",
-            Self::Loss => "loss",
-            Self::Duplicates => "duplicate frames",
-            Self::MaxRate => "the offered maximum",
-        }
     }
 }
 
