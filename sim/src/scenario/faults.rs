@@ -3,7 +3,8 @@
 use super::parts::mac_of;
 use super::{FaultKind, Scenario};
 use crate::fault::Fault;
-use crate::world::{LinkId, NodeId};
+use crate::link::LinkId;
+use crate::node::NodeId;
 use rocev2::ethernet::MacAddr;
 use switch::Nanos;
 

@@ -1,12 +1,14 @@
 //! Runs of scenarios: from a scenario to a world and its outcome.
 
-use super::parts::{add_outsiders, add_switch, link_of, nic_of};
+use super::parts::{Planted, add_outsiders, add_switch, link_of, nic_of};
 use super::work::{self, Workload};
 use super::{Scenario, SwitchKind, faults};
 use crate::controlled::Controlled;
 use crate::link::Counters;
+use crate::link::LinkId;
+use crate::node::NodeId;
 use crate::switch_node::{Counters as SwitchCounters, Switch};
-use crate::world::{LinkId, NodeId, World};
+use crate::world::World;
 use std::collections::BTreeMap;
 use std::io::Write;
 use switch::Nanos;
@@ -76,13 +78,6 @@ pub struct SwitchReport {
     pub name: String,
     /// Its counters
     pub counters: SwitchCounters,
-}
-
-/// Bug to plant in every NIC; only builds with debug assertions have any.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Planted {
-    /// The bug, if any
-    pub bug: Option<rnic::Bug>,
 }
 
 /// Destination of the capture of a link, with the link's index.

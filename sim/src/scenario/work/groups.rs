@@ -1,11 +1,12 @@
 //! The workload of P4CE's groups: leaders and replicas.
 
-use super::{Workload, clock_of};
+use super::workload::{Workload, clock_of};
 use crate::Controlled;
 use crate::groups::{self, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups};
 use crate::host::Host;
+use crate::node::NodeId;
 use crate::scenario::{GroupsSpec, HostSpec, Scenario, SwitchKind};
-use crate::world::{NodeId, World};
+use crate::world::World;
 use core::net::IpAddr;
 use p4ce::Control;
 use rnic::{Config, Rnic};

@@ -1,10 +1,11 @@
 //! The workload of all verbs between each two hosts.
 
-use super::{Workload, clock_of};
+use super::workload::{Workload, clock_of};
 use crate::host::Host;
+use crate::node::NodeId;
 use crate::scenario::{HostSpec, Scenario, SwitchKind, VerbsSpec};
 use crate::verbs::{self, Shared, Verb, Verbs, VerbsApp};
-use crate::world::{NodeId, World};
+use crate::world::World;
 use core::net::IpAddr;
 use rnic::{Config, Rnic};
 use std::sync::Arc;
