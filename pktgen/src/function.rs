@@ -2,7 +2,8 @@
 //! received frames to the receiver.
 
 use crate::counters::{Counters, StreamCounters};
-use crate::profile::{Profile, ProfileError};
+use crate::error::ProfileError;
+use crate::profile::Profile;
 use crate::receiver::Receiver;
 use crate::schedule::NEVER;
 use crate::sender::Sender;
