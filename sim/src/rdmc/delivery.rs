@@ -170,7 +170,7 @@ impl App for Role {
             Self::Root(root) => root.delivery.start(nic, now).expect("the NIC has room for a node"),
             Self::Receiver(Receiver { behaviour: ReceiverBehaviour::Absent, .. }) => {}
             Self::Receiver(receiver) => {
-                receiver.delivery.start(nic, now).expect("the NIC has room for a node")
+                receiver.delivery.start(nic, now).expect("the NIC has room for a node");
             }
         }
     }
