@@ -247,8 +247,8 @@ impl ObjectReceiver {
         }
     }
 
-    /// Returns the next segment. Each segment is returned once, in order. Call [`written`](Self::written)
-    /// when it is written.
+    /// Returns the next segment. Each segment is returned once, in order. Call
+    /// [`segment_written`](Self::segment_written) when it is written.
     pub fn poll_segment(&mut self) -> Option<Vec<u8>> {
         self.queue.pop_front()
     }
