@@ -4,7 +4,8 @@
 //! polling thread, which other load hardly affects; a sample whose thread had less than nine tenths of a core
 //! is discarded nevertheless.
 
-use crate::process::{CountedFrames, Program, Sample, StartObserver, measure};
+use crate::process::{Observer, Program, Sample, measure};
+use crate::telemetry::CountedFrames;
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report, miette};
 use serde::Serialize;
@@ -37,6 +38,9 @@ pub struct CompareArgs {
     #[arg(long)]
     pub(crate) json: bool,
 }
+
+/// Starts an observer of a running program.
+pub(crate) type StartObserver = Box<dyn Fn(&Bench) -> std::io::Result<Box<dyn Observer>>>;
 
 /// Returns the command that runs a program on a capture, with this file prefix.
 pub(crate) type Launch = Box<dyn Fn(&Bench, &Path, String) -> Result<Program, Report>>;

@@ -5,8 +5,9 @@
 //! polling once a second, and with both polling ten times a second. The cost to the control thread, and to
 //! the monitoring programs, is not counted: the worker has a core of its own.
 
-use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio};
-use crate::process::{CountedFrames, Program, StartObserver};
+use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio, StartObserver};
+use crate::process::Program;
+use crate::telemetry::CountedFrames;
 use crate::traffic;
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report};

@@ -5,7 +5,8 @@
 //! complete a quorum.
 
 use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio, WORKERS};
-use crate::process::{CountedFrames, Program};
+use crate::process::Program;
+use crate::telemetry::CountedFrames;
 use crate::traffic;
 use clap::Args;
 use core::net::IpAddr;

@@ -2,7 +2,8 @@
 //! queue pairs back where they came from. `--against` adds any other DPDK program to the comparison.
 
 use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Ratio};
-use crate::process::{BUSIEST, CountedFrames, Program};
+use crate::process::{BUSIEST, Program};
+use crate::telemetry::CountedFrames;
 use crate::traffic;
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report};

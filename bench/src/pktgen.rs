@@ -6,7 +6,8 @@
 //! takes no longer than sending one.
 
 use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, WORKERS};
-use crate::process::{CountedFrames, Program};
+use crate::process::Program;
+use crate::telemetry::CountedFrames;
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! Runs a program under measurement: starts it, samples its counters, and stops it.
 
-use crate::compare::Bench;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{CountedFrames, Telemetry};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io;
@@ -39,18 +38,6 @@ pub(crate) trait Observer {
     ///
     /// The observer failed; the measurement is invalid.
     fn stop(self: Box<Self>) -> io::Result<()>;
-}
-
-/// Starts an observer of a running program.
-pub(crate) type StartObserver = Box<dyn Fn(&Bench) -> io::Result<Box<dyn Observer>>>;
-
-/// Frames that count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CountedFrames {
-    /// Sent frames
-    Sent,
-    /// Received frames
-    Received,
 }
 
 /// Result of a measurement.

@@ -1,12 +1,20 @@
 //! Client of a DPDK process's telemetry socket: the same counters, read in the same way, from every program
 //! that is compared.
 
-use crate::process::CountedFrames;
 use serde_json::Value;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, Read as _, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// Frames that count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CountedFrames {
+    /// Sent frames
+    Sent,
+    /// Received frames
+    Received,
+}
 
 /// Connection to the telemetry socket of the process with this file prefix.
 pub(crate) struct Telemetry(Socket);

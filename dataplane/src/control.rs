@@ -33,12 +33,13 @@ pub(crate) enum ToWorker<F: Function> {
     Watch(Option<Box<Watch>>),
 }
 
-/// The control plane of a function, called on one thread, which may take its time.
+/// Handler of a function on the control thread: gets the events, punted frames and ticks of all workers, and
+/// may take its time. [`SingleWorkerControl`](crate::SingleWorkerControl) runs a [`switch::Control`] as one.
 ///
 /// Workers never wait for it. A frame that does not fit into the queue to it is dropped and counted
 /// ([`DropReason::ControlFull`](switch::DropReason::ControlFull)); events stay in the function until there is
 /// room.
-pub trait Control<F: Function> {
+pub trait ControlHandler<F: Function> {
     /// Handles an event of the function on this worker.
     fn on_event(&mut self, worker: usize, event: F::Event, out: &mut ControlOutput<'_, F>);
 
@@ -149,7 +150,7 @@ impl<'a, F: Function> ControlOutput<'a, F> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoControl;
 
-impl<F: Function> Control<F> for NoControl {
+impl<F: Function> ControlHandler<F> for NoControl {
     fn on_event(&mut self, _worker: usize, _event: F::Event, _out: &mut ControlOutput<'_, F>) {}
 
     fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, F>) {}

@@ -28,7 +28,7 @@ pub mod watch;
 mod worker;
 
 pub use config::Config;
-pub use control::{Control, ControlOutput, NoControl, QueueFull};
+pub use control::{ControlHandler, ControlOutput, NoControl, QueueFull};
 pub use error::Error;
 pub use live::{DeviceCounters, Live};
 pub use mbuf::Mbuf;

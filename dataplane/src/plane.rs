@@ -1,6 +1,6 @@
 //! Runs the control plane of a function ([`switch::Control`]) on the control thread.
 
-use crate::control::{Control, ControlOutput};
+use crate::control::{ControlHandler, ControlOutput};
 use crate::live::Live;
 use crate::mbuf::Mbuf;
 use crate::time::{Clock, cycles};
@@ -50,7 +50,7 @@ impl<C: switch::Control> SingleWorkerControl<C> {
     }
 }
 
-impl<C: switch::Control> Control<C::Function> for SingleWorkerControl<C> {
+impl<C: switch::Control> ControlHandler<C::Function> for SingleWorkerControl<C> {
     fn on_event(
         &mut self,
         _worker: usize,

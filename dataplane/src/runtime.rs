@@ -1,7 +1,7 @@
 //! Start, run and shutdown of DPDK with its ports and workers.
 
 use crate::config::{Config, Idle};
-use crate::control::{Control, ControlOutput, ToControl, ToWorker};
+use crate::control::{ControlHandler, ControlOutput, ToControl, ToWorker};
 use crate::counters::WorkerCounters;
 use crate::eal::{self, Eal, LogCapture};
 use crate::error::Error;
@@ -108,7 +108,7 @@ impl Runtime {
     pub fn run<F, C>(&mut self, functions: Vec<F>, control: &mut C, stop: &Stop) -> Outcome
     where
         F: Function + Send,
-        C: Control<F>,
+        C: ControlHandler<F>,
     {
         let count = self.config.workers.cpus.len();
         assert_eq!(functions.len(), count, "one function for each worker");
@@ -244,7 +244,7 @@ struct Hooks<'a, F: Function, C> {
     control: &'a mut C,
 }
 
-impl<F: Function, C: Control<F>> MemifHooks for Hooks<'_, F, C> {
+impl<F: Function, C: ControlHandler<F>> MemifHooks for Hooks<'_, F, C> {
     fn workers(&self) -> usize {
         self.to_workers.len()
     }
@@ -270,7 +270,7 @@ impl Drop for Runtime {
     }
 }
 
-fn deliver<F: Function, C: Control<F>>(
+fn deliver<F: Function, C: ControlHandler<F>>(
     control: &mut C,
     message: ToControl<F>,
     out: &mut ControlOutput<'_, F>,

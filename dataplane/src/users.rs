@@ -28,7 +28,7 @@ count!(AtomicUsize);
 
 /// State of the hand-off rings after an iteration of a worker that is about to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum DrainState {
     /// All frames that were handed off before this iteration have been handled
     Empty,
     /// Frames are left
@@ -61,17 +61,17 @@ impl<C: Count> Users<C> {
     }
 
     /// Leaves as a thread that hands off nothing more. Then calls `turn` until all frames that other threads
-    /// have handed off are handled, or until `turn` returns [`Turn::Late`].
-    pub(crate) fn drain(&self, mut turn: impl FnMut() -> Turn) {
+    /// have handed off are handled, or until `turn` returns [`DrainState::Late`].
+    pub(crate) fn drain(&self, mut turn: impl FnMut() -> DrainState) {
         self.leave(|| {});
         loop {
             // The order matters: frames of threads that have left by now are in the rings before the next
             // iteration.
             let is_alone = self.count() == 0;
             match turn() {
-                Turn::Late => break,
-                Turn::Empty if is_alone => break,
-                Turn::Empty | Turn::Busy => {}
+                DrainState::Late => break,
+                DrainState::Empty if is_alone => break,
+                DrainState::Empty | DrainState::Busy => {}
             }
         }
     }
@@ -89,11 +89,11 @@ mod tests {
 
     type Ring = Arc<Mutex<Vec<u32>>>;
 
-    fn take(ring: &Ring) -> Turn {
+    fn take(ring: &Ring) -> DrainState {
         ring.lock().unwrap().clear();
         // A scheduling point for loom.
         thread::yield_now();
-        Turn::Empty
+        DrainState::Empty
     }
 
     /// Explores every interleaving of two workers that hand off a frame to each other and end, and asserts
@@ -129,7 +129,7 @@ mod tests {
             users.leave(|| {});
             loop {
                 let turn = take(ring);
-                if users.count() == 0 && turn == Turn::Empty {
+                if users.count() == 0 && turn == DrainState::Empty {
                     break;
                 }
             }
@@ -217,7 +217,7 @@ mod tests {
                         while own.pop().is_ok_and(|frame| *frame == handled) {
                             handled += 1;
                         }
-                        Turn::Empty
+                        DrainState::Empty
                     });
                     handled
                 }

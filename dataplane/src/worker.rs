@@ -8,7 +8,7 @@ use crate::mbuf::Mbuf;
 use crate::memif::Signal;
 use crate::time::{Clock, cycles};
 use crate::tx::{Handoff, Tx, rx_burst};
-use crate::users::{Turn, Users};
+use crate::users::{DrainState, Users};
 use crate::watch::{TracingOutput, Watch};
 use core::mem::ManuallyDrop;
 use core::ptr::{NonNull, null_mut};
@@ -296,11 +296,11 @@ impl<F: Function> Worker<F> {
             self.tx.flush();
             std::thread::yield_now();
             if now.since(began) > DRAIN {
-                Turn::Late
+                DrainState::Late
             } else if self.tx.is_empty() && self.handoffs.iter().all(Consumer::is_empty) {
-                Turn::Empty
+                DrainState::Empty
             } else {
-                Turn::Busy
+                DrainState::Busy
             }
         });
         self.tx.discard();

@@ -4,7 +4,7 @@
 //! announced lengths. When its groups are over, it has released all resources.
 
 use core::net::IpAddr;
-use rdmc::{Algorithm, Config, Event, GroupConfig, Memory, Node};
+use rdmc::{Algorithm, Config, Event, GroupConfig, MessageMemory, Node};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace};
 use rnic::{
     Access, Buffer, CompletionOpcode, ConnParam, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu,
@@ -295,7 +295,7 @@ impl Host {
                 let config = GroupConfig {
                     algorithm: self.algorithm.clone(),
                     block_bytes: BLOCK,
-                    ahead: 1 + u32::from(a >> 1 & 3),
+                    max_in_flight: 1 + u32::from(a >> 1 & 3),
                     ..GroupConfig::new(group, self.members.iter().map(|n| ip(*n)).collect())
                 };
                 let (pd, lent_buffers) = (node.pd().unwrap(), Arc::clone(lent));
@@ -307,10 +307,10 @@ impl Host {
                     let (buffer, mr) = nic.register_new(pd, len as usize, VA, Access::LOCAL_WRITE).ok()?;
                     lent_buffers.lock().unwrap().buffers.insert(mr.0, (buffer, len));
                     // An application may be wrong about its own memory.
-                    Some(Memory { mr, va: if len == 99 { VA + 1 } else { VA } })
+                    Some(MessageMemory { mr, va: if len == 99 { VA + 1 } else { VA } })
                 };
                 let lent = Arc::clone(lent);
-                let complete = move |nic: &mut Rnic, memory: Memory, len: u32| {
+                let complete = move |nic: &mut Rnic, memory: MessageMemory, len: u32| {
                     let mut lent = lent.lock().unwrap();
                     lent.complete += 1;
                     assert_eq!(nic.region(memory.mr).map(|region| region.len), Some(len.into()));
@@ -322,7 +322,7 @@ impl Host {
                 let len = 1 + u32::from(b) * 3;
                 let made = nic.register_new(node.pd().unwrap(), len as usize, VA, Access::LOCAL_READ);
                 let Ok((buffer, mr)) = made else { return };
-                let memory = Memory { mr, va: VA };
+                let memory = MessageMemory { mr, va: VA };
                 let mut lent = lent.lock().unwrap();
                 lent.buffers.insert(mr.0, (buffer, len));
                 if node.send(nic, group, memory, len).is_err() {
@@ -331,9 +331,9 @@ impl Host {
             }
             2 => _ = node.destroy_group(group),
             3 => _ = node.abandon_group(nic, group, now),
-            4 => _ = node.call(nic, ip(PEERS[usize::from(b & 1)]), now),
-            5 => node.hang_up(ip(PEERS[usize::from(b & 1)])),
-            _ => node.tell(nic, ip(PEERS[usize::from(b & 1)]), [a; Node::NOTE]),
+            4 => _ = node.request_link(nic, ip(PEERS[usize::from(b & 1)]), now),
+            5 => node.release_link(ip(PEERS[usize::from(b & 1)])),
+            _ => node.send_note(nic, ip(PEERS[usize::from(b & 1)]), [a; Node::NOTE]),
         }
     }
 
@@ -371,8 +371,8 @@ impl Host {
     fn run(&mut self) {
         self.node.run(&mut self.nic, self.now);
         while let Some(event) = self.node.poll_event() {
-            if let Event::Failed { unfinished, lacking, .. } = event {
-                assert!(lacking.len() < self.members.len());
+            if let Event::Failed { unfinished, missing_members, .. } = event {
+                assert!(missing_members.len() < self.members.len());
                 let mut lent = self.lent.lock().unwrap();
                 for memory in unfinished {
                     release(&mut self.nic, &mut lent, memory);
@@ -454,16 +454,16 @@ impl Host {
     }
 
     fn check(&self) {
-        let (held, links) = (self.nic.resource_counts(), self.node.held());
-        assert!(links.queue_pairs <= 8 && self.node.words() <= CONNECTIONS);
+        let (held, links) = (self.nic.resource_counts(), self.node.resource_counts());
+        assert!(links.queue_pairs <= 8 && self.node.ready_words_in_use() <= CONNECTIONS);
         assert!(held.queue_pairs <= links.queue_pairs + CONNECTIONS, "{held:?}");
         let messages = self.lent.lock().unwrap().buffers.len();
         assert!(held.regions <= links.regions + GROUPS.len() + messages, "{held:?} with {messages} messages");
         // Messages of the node's own accord: that groups are created, open and end, and notes
         assert!(
-            self.node.unsaid() <= 16 + 8 * self.calls,
+            self.node.queued_messages() <= 16 + 8 * self.calls,
             "{} messages wait after {} calls",
-            self.node.unsaid(),
+            self.node.queued_messages(),
             self.calls
         );
     }
@@ -475,12 +475,12 @@ impl Host {
         }
         self.run();
         assert!(self.lent.lock().unwrap().buffers.is_empty(), "memory of messages was not returned");
-        assert_eq!(self.node.words(), 0);
-        assert_eq!(self.nic.resource_counts(), self.node.held());
+        assert_eq!(self.node.ready_words_in_use(), 0);
+        assert_eq!(self.nic.resource_counts(), self.node.resource_counts());
     }
 }
 
-fn release(nic: &mut Rnic, lent: &mut LentMemory, memory: Memory) {
+fn release(nic: &mut Rnic, lent: &mut LentMemory, memory: MessageMemory) {
     let (buffer, _) =
         lent.buffers.remove(&memory.mr.0).expect("the memory was lent, and has not been returned");
     nic.deregister(memory.mr).unwrap();

@@ -12,7 +12,7 @@ use rocev2::{Bth, Opcode, Packet, Psn, Qpn, icrc};
 use std::collections::{HashMap, VecDeque};
 use switch::memory::{FrameCollector, run_frame};
 use switch::{Frame as _, Function as _, Nanos, PortId};
-use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
+use swordbox::{Command, Config, Event, Layers, Server, Swordbox, WordTable};
 
 const WORDS: u64 = 0x1000;
 const RKEY: u32 = 7;
@@ -203,7 +203,7 @@ struct Net {
 
 impl Net {
     fn new(how: u8) -> Self {
-        let table = Table { rkey: None, range: WORDS..WORDS + 64, stride: 8, writable: how & 1 != 0 };
+        let table = WordTable { rkey: None, range: WORDS..WORDS + 64, stride: 8, writable: how & 1 != 0 };
         let server = Server {
             tables: vec![table],
             rd_atomic: 1 + (how >> 1 & 3),

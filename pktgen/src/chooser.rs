@@ -15,7 +15,7 @@ pub(crate) enum Chooser {
 impl Chooser {
     pub(crate) fn new(choice: Choice, count: u32) -> Self {
         match choice {
-            Choice::Turn => Self::RoundRobin { next: 0, count },
+            Choice::RoundRobin => Self::RoundRobin { next: 0, count },
             Choice::Uniform => Self::Uniform { count },
             Choice::Zipf { thousandths } => {
                 Self::Zipf(AliasTable::zipf(count, f64::from(thousandths) / 1000.0))
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn every_choice_reaches_all_items_of_its_range() {
         let mut rng = Rng::new(1);
-        for choice in [Choice::Turn, Choice::Uniform, Choice::Zipf { thousandths: 990 }] {
+        for choice in [Choice::RoundRobin, Choice::Uniform, Choice::Zipf { thousandths: 990 }] {
             for count in [1, 2, 7] {
                 let mut chooser = Chooser::new(choice, count);
                 let mut seen = vec![false; count as usize];
@@ -129,7 +129,7 @@ mod tests {
                 assert!(seen.iter().all(|seen| *seen), "{choice:?} of {count}");
             }
         }
-        let mut chooser = Chooser::new(Choice::Turn, 3);
+        let mut chooser = Chooser::new(Choice::RoundRobin, 3);
         assert_eq!([0; 5].map(|_| chooser.choose(&mut rng)), [0, 1, 2, 0, 1]);
     }
 }

@@ -2,7 +2,8 @@
 //! received frames to the receiver.
 
 use crate::counters::{Counters, StreamCounters};
-use crate::profile::{Profile, ProfileError};
+use crate::error::ProfileError;
+use crate::profile::Profile;
 use crate::receiver::Receiver;
 use crate::schedule::NEVER;
 use crate::sender::Sender;
@@ -12,7 +13,7 @@ use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 /// Interval of the checks whether the last packets have arrived
 const CHECK_INTERVAL: Nanos = Nanos::from_micros(100);
 /// Longest turn of a worker: a longer time between two calls of the timer counts as absence
-const TURN: Nanos = Nanos::from_micros(20);
+const MAX_TURN: Nanos = Nanos::from_micros(20);
 
 /// Commands from the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +88,7 @@ impl Pktgen {
             send: profile.send,
             receive: profile.receive,
             responds: profile.respond,
-            polls_send_port: profile.listens(),
+            polls_send_port: profile.polls_send_port(),
             duration: profile.duration,
             drain: profile.drain,
             catch_up: profile.catch_up,
@@ -169,7 +170,7 @@ impl Pktgen {
             self.first_stream = if first + 1 < self.senders.len() { first + 1 } else { 0 };
         }
         // A stream that waits for responses has to detect when the worker was away.
-        self.next = if self.limits_outstanding { next.min(now + TURN) } else { next };
+        self.next = if self.limits_outstanding { next.min(now + MAX_TURN) } else { next };
         if all_sent || (ends && (!pending || late >= self.catch_up)) {
             self.end(now, at);
         }
@@ -183,7 +184,7 @@ impl Pktgen {
         if away > longest {
             self.counters.longest_away_ns.add(away - longest);
         }
-        self.absence = self.absence + Nanos(away.saturating_sub(TURN.0));
+        self.absence = self.absence + Nanos(away.saturating_sub(MAX_TURN.0));
         self.last_check = now;
     }
 }

@@ -29,8 +29,10 @@
 
 mod chooser;
 pub mod counters;
+mod error;
 mod function;
 mod histogram;
+mod limits;
 mod locks;
 mod malformed;
 mod matcher;
@@ -48,7 +50,8 @@ mod uniform;
 mod window;
 
 pub use counters::Counters;
+pub use error::ProfileError;
 pub use function::{Command, Event, Pktgen};
 pub use histogram::Histogram;
 pub use pace::{Rate, Unit};
-pub use profile::{Choice, Profile, ProfileError, Stream, Verb};
+pub use profile::{Choice, Profile, Stream, Verb};

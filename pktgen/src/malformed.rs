@@ -80,7 +80,7 @@ fn fill_ipv4_checksum(frame: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::Host;
+    use crate::profile::HostAddress;
     use rocev2::ethernet::MacAddr;
     use rocev2::repr::Extended;
 
@@ -92,7 +92,7 @@ mod tests {
             (false, Opcode::RC_ACKNOWLEDGE, 10),
         ] {
             let ip = |n: u8| if v6 { format!("fd00::{n}") } else { format!("10.0.0.{n}") }.parse().unwrap();
-            let host = |n: u8| Host { mac: MacAddr([2, 0, 0, 0, 0, n]), ip: ip(n) };
+            let host = |n: u8| HostAddress { mac: MacAddr([2, 0, 0, 0, 0, n]), ip: ip(n) };
             let payload = if opcode == Opcode::RC_WRITE_ONLY { 64 } else { 0 };
             let template = Template::new(host(1), host(2), opcode, Extended::default(), payload, 0);
             let all = variants_of(&template);

@@ -94,7 +94,7 @@ impl Rate {
 /// Call [`allowance`](Self::allowance), send at most that many units, call [`spend`](Self::spend), and wait
 /// until [`next`](Self::next).
 #[derive(Clone, Debug)]
-pub struct Pace {
+pub struct Pacer {
     rate: Rate,
     began: Nanos,
     /// Units spent, including those that were given up because they came too late
@@ -104,7 +104,7 @@ pub struct Pace {
     forfeited: u64,
 }
 
-impl Pace {
+impl Pacer {
     /// Starts a rate at `began`.
     pub fn new(rate: Rate, began: Nanos, catch_up: Nanos) -> Self {
         Self { rate, began, spent: 0, catch_up, forfeited: 0 }
@@ -178,7 +178,7 @@ mod tests {
     /// Returns by how many units it was off at the last reading.
     fn run(rate: Rate, time: Nanos, burst: u64, late: &mut dyn FnMut() -> u64) -> u128 {
         let began = Nanos(12_345);
-        let mut pace = Pace::new(rate, began, Nanos::from_millis(10));
+        let mut pace = Pacer::new(rate, began, Nanos::from_millis(10));
         let (mut now, mut sent, mut last) = (began, 0, began);
         while now.since(began) < time {
             let due = pace.allowance(now, burst, u64::MAX) / burst * burst;
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn units_older_than_catch_up_are_given_up_and_counted() {
         let rate = Rate::Steady { unit: Unit::Packets, per_second: 1_000_000 };
-        let mut pace = Pace::new(rate, Nanos::ZERO, Nanos::from_millis(1));
+        let mut pace = Pacer::new(rate, Nanos::ZERO, Nanos::from_millis(1));
         assert_eq!((pace.allowance(Nanos::from_millis(5), 32, 900), pace.forfeited()), (900, 0));
         assert_eq!(pace.allowance(Nanos::from_millis(5), 32, u64::MAX), 1_000);
         pace.spend(1_000);
@@ -236,7 +236,7 @@ mod tests {
         #[test]
         fn a_burst_is_due_exactly_when_it_is_earned(per_second in 1u64..=Rate::FASTEST, spent in 0u64..1 << 40, burst in 1u64..1000) {
             let rate = Rate::Steady { unit: Unit::Bits, per_second };
-            let mut pace = Pace::new(rate, Nanos::ZERO, Nanos::ZERO);
+            let mut pace = Pacer::new(rate, Nanos::ZERO, Nanos::ZERO);
             pace.spend(spent);
             let next = pace.next(Nanos::ZERO, burst);
             let wanted = u128::from(spent) + u128::from(burst);

@@ -1,6 +1,10 @@
 //! The profile of a run: streams, each of one verb between two hosts, on its own queue pairs, at its own
 //! rate.
 
+use crate::error::ProfileError;
+pub use crate::limits::{
+    MAX_OUTSTANDING, MAX_QPS, MAX_RESPONSE_PACKETS, MAX_SLOTS, MAX_STREAMS, MAX_WINDOW, STAMP_LEN,
+};
 use crate::pace::Rate;
 use core::net::IpAddr;
 use onepipe::{OnePipe, Timestamp};
@@ -40,28 +44,12 @@ pub struct Profile {
     pub streams: Vec<Stream>,
 }
 
-/// Largest number of streams: each is checked in each turn of the worker
-pub const MAX_STREAMS: usize = 64;
-/// Largest number of queue pairs of all streams
-pub const MAX_QPS: u32 = 1 << 20;
-/// Largest number of slots of a stream's memory
-pub const MAX_SLOTS: u32 = 1 << 20;
-/// Largest number of outstanding requests of a queue pair
-pub const MAX_OUTSTANDING: u16 = 256;
-/// Largest READ response that the responder sends, in packets: the response leaves in one turn and needs that
-/// much room in the port's queue
-pub const MAX_RESPONSE_PACKETS: u32 = 256;
-/// Length of the time stamp in a payload, in bytes
-pub const STAMP_LEN: usize = 8;
 /// Half of the PSN space: a packet that is further behind cannot be told from one that is ahead
 const HALF_OF_PSNS: u64 = 1 << 23;
 /// Largest burst in packets if the profile states none
 const MAX_BURST: u64 = 32;
 /// Bursts a second that a rate is divided into if the profile states no burst
 const BURSTS_PER_SECOND: u64 = 100_000;
-/// Largest window, in packets
-pub const MAX_WINDOW: u32 = 1 << 16;
-
 /// A stream: packets of one verb on a range of queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stream {
@@ -70,9 +58,9 @@ pub struct Stream {
     /// Verb of its requests
     pub verb: Verb,
     /// Sender
-    pub src: Host,
+    pub src: HostAddress,
     /// Receiver
-    pub dst: Host,
+    pub dst: HostAddress,
     /// First queue pair number; the others follow. Both hosts use the same numbers
     pub first_qpn: Qpn,
     /// Number of queue pairs
@@ -85,7 +73,7 @@ pub struct Stream {
     /// Largest payload of a packet, in bytes: the path MTU
     pub mtu: u16,
     /// Part of the receiver's memory that requests address
-    pub memory: Memory,
+    pub memory: RemoteMemory,
     /// First PSN of each queue pair; drawn from the seed if `None`
     pub first_psn: Option<Psn>,
     /// Sending rate
@@ -172,7 +160,7 @@ impl Verb {
 
 /// One end of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Host {
+pub struct HostAddress {
     /// MAC address
     pub mac: MacAddr,
     /// IP address
@@ -181,7 +169,7 @@ pub struct Host {
 
 /// Memory of the receiver that requests address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct RemoteMemory {
     /// Virtual address of the first slot
     pub va: u64,
     /// Remote key
@@ -195,171 +183,14 @@ pub struct Memory {
 /// How the next of several items is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// Round robin
-    Turn,
+    /// One after the other
+    RoundRobin,
     /// Each with the same probability
     Uniform,
     /// The k-th with a probability proportional to 1 / k^s
     Zipf {
         /// s in thousandths: 990 as in YCSB
         thousandths: u32,
-    },
-}
-
-/// Error of [`Profile::check`] or [`Pktgen::new`](crate::Pktgen::new). `stream` is the index of the stream in
-/// the profile.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ProfileError {
-    /// No stream, or too many
-    #[error("there are {0} streams; configure 1 to {MAX_STREAMS}")]
-    Streams(usize),
-    /// Too many queue pairs in total
-    #[error("all streams together have {0} queue pairs, and the limit is {MAX_QPS}; lower `qps`")]
-    Qps(u64),
-    /// Queue pair numbers out of range
-    #[error("queue pairs {first} to {last} are outside of the valid range, 2 to 0xfffffe")]
-    Qpns {
-        /// Index of the stream
-        stream: usize,
-        /// Its first queue pair number
-        first: Qpn,
-        /// Its last queue pair number, which may exceed 24 bits
-        last: u64,
-    },
-    /// Two streams use the same queue pair of a host
-    #[error("streams {first} and {second} share queue pair {qpn} of {host}: their PSNs collide")]
-    PsnsCollide {
-        /// Index of the first stream
-        first: usize,
-        /// Index of the second stream
-        second: usize,
-        /// Lowest queue pair number that both use
-        qpn: Qpn,
-        /// Host of the queue pair
-        host: IpAddr,
-    },
-    /// Payload shorter than the time stamp
-    #[error("a payload of {size} bytes has no room for a time stamp of {needed} bytes")]
-    StampDoesNotFit {
-        /// Index of the stream
-        stream: usize,
-        /// Size of its smallest message, in bytes
-        size: u32,
-        /// Length of a time stamp, in bytes
-        needed: usize,
-    },
-    /// Time stamps for a verb without a payload
-    #[error("{verb} has no payload that could carry the time of sending")]
-    NoPayloadToStamp {
-        /// Index of the stream
-        stream: usize,
-        /// Its verb
-        verb: &'static str,
-    },
-    /// Source and destination are the same host
-    #[error("source and destination are both {host}")]
-    OneHost {
-        /// Index of the stream
-        stream: usize,
-        /// Address of both ends
-        host: IpAddr,
-    },
-    /// One address is IPv4, the other IPv6
-    #[error("source and destination use different versions of IP")]
-    Versions {
-        /// Index of the stream
-        stream: usize,
-    },
-    /// Value out of range
-    #[error("{what} cannot be {value}")]
-    Value {
-        /// Index of the stream; `None` for a value of the profile itself
-        stream: Option<usize>,
-        /// Name of the value
-        what: &'static str,
-        /// The value
-        value: u64,
-    },
-    /// READs of several sizes: their requests are identified by PSNs, and each takes as many PSNs as its
-    /// response has packets
-    #[error("a stream of READs has to have exactly one size")]
-    ReadSizes {
-        /// Index of the stream
-        stream: usize,
-    },
-    /// `respond` without a port that receives
-    #[error("requests are to be answered, but no port receives them")]
-    NoReceivePort,
-    /// `outstanding` for a verb that has no response
-    #[error("{verb} is not answered")]
-    NotAnswered {
-        /// Index of the stream
-        stream: usize,
-        /// Its verb
-        verb: &'static str,
-    },
-    /// Requests that wait for responses but do not request any
-    #[error(
-        "`ack_every` = {ack_every} never requests an acknowledgement among {outstanding} outstanding requests"
-    )]
-    NoAckRequested {
-        /// Index of the stream
-        stream: usize,
-        /// `ack_every` of the stream
-        ack_every: u32,
-        /// `outstanding` of the stream
-        outstanding: u16,
-    },
-    /// Only malformed packets, which do not count towards `packets`
-    #[error(
-        "all packets are malformed, and malformed packets do not count towards `packets` = {packets}: the run would never end"
-    )]
-    NeverEnds {
-        /// Index of the stream
-        stream: usize,
-        /// `packets` of the stream
-        packets: u64,
-    },
-    /// Range of PSNs of half the PSN space or more, in which earlier and later packets cannot be told apart
-    #[error(
-        "{packets} packets of a queue pair, of {step} PSNs each, take half of all PSNs: their order would be ambiguous"
-    )]
-    PsnRangeTooLarge {
-        /// Index of the stream
-        stream: usize,
-        /// The window, or the packets that may be in flight at once
-        packets: u32,
-        /// PSNs from one packet to the next
-        step: u32,
-    },
-    /// More packets outstanding than the window covers: the responder's acknowledgement is checked against
-    /// the window
-    #[error("{packets} packets of a queue pair are outstanding at once, but `window` covers only {window}")]
-    Window {
-        /// Index of the stream
-        stream: usize,
-        /// Packets that may be outstanding
-        packets: u32,
-        /// `window` of the profile
-        window: u32,
-    },
-    /// Memory that could not be allocated
-    #[error("cannot allocate {mb} MB for the {what} of stream {}: lower `{key}` or `qps`", stream + 1)]
-    Memory {
-        /// Index of the stream
-        stream: usize,
-        /// Size of the allocation, in MB
-        mb: u64,
-        /// What the memory is for
-        what: &'static str,
-        /// Configuration key that determines the size
-        key: &'static str,
-    },
-    /// Several outstanding compare-and-swap requests: what a lock's holder does next depends on the response
-    #[error("compare and swap waits for each response: at most one outstanding")]
-    CasOutstanding {
-        /// Index of the stream
-        stream: usize,
     },
 }
 
@@ -402,7 +233,12 @@ impl Stream {
             if (least..=most).contains(&value) {
                 return Ok(());
             }
-            Err(ProfileError::Value { stream: Some(stream), what, value })
+            let valid = match most {
+                u64::MAX => format!("{least} or more"),
+                _ if least == most => least.to_string(),
+                _ => format!("{least} to {most}"),
+            };
+            Err(ProfileError::Value { stream: Some(stream), what, value, valid })
         };
         range("qps", self.qps.into(), 1, MAX_QPS.into())?;
         let last = u64::from(self.first_qpn.get()) + u64::from(self.qps) - 1;
@@ -410,17 +246,18 @@ impl Stream {
             return Err(ProfileError::Qpns { stream, first: self.first_qpn, last });
         }
         if self.src.ip.is_ipv4() != self.dst.ip.is_ipv4() {
-            return Err(ProfileError::Versions { stream });
+            return Err(ProfileError::MixedIpVersions { stream });
         }
         // The receiver tells requests from responses by the destination address.
         if self.src.ip == self.dst.ip {
-            return Err(ProfileError::OneHost { stream, host: self.src.ip });
+            return Err(ProfileError::SameHost { stream, host: self.src.ip });
         }
         range("burst", self.burst.unwrap_or(1).into(), 1, 256)?;
         range("slots", self.memory.slots.into(), 1, MAX_SLOTS.into())?;
         range("mtu", self.mtu.into(), 64, MAX_PAYLOAD as u64)?;
         if !self.mtu.is_multiple_of(4) {
-            range("mtu", self.mtu.into(), 1, 0)?;
+            let (value, valid) = (self.mtu.into(), format!("a multiple of 4 from 64 to {MAX_PAYLOAD}"));
+            return Err(ProfileError::Value { stream: Some(stream), what: "mtu", value, valid });
         }
         if let Some(packets) = self.packets {
             range("packets", packets, 1, u64::MAX)?;
@@ -482,16 +319,19 @@ impl Stream {
     }
 
     fn check_rate(&self, stream: usize) -> Result<(), ProfileError> {
-        let invalid = |what, value| Err(ProfileError::Value { stream: Some(stream), what, value });
+        let invalid = |what, value, least, most| {
+            let valid = format!("{least} to {most}");
+            Err(ProfileError::Value { stream: Some(stream), what, value, valid })
+        };
         let valid = 1..=Rate::FASTEST;
         match self.rate {
             Rate::Steady { per_second, .. } if !valid.contains(&per_second) => {
-                invalid("the rate", per_second)
+                invalid("the rate", per_second, 1, Rate::FASTEST)
             }
-            Rate::Ramp { to, .. } if !valid.contains(&to) => invalid("the rate", to),
-            Rate::Ramp { from, .. } if from > Rate::FASTEST => invalid("the rate", from),
+            Rate::Ramp { to, .. } if !valid.contains(&to) => invalid("the rate", to, 1, Rate::FASTEST),
+            Rate::Ramp { from, .. } if from > Rate::FASTEST => invalid("the rate", from, 0, Rate::FASTEST),
             Rate::Ramp { over, .. } if over > Rate::LONGEST_RAMP || over == Nanos::ZERO => {
-                invalid("the length of a ramp in ns", over.0)
+                invalid("the length of a ramp in ns", over.0, 1, Rate::LONGEST_RAMP.0)
             }
             _ => Ok(()),
         }
@@ -507,6 +347,7 @@ impl Stream {
                 stream: Some(stream),
                 what: "outstanding",
                 value: outstanding.into(),
+                valid: format!("1 to {MAX_OUTSTANDING}"),
             });
         }
         let acknowledged = matches!(self.verb, Verb::Write | Verb::Send);
@@ -529,7 +370,7 @@ impl Stream {
 
 impl Profile {
     /// Returns whether frames are polled from the port that sends, if another port receives.
-    pub fn listens(&self) -> bool {
+    pub fn polls_send_port(&self) -> bool {
         self.respond || self.streams.iter().any(|stream| stream.outstanding.is_some())
     }
 
@@ -548,7 +389,12 @@ impl Profile {
             return Err(ProfileError::Streams(self.streams.len()));
         }
         if !self.window.is_power_of_two() || !(64..=MAX_WINDOW).contains(&self.window) {
-            return Err(ProfileError::Value { stream: None, what: "window", value: self.window.into() });
+            return Err(ProfileError::Value {
+                stream: None,
+                what: "window",
+                value: self.window.into(),
+                valid: format!("a power of two from 64 to {MAX_WINDOW}"),
+            });
         }
         if self.respond && self.receive.is_none() {
             return Err(ProfileError::NoReceivePort);

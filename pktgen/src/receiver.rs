@@ -2,8 +2,9 @@
 //! and age.
 
 use crate::counters::{Counters, StreamCounters};
+use crate::error::ProfileError;
 use crate::matcher::FrameMatcher;
-use crate::profile::{Profile, ProfileError, STAMP_LEN, Stream, Verb};
+use crate::profile::{Profile, STAMP_LEN, Stream, Verb};
 use crate::responder::Responder;
 use crate::sender::{Sender, first_psn};
 use crate::window::{Arrival, Windows};

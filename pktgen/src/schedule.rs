@@ -1,20 +1,20 @@
 //! The schedule of a stream: how many packets are due, in which bursts, and when the next are.
 
 use crate::counters::{Counters, StreamCounters};
-use crate::pace::{Pace, Rate, Unit, WIRE_OVERHEAD};
+use crate::pace::{Pacer, Rate, Unit, WIRE_OVERHEAD};
 use crate::profile::Stream;
 use switch::Nanos;
 
 /// Packets that a stream sends in one turn of the worker at most, so that other streams and received frames
 /// get their turn
-const TURN: u64 = 256;
+const MAX_PACKETS_PER_TURN: u64 = 256;
 /// Time of a timer that is not set
 pub(crate) const NEVER: Nanos = Nanos(u64::MAX);
 
 /// Schedule of a stream.
 pub(crate) struct Schedule {
     rate: Rate,
-    pace: Pace,
+    pacer: Pacer,
     /// Packets of a burst, and a packet's mean length in the rate's units
     burst: u64,
     packet_units: u64,
@@ -67,7 +67,7 @@ impl Schedule {
         let ramp = matches!(stream.rate, Rate::Ramp { .. }) && stream.burst.is_none();
         Self {
             rate: stream.rate,
-            pace: Pace::new(stream.rate, Nanos::ZERO, catch_up),
+            pacer: Pacer::new(stream.rate, Nanos::ZERO, catch_up),
             burst: stream.burst_at(stream.rate.at(Nanos::ZERO) / packet_units),
             packet_units,
             ramp: ramp.then(|| stream.clone().into()),
@@ -80,8 +80,8 @@ impl Schedule {
 
     /// Starts the rate.
     pub(crate) fn begin(&mut self, now: Nanos, catch_up: Nanos) {
-        self.pace = Pace::new(self.rate, now, catch_up);
-        self.due = self.pace.next(now, self.burst(now) * self.packet_units);
+        self.pacer = Pacer::new(self.rate, now, catch_up);
+        self.due = self.pacer.next(now, self.burst(now) * self.packet_units);
     }
 
     /// Stops sending. The stream was to send until `until`.
@@ -133,13 +133,13 @@ impl Schedule {
     #[inline]
     fn burst(&self, now: Nanos) -> u64 {
         let burst =
-            |stream: &Stream| stream.burst_at(stream.rate.at(self.pace.time(now)) / self.packet_units);
+            |stream: &Stream| stream.burst_at(stream.rate.at(self.pacer.time(now)) / self.packet_units);
         self.ramp.as_deref().map_or(self.burst, burst)
     }
 
     /// Notes how long the stream has sent.
     fn note_time(&self, now: Nanos, counters: &StreamCounters) {
-        counters.sending_ns.add(self.pace.time(now).0.saturating_sub(counters.sending_ns.get()));
+        counters.sending_ns.add(self.pacer.time(now).0.saturating_sub(counters.sending_ns.get()));
     }
 
     /// Returns what is due at `at`, which may be before `now`, but no more than its `share` of the port's
@@ -149,17 +149,17 @@ impl Schedule {
         let by_bits = self.is_by_bits();
         let left = if by_bits { u64::MAX } else { self.packets_left };
         let burst = self.burst(at);
-        let allowance = self.pace.allowance(at, burst * self.packet_units, left);
+        let allowance = self.pacer.allowance(at, burst * self.packet_units, left);
         let whole = if ends || self.burst_incomplete { 1 } else { burst };
         let due = match self.rate {
             Rate::Max => burst,
             _ if by_bits && allowance < whole * self.packet_units => 0,
-            _ if by_bits => TURN,
+            _ if by_bits => MAX_PACKETS_PER_TURN,
             // Whole bursts, or the rest of the packets to send
             _ if allowance >= self.packets_left => self.packets_left,
             _ => allowance / whole * whole,
         };
-        let wanted = due.min(TURN).min(self.packets_left);
+        let wanted = due.min(MAX_PACKETS_PER_TURN).min(self.packets_left);
         let most = wanted.min(share);
         if most < wanted {
             all.port_busy.add(1);
@@ -175,8 +175,8 @@ impl Schedule {
         if self.packets_left != u64::MAX {
             self.packets_left -= sent.good;
         }
-        self.pace.spend(sent.units);
-        counters.forfeited.add(self.pace.forfeited() - counters.forfeited.get());
+        self.pacer.spend(sent.units);
+        counters.forfeited.add(self.pacer.forfeited() - counters.forfeited.get());
         // A stream that had kept up until its worker came late to the end has sent until `at`, and not until
         // `now`.
         self.note_time(if sent.packets > 0 && (self.fell_behind || !ends) { now } else { at }, counters);
@@ -188,7 +188,7 @@ impl Schedule {
         }
         let next = if self.burst_incomplete { 1 } else { turn.burst };
         let next = if by_bits { next * self.packet_units } else { next.min(self.packets_left) };
-        self.due = if self.packets_left == 0 { NEVER } else { self.pace.next(at, next) };
+        self.due = if self.packets_left == 0 { NEVER } else { self.pacer.next(at, next) };
     }
 }
 

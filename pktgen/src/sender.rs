@@ -3,12 +3,13 @@
 
 use crate::chooser::{Chooser, round_robin};
 use crate::counters::{Counters, StreamCounters};
+use crate::error::ProfileError;
 use crate::locks::Locks;
 use crate::malformed;
 use crate::matcher::FrameMatcher;
 use crate::message::{Message, messages};
 use crate::pace::WIRE_OVERHEAD;
-use crate::profile::{Profile, ProfileError, Stream, Verb};
+use crate::profile::{Profile, Stream, Verb};
 use crate::requester::{Completed, Request, Requester};
 use crate::schedule::{Schedule, Sent};
 use crate::template::Address;

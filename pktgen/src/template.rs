@@ -1,7 +1,7 @@
 //! Frames made by copying a template: between two hosts, with the offsets of the fields that differ from
 //! packet to packet. [`rocev2::template`] has their ICRC.
 
-use crate::profile::Host;
+use crate::profile::HostAddress;
 use rocev2::aeth::{Aeth, Credit, Syndrome};
 use rocev2::ethernet::Ethernet;
 use rocev2::icrc::{Changes, Weight};
@@ -76,8 +76,8 @@ impl Template {
     /// Creates the template of a frame between two hosts. The payload counts up, but for its first `zeros`
     /// bytes, which are to be overwritten.
     pub(crate) fn new(
-        from: Host,
-        to: Host,
+        from: HostAddress,
+        to: HostAddress,
         opcode: Opcode,
         extended: Extended,
         payload: usize,
@@ -193,7 +193,7 @@ mod tests {
             low in 0u32..1 << 24,
         ) {
             let ip = |n: u8| if v6 { format!("fd00::{n}") } else { format!("10.0.0.{n}") }.parse().unwrap();
-            let host = |n: u8| Host { mac: rocev2::ethernet::MacAddr([2, 0, 0, 0, 0, n]), ip: ip(n) };
+            let host = |n: u8| HostAddress { mac: rocev2::ethernet::MacAddr([2, 0, 0, 0, 0, n]), ip: ip(n) };
             let payload = if opcode.info().unwrap().payload { payload } else { 0 };
             let mut template = Template::new(host(1), host(2), opcode, acknowledging(), payload, 24);
             prop_assert!(Packet::parse(&template.bytes).unwrap().verify_icrc(), "the unchanged template");

@@ -1,7 +1,6 @@
 //! Configuration of nodes and groups, and the errors of their calls.
 
-use crate::group::Depth;
-use crate::mesh;
+use crate::depth::Depth;
 use crate::schedule::{Algorithm, ScheduleError};
 use core::net::IpAddr;
 use p4ce::SwitchAddress;
@@ -69,11 +68,11 @@ impl Config {
     /// error state (IB 11.6.3.2). A link has one connection, and a second one while it is being replaced.
     /// Besides each block connection there may be one with a switch.
     pub const fn completions(&self) -> usize {
-        let links = self.links.saturating_mul(2 * mesh::QUEUES.completions());
-        let ahead = GroupConfig::MAX_AHEAD as usize;
+        let links = self.links.saturating_mul(2 * Depth::LINK.completions());
+        let max_in_flight = GroupConfig::MAX_IN_FLIGHT as usize;
         let (to_switch, from_switch) =
-            (Depth::to_switch(ahead).completions(), Depth::from_switch(ahead).completions());
-        let each = Depth::blocks(ahead).completions()
+            (Depth::to_switch(max_in_flight).completions(), Depth::from_switch(max_in_flight).completions());
+        let each = Depth::blocks(max_in_flight).completions()
             + if to_switch > from_switch { to_switch } else { from_switch };
         links.saturating_add(self.connections.saturating_mul(each))
     }
@@ -93,9 +92,9 @@ pub struct GroupConfig {
     pub block_bytes: u32,
     /// Number of consecutive blocks between the same two members that may be in flight. Two hide the time of
     /// an acknowledgement.
-    pub ahead: u32,
+    pub max_in_flight: u32,
     /// P4CE switch that copies blocks, for [`Algorithm::InNetwork`].
-    pub through: Option<SwitchAddress>,
+    pub switch: Option<SwitchAddress>,
 }
 
 impl GroupConfig {
@@ -103,7 +102,7 @@ impl GroupConfig {
     pub const MAX_BLOCK: u32 = 1 << 30;
 
     /// Maximum number of blocks in flight between the same two members.
-    pub const MAX_AHEAD: u32 = 64;
+    pub const MAX_IN_FLIGHT: u32 = 64;
 
     /// Maximum number of blocks of a message. Each member keeps a few bytes of state for each of them.
     pub const MAX_BLOCKS: u32 = 1 << 20;
@@ -115,15 +114,15 @@ impl GroupConfig {
             members,
             algorithm: Algorithm::Pipeline,
             block_bytes: 1 << 20,
-            ahead: 2,
-            through: None,
+            max_in_flight: 2,
+            switch: None,
         }
     }
 }
 
 /// Memory of a message: a region in [`Node::pd`](crate::Node::pd), and the position of the message in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct MessageMemory {
     /// Memory region.
     pub mr: Mr,
     /// Virtual address of the message's first byte.
@@ -162,8 +161,8 @@ pub enum CallError {
     /// A member is listed twice.
     #[error("member {0} is listed twice; list it once")]
     Twice(IpAddr),
-    /// The node cannot call itself.
-    #[error("{0} is this node's own address; call another node")]
+    /// The node cannot have a link to itself.
+    #[error("{0} is this node's own address; request a link to another node")]
     Itself(IpAddr),
     /// The list of members lacks this node.
     #[error("this node ({0}) is not in the list of members; add it")]
@@ -174,9 +173,9 @@ pub enum CallError {
     /// The block size is outside of 1 to [`GroupConfig::MAX_BLOCK`] bytes.
     #[error("a block size of {0} bytes is out of range; use 1 to {max}", max = GroupConfig::MAX_BLOCK)]
     Block(u32),
-    /// The number of blocks in flight is outside of 1 to [`GroupConfig::MAX_AHEAD`].
-    #[error("{0} blocks in flight is out of range; use 1 to {max}", max = GroupConfig::MAX_AHEAD)]
-    Ahead(u32),
+    /// The number of blocks in flight is outside of 1 to [`GroupConfig::MAX_IN_FLIGHT`].
+    #[error("{0} blocks in flight is out of range; use 1 to {max}", max = GroupConfig::MAX_IN_FLIGHT)]
+    InFlight(u32),
     /// The algorithm needs a switch, and the configuration names none.
     #[error("the in-network algorithm needs a switch that copies, and none is given; name one")]
     NoSwitch,
@@ -224,10 +223,10 @@ pub enum Failure {
     Gone(IpAddr),
     /// A member did not create the group within [`Config::create_timeout`].
     #[error("{0} did not create the group in time")]
-    Silent(IpAddr),
+    NotCreated(IpAddr),
     /// A member created the group, and did not connect to all other members in time.
     #[error("{0} did not connect to all other members in time")]
-    Unjoined(IpAddr),
+    NotJoined(IpAddr),
     /// A member created the group with other members or parameters.
     #[error("the group configuration of {0} differs from that of other members")]
     Mismatch(IpAddr),
@@ -253,8 +252,8 @@ impl Failure {
     pub const fn member(&self) -> IpAddr {
         match *self {
             Self::Gone(ip)
-            | Self::Silent(ip)
-            | Self::Unjoined(ip)
+            | Self::NotCreated(ip)
+            | Self::NotJoined(ip)
             | Self::Mismatch(ip)
             | Self::NoMemory(ip)
             | Self::Violation(ip)
@@ -267,28 +266,28 @@ impl Failure {
     pub(crate) const fn code(&self) -> u32 {
         match self {
             Self::Gone(_) => 1,
-            Self::Silent(_) => 2,
+            Self::NotCreated(_) => 2,
             Self::Mismatch(_) => 3,
             Self::NoMemory(_) => 4,
             Self::Violation(_) => 5,
             Self::Left(_) => 6,
             Self::NoRoom(_) => 7,
             Self::Switch(_) => 8,
-            Self::Unjoined(_) => 9,
+            Self::NotJoined(_) => 9,
         }
     }
 
     pub(crate) const fn of(code: u32, ip: IpAddr) -> Option<Self> {
         Some(match code {
             1 => Self::Gone(ip),
-            2 => Self::Silent(ip),
+            2 => Self::NotCreated(ip),
             3 => Self::Mismatch(ip),
             4 => Self::NoMemory(ip),
             5 => Self::Violation(ip),
             6 => Self::Left(ip),
             7 => Self::NoRoom(ip),
             8 => Self::Switch(ip),
-            9 => Self::Unjoined(ip),
+            9 => Self::NotJoined(ip),
             _ => return None,
         })
     }

@@ -14,10 +14,11 @@ mod resources;
 pub(crate) mod transfer;
 mod validate;
 
-pub(crate) use resources::{Depth, QpUse, READY_VA, READY_WORD_LEN, Resources};
+pub(crate) use resources::{QpUse, READY_VA, READY_WORD_LEN, Resources};
 pub(crate) use validate::check;
 
-use crate::config::{CallError, Failure, GroupConfig, Memory};
+use crate::config::{CallError, Failure, GroupConfig, MessageMemory};
+use crate::depth::Depth;
 use crate::schedule::{Algorithm, Schedule};
 use crate::wire::{Create, End, Message};
 use core::net::IpAddr;
@@ -35,10 +36,10 @@ use transfer::{ReceiveTarget, Transfer, TransferContext};
 
 /// Callback for an incoming message of the given number of bytes. Returns memory for it, or `None` if there
 /// is none.
-pub type IncomingMessage = Box<dyn FnMut(&mut Rnic, u32) -> Option<Memory> + Send>;
+pub type IncomingMessage = Box<dyn FnMut(&mut Rnic, u32) -> Option<MessageMemory> + Send>;
 /// Callback for a message that is complete at this member, with its memory and its number of bytes. The
 /// memory may be reused.
-pub type MessageComplete = Box<dyn FnMut(&mut Rnic, Memory, u32) + Send>;
+pub type MessageComplete = Box<dyn FnMut(&mut Rnic, MessageMemory, u32) + Send>;
 
 /// State of another member, as known here.
 #[derive(Clone, Copy, Debug, Default)]
@@ -143,9 +144,9 @@ pub(crate) struct Group {
     stage: Stage,
     pub(crate) transfer: Option<Transfer>,
     /// At the root: messages that wait to be sent, with their lengths in bytes.
-    pub(crate) queue: VecDeque<(Memory, u32)>,
+    pub(crate) queue: VecDeque<(MessageMemory, u32)>,
     /// Memory that the application gave for a message, outside of any usable region.
-    pub(crate) unusable_memory: Option<Memory>,
+    pub(crate) unusable_memory: Option<MessageMemory>,
     /// Number of messages that are complete at this member.
     pub(crate) messages: u64,
     /// At the root: no more messages will be sent.
@@ -213,9 +214,9 @@ impl Group {
             let len = first.len() * self.config.block_bytes as usize;
             self.staging_buffer = Some(nic.register_new(resources.pd, len, 0, Access::LOCAL_WRITE)?);
         }
-        let ahead = self.config.ahead as usize;
+        let max_in_flight = self.config.max_in_flight as usize;
         for member in members {
-            let qpn = nic.create_qp(resources.queue_pair(Depth::blocks(ahead)))?;
+            let qpn = nic.create_qp(resources.queue_pair(Depth::blocks(max_in_flight)))?;
             let Some(ready_word) = resources.free_ready_words.pop() else {
                 _ = nic.destroy_qp(qpn);
                 return Err(CallError::Connections(1));
@@ -240,7 +241,7 @@ impl Group {
                 staging_slot,
                 spare_for_message: None,
                 first_sender_ambiguous: staging_slot.is_some() && first.len() > 1,
-                ready_write_limit: Depth::ready_writes(ahead),
+                ready_write_limit: Depth::ready_writes(max_in_flight),
                 ready_word_stale: false,
             });
             nic.modify_qp(qpn, Modify::Init { access: Access::REMOTE_WRITE, qkey: 0 })?;
@@ -250,7 +251,12 @@ impl Group {
 
     /// Returns all resources to the NIC, except the memory of messages, which belongs to the application.
     /// Returns the memory of the messages that are not complete.
-    pub(crate) fn tear_down(&mut self, nic: &mut Rnic, resources: &mut Resources, now: Nanos) -> Vec<Memory> {
+    pub(crate) fn tear_down(
+        &mut self,
+        nic: &mut Rnic,
+        resources: &mut Resources,
+        now: Nanos,
+    ) -> Vec<MessageMemory> {
         for neighbour in self.neighbours.drain(..) {
             resources.uses.remove(&neighbour.qpn.get());
             resources.free_ready_words.push(neighbour.ready_word);
@@ -378,9 +384,9 @@ impl Group {
             let other = self.other_members().find(|member| waits(&self.member_states[*member as usize]));
             other.map(|member| self.ip(member))
         };
-        let silent = first(|other| other.create.is_none()).map(Failure::Silent);
+        let silent = first(|other| other.create.is_none()).map(Failure::NotCreated);
         let unjoined = || first(|other| !other.joined).filter(|_| self.is_switch_ready());
-        silent.or_else(|| unjoined().map(Failure::Unjoined)).unwrap_or(Failure::Switch(self.ip(0)))
+        silent.or_else(|| unjoined().map(Failure::NotJoined)).unwrap_or(Failure::Switch(self.ip(0)))
     }
 
     /// Returns whether the switch, if there is one, has connected every member, as far as this node can tell.
@@ -394,10 +400,10 @@ impl Group {
     }
 
     /// Returns the members that have not created the group, as far as this node can tell.
-    pub(crate) fn lacking(&self) -> Vec<IpAddr> {
-        let lacking =
+    pub(crate) fn missing_members(&self) -> Vec<IpAddr> {
+        let missing_members =
             self.other_members().filter(|member| self.member_states[*member as usize].create.is_none());
-        lacking.map(|member| self.ip(member)).collect()
+        missing_members.map(|member| self.ip(member)).collect()
     }
 
     /// Returns whether this member's connections with the switch are established. True without a switch.
@@ -469,7 +475,7 @@ impl Group {
             out.waits = self.transfer_context(nic, resources).advance()?;
             let complete = self.transfer.as_ref().is_some_and(Transfer::is_complete);
             let complete = complete
-                || resources.has_bug(crate::Bug::NotPassedOn)
+                || resources.has_bug(crate::Bug::CompletesBeforeRelaying)
                     && self
                         .transfer
                         .as_ref()

@@ -6,7 +6,8 @@
 //! groups, and the root sends each block once to each of them.
 
 use crate::config::Failure;
-use crate::group::{Depth, Group, QpUse, Resources, SwitchConnection};
+use crate::depth::Depth;
+use crate::group::{Group, QpUse, Resources, SwitchConnection};
 use core::net::IpAddr;
 use p4ce::SwitchAddress as Switch;
 use p4ce::wire::{GroupRequest, MemberRequest, Region, Replicas};
@@ -21,7 +22,7 @@ const ANNOUNCED_LEN: usize = 8;
 
 /// Returns the number of receivers to which a switch copies a block that the root sends once: the maximum
 /// number of members in a request for a P4CE group.
-pub const fn copied_at_once(ipv4: bool) -> usize {
+pub const fn switch_fanout(ipv4: bool) -> usize {
     let (head, address) = (8, if ipv4 { 4 } else { 16 });
     (private_data::REQ_CMA - head) / address
 }
@@ -37,7 +38,7 @@ pub(crate) fn request_groups(
 ) -> Result<(), Failure> {
     let number = group.config.number;
     let failed = Failure::Switch(resources.own);
-    for members in group.config.members[1..].chunks(copied_at_once(resources.own.is_ipv4())) {
+    for members in group.config.members[1..].chunks(switch_fanout(resources.own.is_ipv4())) {
         let request = GroupRequest {
             replicas: Replicas::Listed(members.to_vec()),
             quorum: members.len() as u8,
@@ -45,7 +46,7 @@ pub(crate) fn request_groups(
             outvote: false,
         };
         let private_data = request.to_bytes().map_err(|_| failed)?;
-        let depth = Depth::to_switch(group.config.ahead as usize);
+        let depth = Depth::to_switch(group.config.max_in_flight as usize);
         let param = ConnParam {
             access: Access::LOCAL_READ,
             ack_timeout: resources.ack_timeout,
@@ -81,7 +82,7 @@ pub(crate) fn accept_switch(
     now: Nanos,
 ) -> Option<()> {
     let number = group.config.number;
-    let depth = Depth::from_switch(group.config.ahead as usize);
+    let depth = Depth::from_switch(group.config.max_in_flight as usize);
     let switch_connections = group
         .switch_connections
         .as_mut()

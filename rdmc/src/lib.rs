@@ -14,9 +14,11 @@
 
 #![forbid(unsafe_code)]
 
+mod bug;
 mod config;
 pub mod cosmos;
 pub mod delivery;
+mod depth;
 mod group;
 mod in_network;
 mod mesh;
@@ -25,46 +27,10 @@ mod node;
 pub mod schedule;
 mod wire;
 
-pub use config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
+pub use bug::Bug;
+pub use config::{CallError, Config, Failure, GroupConfig, MessageMemory, StartError};
 pub use group::{IncomingMessage, MessageComplete};
-pub use in_network::copied_at_once;
+pub use in_network::switch_fanout;
 pub use node::{Counters, Event, Node};
 pub use p4ce::SwitchAddress;
 pub use schedule::{Algorithm, Racks, Receive, Schedule, ScheduleError, Send, To};
-
-/// Bugs that can be planted, to check that tests find them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Bug {
-    /// A sender sends blocks without waiting for the receiver's ready word.
-    Unready,
-    /// A member does not relay failures to the other members.
-    NoRelay,
-    /// The root closes a group without waiting for the members' `Received` messages.
-    EarlyClose,
-    /// A receiver stores the first block that arrives as block 0.
-    WrongFirst,
-    /// A relay completes a message when its blocks have arrived, although it has not sent all of them on.
-    NotPassedOn,
-    /// A node that loses a peer reports itself as the failed member.
-    WrongMember,
-    /// A receiver that has accepted an offer ignores the name notes of later offers.
-    HalfName,
-    /// The root does not send receivers the note that names the switch.
-    SwitchUntold,
-    /// The root sends further segments without waiting until receivers have written the earlier ones.
-    Heedless,
-}
-
-impl Bug {
-    /// All bugs of groups.
-    pub const ALL: [Self; 6] = [
-        Self::Unready,
-        Self::NoRelay,
-        Self::EarlyClose,
-        Self::WrongFirst,
-        Self::NotPassedOn,
-        Self::WrongMember,
-    ];
-    /// All bugs of deliveries.
-    pub const DELIVERY: [Self; 3] = [Self::HalfName, Self::SwitchUntold, Self::Heedless];
-}

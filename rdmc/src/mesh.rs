@@ -6,7 +6,7 @@
 //! The node with the higher address requests the connection, so that there is only one.
 
 use crate::config::Config;
-use crate::group::Depth;
+use crate::depth::Depth;
 use crate::wire::{HELLO, LEN, Message, is_hello};
 use core::net::IpAddr;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
@@ -18,12 +18,6 @@ use rocev2::Qpn;
 use rocev2::cm::RejReason;
 use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
-
-/// Maximum number of messages from one peer for which the node has receives posted, and of messages to it
-/// without acknowledgement.
-const DEPTH: usize = 32;
-/// Depth of the links' queue pairs.
-pub(crate) const QUEUES: Depth = Depth { send: DEPTH, recv: DEPTH };
 
 /// Event of the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +47,7 @@ struct Link {
     established: Option<Connection>,
     /// Connection that is being set up.
     pending: Option<Connection>,
-    /// Number of groups and calls that need the link.
+    /// Number of users: groups that need the link, and the application's request.
     users: usize,
     outbox: VecDeque<[u8; LEN]>,
     last_received: Nanos,
@@ -257,8 +251,9 @@ impl Mesh {
     }
 
     fn new_connection(nic: &mut Rnic, handles: NicHandles, now: Nanos) -> Option<Connection> {
-        let init = QpInit::rc(handles.pd, handles.cq, QUEUES.send, QUEUES.recv);
-        let (buffer, mr) = nic.register_new(handles.pd, DEPTH * LEN, 0, Access::LOCAL_WRITE).ok()?;
+        let init = QpInit::rc(handles.pd, handles.cq, Depth::LINK.send, Depth::LINK.recv);
+        let (buffer, mr) =
+            nic.register_new(handles.pd, Depth::LINK.recv * LEN, 0, Access::LOCAL_WRITE).ok()?;
         let Ok(qpn) = nic.create_qp(init) else {
             _ = nic.deregister(mr);
             _ = nic.free(buffer);
@@ -456,7 +451,7 @@ impl Link {
 
     fn flush(&mut self, nic: &mut Rnic) {
         let Some(connection) = &mut self.established else { return };
-        while connection.in_flight < DEPTH
+        while connection.in_flight < Depth::LINK.send
             && let Some(bytes) = self.outbox.pop_front()
         {
             let request = SendRequest::new(0, Operation::Send, Data::Inline(bytes.to_vec()));
@@ -476,7 +471,7 @@ impl Connection {
     }
 
     fn post_all(&self, nic: &mut Rnic) {
-        for slot in 0..DEPTH as u64 {
+        for slot in 0..Depth::LINK.recv as u64 {
             self.post(nic, slot);
         }
     }

@@ -24,10 +24,10 @@ pub struct Network {
     /// Latency from one host to another, in seconds.
     pub latency: f64,
     /// Maximum number of blocks in flight between the same two members.
-    pub ahead: usize,
+    pub max_in_flight: usize,
     /// Number of receivers to which a switch copies a block that the root sends once. For more receivers the
     /// root sends it several times.
-    pub copied_at_once: usize,
+    pub switch_fanout: usize,
     /// Pairs of hosts between which blocks have another rate, in both directions, in bits per second.
     pub slow: Vec<(usize, usize, f64)>,
 }
@@ -35,8 +35,8 @@ pub struct Network {
 impl Network {
     /// Returns a network of equal hosts with IPv4 addresses and two blocks in flight.
     pub const fn new(hosts: usize, rate_bps: f64, latency: f64) -> Self {
-        let copied_at_once = crate::copied_at_once(true);
-        Self { hosts, rate_bps, latency, ahead: 2, copied_at_once, slow: Vec::new() }
+        let switch_fanout = crate::switch_fanout(true);
+        Self { hosts, rate_bps, latency, max_in_flight: 2, switch_fanout, slow: Vec::new() }
     }
 }
 
@@ -64,7 +64,7 @@ impl Object {
 
 /// Result of an object's transfer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sent {
+pub struct TransferTimes {
     /// By node: time at which it had the whole object; for the root, the time at which its last block was
     /// acknowledged.
     pub complete: Vec<f64>,
@@ -72,7 +72,7 @@ pub struct Sent {
     pub bytes_out: Vec<f64>,
 }
 
-impl Sent {
+impl TransferTimes {
     /// Returns the time at which the last member was complete.
     pub fn last(&self) -> f64 {
         self.complete.iter().copied().fold(0.0, f64::max)
@@ -89,7 +89,7 @@ impl Sent {
 /// # Panics
 /// If an object has another number of members than its schedule has nodes, or a member is no host of the
 /// network.
-pub fn run(network: &Network, objects: &[Object]) -> Vec<Sent> {
+pub fn run(network: &Network, objects: &[Object]) -> Vec<TransferTimes> {
     let mut world = World::new(network, objects);
     for (number, object) in objects.iter().enumerate() {
         assert_eq!(object.members.len(), object.schedule.nodes() as usize, "number of members and of nodes");
@@ -196,8 +196,8 @@ impl TransferState {
         }
     }
 
-    fn into_result(self) -> Sent {
-        Sent { complete: self.complete, bytes_out: self.bytes_out }
+    fn into_result(self) -> TransferTimes {
+        TransferTimes { complete: self.complete, bytes_out: self.bytes_out }
     }
 }
 
@@ -280,7 +280,7 @@ impl<'a> World<'a> {
         let at = self.now + self.network.latency;
         let transfer = &mut self.transfers[object];
         let (arrived, receives) = (transfer.arrived[node as usize], &transfer.receives[node as usize]);
-        let upcoming = receives[arrived..].iter().take(self.network.ahead);
+        let upcoming = receives[arrived..].iter().take(self.network.max_in_flight);
         let end = arrived + upcoming.take_while(|from| **from == receives[arrived]).count();
         let ready_reported = transfer.ready_reported[node as usize];
         transfer.ready_reported[node as usize] = ready_reported.max(end);
@@ -292,13 +292,15 @@ impl<'a> World<'a> {
 
     /// Begins to send a member's next block, if possible.
     fn send(&mut self, object: usize, node: u32) {
-        let ahead = self.network.ahead;
+        let max_in_flight = self.network.max_in_flight;
         let transfer = &mut self.transfers[object];
         let (sends_begun, acknowledged) =
             (transfer.sends_begun[node as usize], transfer.acknowledged[node as usize]);
         let Some((to, block)) = transfer.sends[node as usize].get(sends_begun).copied() else { return };
-        let follows =
-            || sends_begun - acknowledged < ahead && transfer.sends[node as usize][sends_begun - 1].0 == to;
+        let follows = || {
+            sends_begun - acknowledged < max_in_flight
+                && transfer.sends[node as usize][sends_begun - 1].0 == to
+        };
         if transfer.leaving[node as usize] || (sends_begun > acknowledged && !follows()) {
             return;
         }
@@ -315,7 +317,7 @@ impl<'a> World<'a> {
         }
         transfer.leaving[node as usize] = true;
         transfer.sends_begun[node as usize] += 1;
-        let times = to.len().div_ceil(self.network.copied_at_once);
+        let times = to.len().div_ceil(self.network.switch_fanout);
         let bytes = self.objects[object].block_bytes(block) * times as f64;
         transfer.bytes_out[node as usize] += bytes;
         let flow = Flow {

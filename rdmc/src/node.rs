@@ -3,7 +3,7 @@
 
 mod incoming;
 
-use crate::config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
+use crate::config::{CallError, Config, Failure, GroupConfig, MessageMemory, StartError};
 use crate::group::ready::ReadyCondition;
 use crate::group::transfer::is_within;
 use crate::group::{
@@ -34,14 +34,14 @@ pub enum Event {
         /// Reason.
         failure: Failure,
         /// Memory of all messages that are not complete at this node, including memory that was unusable.
-        unfinished: Vec<Memory>,
+        unfinished: Vec<MessageMemory>,
         /// If the group failed at its deadline: the members of which this node has received no `Create`.
-        lacking: Vec<IpAddr>,
+        missing_members: Vec<IpAddr>,
     },
-    /// The link to a node that was [called](Node::call) is established.
-    Reached(IpAddr),
-    /// The link to a node that was called is lost. The node keeps trying to establish it again.
-    Lost(IpAddr),
+    /// The link to a node that was [requested](Node::request_link) is established.
+    LinkUp(IpAddr),
+    /// The link to a node that was requested is lost. The node keeps trying to establish it again.
+    LinkLost(IpAddr),
     /// Note from the application of another node.
     Note(IpAddr, [u8; Node::NOTE]),
 }
@@ -87,7 +87,7 @@ pub struct Node {
     /// By node and group number.
     early: BTreeMap<IpAddr, BTreeMap<u32, EarlyCreate>>,
     /// Nodes to which the application keeps a link besides those of groups.
-    called: BTreeSet<IpAddr>,
+    requested_links: BTreeSet<IpAddr>,
     /// Connections with switches.
     conns: BTreeMap<Conn, (u32, QpUse)>,
     /// Groups that may be able to make progress.
@@ -110,7 +110,7 @@ impl Node {
             groups: BTreeMap::new(),
             failed: BTreeMap::new(),
             early: BTreeMap::new(),
-            called: BTreeSet::new(),
+            requested_links: BTreeSet::new(),
             conns: BTreeMap::new(),
             due: BTreeSet::new(),
             waiting: BTreeMap::new(),
@@ -155,14 +155,14 @@ impl Node {
 
     /// Returns the resources that the node has taken of its NIC besides those of groups and their messages: a
     /// queue pair and a region for each link to another node, and a region for the ready words of all groups.
-    pub fn held(&self) -> ResourceCounts {
+    pub fn resource_counts(&self) -> ResourceCounts {
         let links = self.mesh.connection_count();
         let regions = links + usize::from(self.resources.is_some());
         ResourceCounts { queue_pairs: links, regions, buffers: regions }
     }
 
     /// Returns the number of ready words in use by groups, one for each block connection.
-    pub fn words(&self) -> usize {
+    pub fn ready_words_in_use(&self) -> usize {
         self.resources
             .as_ref()
             .map_or(0, |resources| self.config.connections - resources.free_ready_words.len())
@@ -202,9 +202,9 @@ impl Node {
         let own = group::check(&config, self.config.address)?;
         let others = config.members.iter().copied().filter(|ip| *ip != self.config.address);
         let peers: Vec<IpAddr> = others.collect();
-        let lacking = self.mesh.make_room(nic, &peers, now);
-        if lacking > 0 {
-            return Err(CallError::Links(lacking));
+        let missing_links = self.mesh.make_room(nic, &peers, now);
+        if missing_links > 0 {
+            return Err(CallError::Links(missing_links));
         }
         let deadline = now + self.config.create_timeout;
         let callbacks = (incoming_message, message_complete);
@@ -239,7 +239,13 @@ impl Node {
     /// # Errors
     /// If this node is not the root, the group has failed or is being closed, or the message is empty, too
     /// long, or not in a region of the node's protection domain.
-    pub fn send(&mut self, nic: &Rnic, number: u32, memory: Memory, len: u32) -> Result<(), CallError> {
+    pub fn send(
+        &mut self,
+        nic: &Rnic,
+        number: u32,
+        memory: MessageMemory,
+        len: u32,
+    ) -> Result<(), CallError> {
         let resources = self.resources.as_ref().ok_or(CallError::NotStarted)?;
         let Some(group) = self.groups.get_mut(&number) else {
             return Err(self.failed.get(&number).map_or(CallError::Unknown(number), |why| (*why).into()));
@@ -298,13 +304,13 @@ impl Node {
 
     /// Returns whether all messages to other nodes are acknowledged. A process that ends earlier leaves its
     /// peers without them.
-    pub fn is_heard(&self) -> bool {
+    pub fn all_acknowledged(&self) -> bool {
         self.mesh.is_acknowledged()
     }
 
     /// Returns the number of messages to other nodes that wait for earlier ones to be acknowledged. Messages
-    /// from peers do not make it larger than the node's own groups and calls require.
-    pub fn unsaid(&self) -> usize {
+    /// from peers do not make it larger than the node's own groups and requested links require.
+    pub fn queued_messages(&self) -> usize {
         self.mesh.queued_messages()
     }
 
@@ -317,13 +323,13 @@ impl Node {
     /// Bytes of a note.
     pub const NOTE: usize = NOTE;
 
-    /// Requests a link to another node, independently of groups. [`Event::Reached`] reports that it is
+    /// Requests a link to another node, independently of groups. [`Event::LinkUp`] reports that it is
     /// established.
     ///
     /// # Errors
     /// If there is no room for a link, the address is this node's own or of the other IP version, or the node
     /// has not started.
-    pub fn call(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) -> Result<(), CallError> {
+    pub fn request_link(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) -> Result<(), CallError> {
         let resources = self.resources.as_ref().ok_or(CallError::NotStarted)?;
         if peer.is_ipv4() != self.config.address.is_ipv4() {
             return Err(CallError::Family(peer));
@@ -331,31 +337,31 @@ impl Node {
         if peer == self.config.address {
             return Err(CallError::Itself(peer));
         }
-        if self.called.contains(&peer) {
+        if self.requested_links.contains(&peer) {
             return Ok(());
         }
-        let lacking = self.mesh.make_room(nic, &[peer], now);
-        if lacking > 0 {
-            return Err(CallError::Links(lacking));
+        let missing_links = self.mesh.make_room(nic, &[peer], now);
+        if missing_links > 0 {
+            return Err(CallError::Links(missing_links));
         }
-        self.called.insert(peer);
+        self.requested_links.insert(peer);
         self.mesh.acquire(nic, NicHandles { pd: resources.pd, cq: resources.cq }, peer, now);
         if self.mesh.is_up(peer) {
-            self.events.push_back(Event::Reached(peer));
+            self.events.push_back(Event::LinkUp(peer));
         }
         Ok(())
     }
 
-    /// Releases a link that was requested by [`call`](Self::call).
-    pub fn hang_up(&mut self, peer: IpAddr) {
-        if self.called.remove(&peer) {
+    /// Releases a link that was requested by [`request_link`](Self::request_link).
+    pub fn release_link(&mut self, peer: IpAddr) {
+        if self.requested_links.remove(&peer) {
             self.mesh.release(peer);
         }
     }
 
     /// Sends a note to the application of a node to which a link is established. It arrives once, and in
-    /// order, unless [`Event::Lost`] follows.
-    pub fn tell(&mut self, nic: &mut Rnic, peer: IpAddr, note: [u8; Self::NOTE]) {
+    /// order, unless [`Event::LinkLost`] follows.
+    pub fn send_note(&mut self, nic: &mut Rnic, peer: IpAddr, note: [u8; Self::NOTE]) {
         self.mesh.send(nic, peer, 0, Message::Note(note));
     }
 

@@ -54,8 +54,8 @@ pub use nic::{ResourceCounts, Rnic};
 pub use path::{Path, PathMtu};
 pub use qp::{Event, Modify, QpError, QpInit, ReadyToReceive, ReadyToSend, State, Transport};
 pub use queue::{
-    Completion, CompletionOpcode, Cq, Data, Datagram, Operation, RecvRequest, Remote, SendRequest, Sge, Srq,
-    Status,
+    Completion, CompletionOpcode, Cq, Data, Operation, RecvRequest, Remote, SendRequest, Sge, Srq, Status,
+    UdDestination,
 };
 
 #[cfg(test)]

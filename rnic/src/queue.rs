@@ -138,7 +138,7 @@ pub struct SendRequest {
     /// Whether to wait for all earlier READs and atomics
     pub fence: bool,
     /// Destination, on a UD queue pair
-    pub to: Option<Datagram>,
+    pub to: Option<UdDestination>,
 }
 
 impl SendRequest {
@@ -150,7 +150,7 @@ impl SendRequest {
 
 /// Destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Datagram {
+pub struct UdDestination {
     /// Path
     pub path: Path,
     /// Remote queue pair number

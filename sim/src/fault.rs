@@ -1,6 +1,7 @@
 //! Faults of hosts, switches and links.
 
-use crate::{LinkId, NodeId};
+use crate::link::LinkId;
+use crate::node::NodeId;
 use rocev2::ethernet::MacAddr;
 
 /// A fault that happens at a time of the world. Faults may overlap: a state that several faults brought about

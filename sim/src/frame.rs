@@ -100,8 +100,8 @@ impl Digest {
 mod tests {
     use super::*;
     use rnic::{
-        Access, Config, Data, Datagram, Interface, Modify, Operation, Path, PathMtu, QpInit, ReadyToReceive,
-        ReadyToSend, Rnic, SendRequest, Transport,
+        Access, Config, Data, Interface, Modify, Operation, Path, PathMtu, QpInit, ReadyToReceive,
+        ReadyToSend, Rnic, SendRequest, Transport, UdDestination,
     };
     use rocev2::Psn;
     use rocev2::aeth::RnrTimer;
@@ -141,7 +141,7 @@ mod tests {
         for modify in [init, Modify::Rtr(rtr), Modify::Rts(rts)] {
             nic.modify_qp(qpn, modify).unwrap();
         }
-        let to = Some(Datagram { path, qpn, qkey: 0 });
+        let to = Some(UdDestination { path, qpn, qkey: 0 });
         let request = SendRequest { to, ..SendRequest::new(0, Operation::Send, Data::Inline(vec![1; 40])) };
         nic.post_send(qpn, request).unwrap();
         let mut frame = Vec::new();

@@ -32,11 +32,11 @@ pub use controlled::{CONTROL_LATENCY, Controlled, Queues};
 pub use fault::Fault;
 pub use forger::{Address, Forger, ForgerConfig, forged_packet};
 pub use host::{Host, draws_forgetful, nic};
-pub use link::{Counters as LinkCounters, Ecn, Link, OVERHEAD};
-pub use node::{Node, Ports};
+pub use link::{Counters as LinkCounters, Ecn, Link, LinkId, OVERHEAD};
+pub use node::{Node, NodeId, Ports};
 pub use responder::{Costs, Executed, MemoryCosts};
 pub use rnic::App;
 /// Counters of a NIC, as part of the results of workloads
 pub use rnic::Counters as NicCounters;
 pub use switch_node::{Counters as SwitchCounters, Switch};
-pub use world::{LinkId, NodeId, World};
+pub use world::World;

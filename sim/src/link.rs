@@ -6,6 +6,10 @@ use switch::{Nanos, Probability, Rng};
 /// sequence and inter-packet gap.
 pub const OVERHEAD: usize = 24;
 
+/// Handle of a link of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub(crate) usize);
+
 /// Parameters of a link; both directions have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {

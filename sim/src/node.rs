@@ -5,6 +5,10 @@ use core::any::Any;
 use switch::memory::MemoryFrame;
 use switch::{Frame, Full, Nanos, Output, PortId};
 
+/// Handle of a host or switch of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub(crate) usize);
+
 /// A host, a switch, or any other device with ports. All times are readings of the node's own clock.
 pub trait Node: Any + Send {
     /// Handles a frame that arrived at `port`.

@@ -23,7 +23,7 @@ pub struct Switch<F: Function> {
 
 /// Time between two turns of a polling worker. A function whose timer stays due because it waits for room at
 /// a port is polled again after this time.
-const TURN: Nanos = Nanos(200);
+const POLL_INTERVAL: Nanos = Nanos(200);
 
 /// Counters of a switch, in frames.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -106,7 +106,7 @@ where
 
     fn next_timer(&self) -> Option<Nanos> {
         let due = if self.commands.is_empty() { self.function.next_timer() } else { Some(Nanos::ZERO) };
-        due.map(|at| at.max(self.polled + TURN))
+        due.map(|at| at.max(self.polled + POLL_INTERVAL))
     }
 
     fn start(&mut self, _now: Nanos, _out: &mut Ports<'_>) {}

@@ -2,9 +2,9 @@
 
 use crate::clock::Clock;
 use crate::fault::Fault;
-use crate::link::{Counters, Link};
+use crate::link::{Counters, Link, LinkId};
 use crate::net::{Event, Net};
-use crate::node::{Node, Ports};
+use crate::node::{Node, NodeId, Ports};
 use crate::pcap::Capture;
 use core::any::Any;
 use std::collections::VecDeque;
@@ -14,14 +14,6 @@ use switch::{Nanos, PortId};
 
 /// Capacity of a paused node's inbox, in frames; further frames are lost
 const INBOX: usize = 1024;
-
-/// Handle of a host or switch of the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeId(pub(crate) usize);
-
-/// Handle of a link of the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinkId(pub(crate) usize);
 
 /// Run state of a node.
 #[derive(Debug, PartialEq, Eq)]

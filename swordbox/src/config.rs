@@ -72,7 +72,7 @@ pub struct Server {
     /// Address
     pub host: IpAddr,
     /// Tables of contended words, such as lock tables
-    pub tables: Vec<Table>,
+    pub tables: Vec<WordTable>,
     /// Data structures in the server's memory that Swordbox caches state of
     pub structures: Vec<Structure>,
     /// Address ranges that are never cached because programs on the server write to them
@@ -92,12 +92,12 @@ pub struct Server {
     /// which regions with `IBV_ACCESS_RELAXED_ORDERING` do not guarantee
     pub share: bool,
     /// Service at which switch-owned QPs are connected, if the server offers one
-    pub connect: Option<Connect>,
+    pub connect: Option<SwitchOwnedQps>,
 }
 
 /// Switch-owned QPs at a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Connect {
+pub struct SwitchOwnedQps {
     /// Service ID in the REQ (IB 12.6.5): [`service_id_of`](rnic::cm::service_id_of) of a port
     pub service: u64,
     /// Private data of the REQ, behind the header of `rdma_cm`
@@ -108,7 +108,7 @@ pub struct Connect {
 
 /// Words of a server's memory, one every `stride` bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table {
+pub struct WordTable {
     /// R_Key of the region, if known in advance
     pub rkey: Option<u32>,
     /// Virtual addresses
@@ -212,7 +212,7 @@ impl Config {
 impl Config {
     /// Returns the index and the server of each switch-owned QP. Indices count all shared QPs; each server's
     /// switch-owned ones come before the client-owned ones.
-    pub(crate) fn switch_owned_qps(&self) -> impl Iterator<Item = (Id, (IpAddr, &Connect))> {
+    pub(crate) fn switch_owned_qps(&self) -> impl Iterator<Item = (Id, (IpAddr, &SwitchOwnedQps))> {
         let mut next = 0;
         self.servers.iter().flat_map(move |server| {
             let first = next;
@@ -250,7 +250,7 @@ impl Server {
     }
 
     /// Returns the table that has a word at `va`, if any.
-    pub(crate) fn table_of(&self, va: u64, rkey: u32) -> Option<&Table> {
+    pub(crate) fn table_of(&self, va: u64, rkey: u32) -> Option<&WordTable> {
         self.tables.iter().find(|table| {
             table.range.contains(&va)
                 && table.range.end - va >= 8

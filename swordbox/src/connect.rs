@@ -11,7 +11,7 @@
 //! ```
 
 use crate::Id;
-use crate::config::{Config, Connect};
+use crate::config::{Config, SwitchOwnedQps};
 use crate::event::{Command, Event, OpenSharedQp};
 use core::net::IpAddr;
 use rnic::cm::{self, Conn, ConnectRequest, Event as CmEvent, Peer, RemoteReply};
@@ -76,7 +76,7 @@ struct SwitchOwnedQp {
     /// Index of the shared QP in the data plane
     number: Id,
     host: IpAddr,
-    connect: Connect,
+    connect: SwitchOwnedQps,
     stage: Stage,
     /// Failed attempts since the QP was last open
     failures: u32,

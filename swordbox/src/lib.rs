@@ -38,13 +38,13 @@ mod source;
 pub mod steering;
 mod successor;
 
-pub use config::{Config, Connect, Connection, FailedCas, Layers, Server, Table};
+pub use config::{Config, Connection, FailedCas, Layers, Server, SwitchOwnedQps, WordTable};
 pub use connect::ConnectCounters;
 pub use control::{Control, Journal};
 pub use counters::Counters;
 pub use event::{Command, Event, OpenSharedQp};
 pub use function::Swordbox;
-pub use memory::Memory;
+pub use memory::MemoryBounds;
 
 /// Index of an entry of a table
 type Id = u32;

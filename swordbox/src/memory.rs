@@ -12,7 +12,7 @@ use crate::steering::Steering;
 
 /// Maximum memory in bytes, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryBounds {
     /// Connections, and the records of their READs and atomics
     pub connections: usize,
     /// Operations outstanding on shared QPs
@@ -27,9 +27,9 @@ pub struct Memory {
 
 impl Config {
     /// Returns the maximum memory of a Swordbox with this configuration, without its bridge.
-    pub fn memory(&self) -> Memory {
+    pub fn memory(&self) -> MemoryBounds {
         let shared_qps = self.shared_qps();
-        Memory {
+        MemoryBounds {
             connections: Connections::bytes(self) + Sources::bytes(self.connections * 2) + Handshakes::BYTES,
             in_flight: shared_qps * SharedQp::bytes(self.in_flight),
             lines: Lines::bytes(self.lines),

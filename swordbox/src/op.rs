@@ -10,21 +10,21 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// SEND, whose target the receiver chooses, or a Middle or Last packet of a WRITE
-    Body,
+    SendOrWriteRest,
     /// First or Only packet of a WRITE
     Write,
     /// READ
     Read,
     /// ATOMIC WRITE or FLUSH; the response is a READ response without payload
-    Other,
+    AtomicWriteOrFlush,
     /// `CmpSwap` or `FetchAdd`
     Atomic,
     /// Response
     Response,
     /// Packet of an unreliable connection
-    Unreliable,
+    UnreliableConnection,
     /// Unreliable datagram, possibly of the connection manager
-    Datagram,
+    UnreliableDatagram,
     /// Congestion notification packet
     Cnp,
     /// Unknown opcode
@@ -44,7 +44,9 @@ static OPS: [Op; 256] = {
     let mut at = 0;
     while at < ops.len() {
         let (kind, is_last) = match Opcode(at as u8) {
-            Opcode::RC_SEND_FIRST | Opcode::RC_SEND_MIDDLE | Opcode::RC_WRITE_MIDDLE => (Kind::Body, false),
+            Opcode::RC_SEND_FIRST | Opcode::RC_SEND_MIDDLE | Opcode::RC_WRITE_MIDDLE => {
+                (Kind::SendOrWriteRest, false)
+            }
             Opcode::RC_SEND_LAST
             | Opcode::RC_SEND_LAST_IMM
             | Opcode::RC_SEND_LAST_INVALIDATE
@@ -52,11 +54,11 @@ static OPS: [Op; 256] = {
             | Opcode::RC_WRITE_LAST_IMM
             | Opcode::RC_SEND_ONLY
             | Opcode::RC_SEND_ONLY_IMM
-            | Opcode::RC_SEND_ONLY_INVALIDATE => (Kind::Body, true),
+            | Opcode::RC_SEND_ONLY_INVALIDATE => (Kind::SendOrWriteRest, true),
             Opcode::RC_WRITE_FIRST => (Kind::Write, false),
             Opcode::RC_WRITE_ONLY | Opcode::RC_WRITE_ONLY_IMM => (Kind::Write, true),
             Opcode::RC_READ_REQUEST => (Kind::Read, true),
-            Opcode::RC_FLUSH | Opcode::RC_ATOMIC_WRITE => (Kind::Other, true),
+            Opcode::RC_FLUSH | Opcode::RC_ATOMIC_WRITE => (Kind::AtomicWriteOrFlush, true),
             Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => (Kind::Atomic, true),
             Opcode::RC_READ_RESPONSE_FIRST
             | Opcode::RC_READ_RESPONSE_MIDDLE
@@ -64,9 +66,9 @@ static OPS: [Op; 256] = {
             | Opcode::RC_READ_RESPONSE_ONLY
             | Opcode::RC_ACKNOWLEDGE
             | Opcode::RC_ATOMIC_ACKNOWLEDGE => (Kind::Response, true),
-            Opcode::UD_SEND_ONLY | Opcode::UD_SEND_ONLY_IMM => (Kind::Datagram, true),
+            Opcode::UD_SEND_ONLY | Opcode::UD_SEND_ONLY_IMM => (Kind::UnreliableDatagram, true),
             Opcode::CNP => (Kind::Cnp, true),
-            Opcode(0x20..=0x3f) => (Kind::Unreliable, true),
+            Opcode(0x20..=0x3f) => (Kind::UnreliableConnection, true),
             _ => (Kind::Unknown, true),
         };
         ops[at] = Op { kind, is_last };

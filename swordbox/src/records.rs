@@ -14,7 +14,7 @@ pub(crate) struct Record {
     /// Number of initial PSNs that `server_psn` does not cover, or that the server no longer has: the READ
     /// was read again from the PSN after them
     pub skipped: u32,
-    pub what: What,
+    pub kind: RecordKind,
     /// The response has been seen
     pub done: bool,
     /// Result of an atomic; address of the node that a READ was forwarded to
@@ -27,16 +27,16 @@ pub(crate) struct Record {
 
 /// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum RecordKind {
     /// READ on the client's own connection. A retransmission is read again by the server
     Read,
     /// Atomic with a known result, which answers retransmissions
     Atomic,
     /// One or more READs whose PSN count is unknown. A retransmission is read again by the server
-    Unseen,
+    UncountedReads,
     /// Atomic whose result is unknown. The server still has it while no other client's atomics use the
     /// connection
-    Unknown,
+    AtomicWithoutResult,
 }
 
 impl Record {
@@ -59,7 +59,7 @@ pub(crate) const NO_RECORD: Record = Record {
     count: 0,
     server_psn: Psn::ZERO,
     skipped: 0,
-    what: What::Read,
+    kind: RecordKind::Read,
     done: true,
     value: 0,
     steered: 0,

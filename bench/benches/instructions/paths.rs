@@ -6,7 +6,7 @@ use ::onepipe::Timestamp;
 use bench::onepipe::load::{self as onepipe, Kind};
 use bench::swordbox::load::{Load, Verb};
 use p4ce::{Command, Group, P4ce};
-use pktgen::profile::{Host, Memory};
+use pktgen::profile::{HostAddress, RemoteMemory};
 use pktgen::{Choice, Pktgen, Profile, Rate, Stream};
 use rnic::{Data, Operation, Remote, SendRequest, Sge, Status};
 use rocev2::ethernet::MacAddr;
@@ -335,7 +335,7 @@ fn pipe(kind: Kind, links: u16) -> Prepared {
 /// Returns a generator as in `bench pktgen`: WRITEs of 64 bytes with timestamps, as fast as possible, to
 /// 1,024 slots in memory.
 fn generator(qps: u32) -> Pktgen {
-    let host = |n: u8| Host { mac: MacAddr([2, 0, 0, 0, 0, n]), ip: [10, 0, 0, n].into() };
+    let host = |n: u8| HostAddress { mac: MacAddr([2, 0, 0, 0, 0, n]), ip: [10, 0, 0, n].into() };
     let stream = Stream {
         name: "writes".into(),
         verb: pktgen::Verb::Write,
@@ -343,10 +343,10 @@ fn generator(qps: u32) -> Pktgen {
         dst: host(2),
         first_qpn: Qpn::new(0x100),
         qps,
-        pick: Choice::Turn,
+        pick: Choice::RoundRobin,
         sizes: vec![64],
         mtu: 1024,
-        memory: Memory { va: 0x7f00_0000_0000, rkey: 0x1234, slots: 1024, choice: Choice::Turn },
+        memory: RemoteMemory { va: 0x7f00_0000_0000, rkey: 0x1234, slots: 1024, choice: Choice::RoundRobin },
         first_psn: None,
         rate: Rate::Max,
         burst: None,

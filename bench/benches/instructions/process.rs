@@ -16,7 +16,7 @@ const BURST: usize = 32;
 const TURNS: usize = 128;
 const WARM_UP_TURNS: usize = 64;
 /// Nanoseconds from one turn to the next: five million messages per second
-const TURN: u64 = 6_400;
+const TURN_NS: u64 = 6_400;
 const PAYLOAD: [u8; 64] = [0x5a; 64];
 /// The same as in `bench onepipe`
 const ACK_EVERY: u32 = 64;
@@ -44,7 +44,7 @@ fn config(own: Peer, other: Peer, tor: Peer) -> Config {
 }
 
 fn at(turn: usize) -> Nanos {
-    Nanos(1 + turn as u64 * TURN)
+    Nanos(1 + turn as u64 * TURN_NS)
 }
 
 /// Returns two processes, each of which is the other's switch.

@@ -1,7 +1,6 @@
 //! Figures and tables of papers: what the paper reports, what is measured here, and whether the shape is the
 //! same.
 
-use super::shape::Check;
 use clap::ValueEnum;
 use core::fmt::{self, Write as _};
 use miette::Report;
@@ -299,6 +298,23 @@ pub struct Distribution {
     pub name: String,
     /// Latencies in nanoseconds, and their counts
     pub counts: Vec<(u64, u64)>,
+}
+
+/// Result of a check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// Expectation
+    pub what: String,
+    /// Observed values
+    pub seen: String,
+    /// Whether the expectation holds
+    pub holds: bool,
+}
+
+impl Check {
+    pub(super) fn new(what: impl Into<String>, seen: String, holds: bool) -> Self {
+        Self { what: what.into(), seen, holds }
+    }
 }
 
 /// Result of an experiment.

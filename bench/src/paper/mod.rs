@@ -120,7 +120,7 @@ pub fn run(args: &PaperArgs, own: &Path, dpdk: &str) -> Result<(), Report> {
     let store = Store::open(&args.results, &machine.program)?;
     let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let failed = measure(&figures, &settings, &store, &machine, args.fresh, jobs)?;
-    let written = report::write(&store, &settings, &machine, &failed)?;
+    let written = report::write(self::figures(), &store, &settings, &machine, &failed)?;
     writeln!(std::io::stdout(), "{written}").into_diagnostic()?;
     match failed.first() {
         None => Ok(()),
@@ -163,9 +163,6 @@ fn row(figure: &Figure) -> String {
     format!("{:<9} {:<16} {}{note}", figure.paper.key(), figure.id, figure.title)
 }
 
-/// An experiment that failed, and the reason
-type Failed = (&'static Figure, String);
-
 /// Measures the figures that have no result yet, several at a time. Returns those that failed.
 fn measure(
     figures: &[&'static Figure],
@@ -174,7 +171,7 @@ fn measure(
     machine: &Machine,
     fresh: bool,
     jobs: usize,
-) -> Result<Vec<Failed>, Report> {
+) -> Result<Vec<report::Failed>, Report> {
     let mut pending = Vec::new();
     for figure in figures.iter().filter(|figure| matches!(figure.reproduction, Reproduction::Measured { .. }))
     {

@@ -5,7 +5,7 @@ use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
 use super::shape;
 use crate::consensus::simulation_error;
 use miette::Report;
-use rdmc::model::{Network, Object, Sent, run};
+use rdmc::model::{Network, Object, TransferTimes, run};
 use rdmc::{Algorithm, Schedule, cosmos};
 use switch::Nanos;
 use workloads::rdmc::costs::{Pause, Transfer, wide};
@@ -122,7 +122,7 @@ pub(super) const FIGURES: &[Figure] = &[
     ),
 ];
 
-fn sent((rate, latency): (f64, f64), algorithm: Algorithm, n: u32, bytes: u64, block: u64) -> Sent {
+fn sent((rate, latency): (f64, f64), algorithm: Algorithm, n: u32, bytes: u64, block: u64) -> TransferTimes {
     let schedule =
         Schedule::new(algorithm, n, bytes.div_ceil(block) as u32).expect("at least one node and one block");
     let object = Object { schedule, members: (0..n as usize).collect(), bytes, block, at: 0.0 };
@@ -380,7 +380,7 @@ fn overlapping(settings: &Settings) -> Result<Outcome, Report> {
         };
         let objects: Vec<_> = (0..senders).map(object).collect();
         let network = Network::new(n, FRACTUS.0, FRACTUS.1);
-        let last = run(&network, &objects).iter().map(Sent::last).fold(0.0, f64::max);
+        let last = run(&network, &objects).iter().map(TransferTimes::last).fold(0.0, f64::max);
         senders as f64 * bytes as f64 * 8.0 / last / 1e9
     };
     let kinds: [(&str, Senders); 3] =

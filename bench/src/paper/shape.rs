@@ -1,26 +1,8 @@
 //! Checks of whether curves have the shape that a paper reports. Each compares our numbers and records what
 //! was found.
 
-use super::figure::Series;
+use super::figure::{Check, Series};
 use core::ops::RangeInclusive;
-use serde::{Deserialize, Serialize};
-
-/// Result of a check.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Check {
-    /// Expectation
-    pub what: String,
-    /// Observed values
-    pub seen: String,
-    /// Whether the expectation holds
-    pub holds: bool,
-}
-
-impl Check {
-    fn new(what: impl Into<String>, seen: String, holds: bool) -> Self {
-        Self { what: what.into(), seen, holds }
-    }
-}
 
 /// Formats a number for people: three to five significant digits.
 pub fn text(value: f64) -> String {

@@ -189,12 +189,12 @@ fn written() -> tempfile::TempDir {
         store.save(figure, &record("one", figure)).unwrap();
     }
     let failed = [(measured[0], "it <fell> & broke".to_owned())];
-    let summary = report::write(&store, &SETTINGS, &machine, &failed).unwrap();
+    let summary = report::write(figures(), &store, &SETTINGS, &machine, &failed).unwrap();
     assert!(
         summary.contains("failed") && summary.contains("holds") && summary.contains("report.html"),
         "{summary}"
     );
-    let content = Content::new(&store, &SETTINGS, &machine, &failed);
+    let content = Content::new(figures(), &store, &SETTINGS, &machine, &failed);
     assert_eq!(content.figures.len(), figures().count());
     folder
 }

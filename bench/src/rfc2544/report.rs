@@ -1,6 +1,6 @@
 //! Report of the tests: as tables for people, as JSON for programs.
 
-use super::{DiscardReason, Settings, TrialResult};
+use super::trial::{DiscardReason, Limit, Settings, TrialResult};
 use serde::Serialize;
 use std::fmt::Write as _;
 
@@ -86,38 +86,14 @@ impl Figure {
     }
 }
 
-/// Reason why no greater rate was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Limit {
-    /// The generator did not send the requested load, or lost frames itself
-    Generator,
-    /// The device lost frames
-    Loss,
-    /// The device duplicated frames
-    Duplicates,
-    /// The highest rate that is offered was reached
-    Most,
-}
-
-impl Limit {
-    const fn text(self) -> &'static str {
-        match self {
-            Self::Generator => "the generator",
-            Self::Loss => "loss",
-            Self::Duplicates => "duplicate frames",
-            Self::Most => "the offered maximum",
-        }
-    }
-}
-
 /// Results for one frame length.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FrameReport {
     /// Length of a frame in bytes, with its check sequence
     pub frame: u32,
     /// Highest rate that was offered, in frames a second; `None` if the generator's trial lost its core
-    pub most: Option<u64>,
+    #[serde(rename = "most")]
+    pub max_rate: Option<u64>,
     /// Throughput (26.1): the greatest rate without loss, in frames a second
     pub throughput: Figure,
     /// Reason why the throughput is not greater
@@ -135,7 +111,7 @@ impl FrameReport {
     pub(super) fn new(frame: u32) -> Self {
         Self {
             frame,
-            most: None,
+            max_rate: None,
             throughput: Figure::default(),
             limit: None,
             loss: Vec::new(),
@@ -254,7 +230,7 @@ impl Report {
         let mut throughput =
             table(&["frame", "throughput", "of the maximum", "limited by", "on CPU", "discarded"]);
         for f in &self.frames {
-            let part = f.throughput.median.zip(f.most).map(|(found, most)| found / most as f64 * 100.0);
+            let part = f.throughput.median.zip(f.max_rate).map(|(found, max)| found / max as f64 * 100.0);
             throughput.add_row([
                 format!("{} B", f.frame),
                 f.throughput.text(rate),

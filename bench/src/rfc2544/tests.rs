@@ -63,7 +63,7 @@ impl Tester for Device {
         let asked = match trial.load {
             Load::Fastest => self.generator,
             Load::PacketsPerS(rate) => rate as f64,
-            Load::Burst(_) => trial.most.unwrap() as f64,
+            Load::Burst(_) => trial.max_rate.unwrap() as f64,
         };
         let rate = asked.min(self.generator);
         let sent = match trial.load {
@@ -102,7 +102,7 @@ impl Tester for Device {
 fn settings() -> Settings {
     Settings {
         frames: vec![128, 1518],
-        most: Some(Most::PacketsPerS(5_000_000)),
+        max_rate: Some(MaxRate::PacketsPerS(5_000_000)),
         resolution: 0.01,
         loss_step: 0.1,
         trial_s: 1.0,
@@ -151,7 +151,7 @@ fn a_known_capacity_is_found() {
 fn a_lossless_device_is_limited_by_the_offered_maximum() {
     let report = run(&settings(), Device::new(1e12));
     let frame = &report.frames[0];
-    assert_eq!((frame.throughput.median, frame.limit), (Some(5e6), Some(Limit::Most)));
+    assert_eq!((frame.throughput.median, frame.limit), (Some(5e6), Some(Limit::MaxRate)));
     assert_eq!(frame.loss.len(), 2, "two rates without loss end the curve");
     assert_eq!(frame.back_to_back.as_ref().unwrap().frames.median, Some(1e7));
 }
@@ -183,9 +183,9 @@ fn a_slow_generator_is_reported_as_the_limit() {
     // Without a configured maximum, the generator's rate is the maximum.
     let mut device = Device::new(1e12);
     device.generator = 3e6;
-    let report = run(&Settings { most: None, ..settings() }, device);
-    assert_eq!(report.frames[0].most, Some(3_000_000));
-    assert_eq!(report.frames[0].limit, Some(Limit::Most));
+    let report = run(&Settings { max_rate: None, ..settings() }, device);
+    assert_eq!(report.frames[0].max_rate, Some(3_000_000));
+    assert_eq!(report.frames[0].limit, Some(Limit::MaxRate));
 }
 
 #[test]
@@ -220,8 +220,8 @@ fn a_figure_is_missing_if_all_its_trials_lost_their_core() {
 
 #[test]
 fn the_rate_of_a_wire_includes_preamble_and_gap() {
-    assert_eq!(Most::BitsPerS(10_000_000_000).packets_per_s(64), 14_880_952);
-    assert_eq!(Most::BitsPerS(10_000_000_000).packets_per_s(1518), 812_743);
+    assert_eq!(MaxRate::BitsPerS(10_000_000_000).packets_per_s(64), 14_880_952);
+    assert_eq!(MaxRate::BitsPerS(10_000_000_000).packets_per_s(1518), 812_743);
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn a_burst_below_the_requested_rate_is_limited_by_the_generator() {
     assert_eq!((burst.frames.median, burst.limit), (Some(0.0), Some(Limit::Generator)));
     let report = run(&settings(), Device::new(1e12));
     let burst = report.frames[0].back_to_back.as_ref().unwrap();
-    assert_eq!((burst.frames.median, burst.limit), (Some(1e7), Some(Limit::Most)));
+    assert_eq!((burst.frames.median, burst.limit), (Some(1e7), Some(Limit::MaxRate)));
 }
 
 #[test]

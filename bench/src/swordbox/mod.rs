@@ -10,7 +10,8 @@ mod rack;
 pub mod simulated;
 
 use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio};
-use crate::process::{CountedFrames, Program};
+use crate::process::Program;
+use crate::telemetry::CountedFrames;
 use crate::traffic;
 use clap::Args;
 use load::{Load, Tally, Verb};

@@ -15,7 +15,7 @@ use switch::forward::Config as ForwardConfig;
 use switch::forward::config::Topology;
 use switch::memory::run_frame;
 use switch::{Function as _, Nanos, PortId};
-use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
+use swordbox::{Command, Config, Event, Layers, Server, Swordbox, WordTable};
 
 /// Shared connections
 pub(super) const SHARED_QPS: usize = 4;
@@ -286,7 +286,7 @@ fn config(connections: u32, lines: usize) -> Config {
         ..ForwardConfig::bridge(1, 16)
     };
     let base = Config::new(forward);
-    let table = Table { rkey: None, range: TABLE..UNSHARED, stride: 8, writable: true };
+    let table = WordTable { rkey: None, range: TABLE..UNSHARED, stride: 8, writable: true };
     Config {
         connections: base.connections.max(connections as usize),
         lines: base.lines.max(4 * lines),

@@ -9,7 +9,7 @@ use sim::Controlled;
 use std::io::Write as _;
 use switch::Nanos;
 use switch::forward::Config as ForwardConfig;
-use swordbox::{Config, Connection, Control, Journal, Layers, Server, Swordbox, Table};
+use swordbox::{Config, Connection, Control, Journal, Layers, Server, Swordbox, WordTable};
 use workloads::clients::Kind;
 use workloads::clients::lock::Unlock;
 use workloads::rack::costs::{LOCKS_LEN, LOCKS_VA, Run, locks};
@@ -62,7 +62,8 @@ impl Journal for NullJournal {
 
 /// Creates a Swordbox between the machines and the server of a rack.
 fn swordbox(machines: usize, layers: Layers) -> Controlled<Control> {
-    let table = Table { rkey: None, range: LOCKS_VA..LOCKS_VA + LOCKS_LEN as u64, stride: 8, writable: true };
+    let table =
+        WordTable { rkey: None, range: LOCKS_VA..LOCKS_VA + LOCKS_LEN as u64, stride: 8, writable: true };
     let config = Config {
         connections: 1024,
         servers: vec![Server { tables: vec![table], ..Server::new(rack::ip(None)) }],

@@ -2,7 +2,7 @@
 //! (nextest), because a process has only one EAL.
 
 use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
-use dataplane::{Control, ControlOutput, Live};
+use dataplane::{ControlHandler, ControlOutput, Live};
 use std::path::Path;
 use switch::Function;
 
@@ -58,7 +58,7 @@ impl<C> UntilIdle<C> {
     }
 }
 
-impl<F: Function, C: Control<F>> Control<F> for UntilIdle<C> {
+impl<F: Function, C: ControlHandler<F>> ControlHandler<F> for UntilIdle<C> {
     fn on_event(&mut self, worker: usize, event: F::Event, out: &mut ControlOutput<'_, F>) {
         self.inner.on_event(worker, event, out);
     }
@@ -84,7 +84,7 @@ impl<F: Function, C: Control<F>> Control<F> for UntilIdle<C> {
 /// Ends the run after this many ticks, for ports that never become idle.
 pub(crate) struct Ticks(pub(crate) u32);
 
-impl<F: Function> Control<F> for Ticks {
+impl<F: Function> ControlHandler<F> for Ticks {
     fn on_event(&mut self, _worker: usize, _event: F::Event, _out: &mut ControlOutput<'_, F>) {}
 
     fn on_punt(&mut self, _: usize, _: dataplane::Mbuf, _: switch::PortId, _: &mut ControlOutput<'_, F>) {}

@@ -2,7 +2,7 @@
 
 use crate::common::{UntilIdle, capture, config, play, port};
 use dataplane::config::Device;
-use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, Runtime, Stop};
 use switch::{DropReason, Frame as _, Function, Nanos, Output, PortId, Verdict};
 use understudy_tests::alone;
 use understudy_tests::captures::frames;
@@ -72,7 +72,7 @@ impl Function for Punting {
 #[derive(Default)]
 struct Keeper(Vec<(Mbuf, Vec<u8>)>);
 
-impl Control<Punting> for &mut Keeper {
+impl ControlHandler<Punting> for &mut Keeper {
     fn on_event(&mut self, _: usize, _: (u64, u64, u64), _: &mut ControlOutput<'_, Punting>) {}
 
     fn on_punt(&mut self, _: usize, frame: Mbuf, _: PortId, _: &mut ControlOutput<'_, Punting>) {
@@ -110,7 +110,7 @@ struct Relay {
     last: (u64, u64, u64),
 }
 
-impl Control<Punting> for &mut Relay {
+impl ControlHandler<Punting> for &mut Relay {
     fn on_event(&mut self, worker: usize, event: (u64, u64, u64), out: &mut ControlOutput<'_, Punting>) {
         self.events += 1;
         self.last = event;
@@ -158,7 +158,7 @@ fn punted_frames_are_sent_by_the_control_plane() {
 /// Ignores all events and frames, slowly.
 struct SlowConsumer;
 
-impl Control<Punting> for SlowConsumer {
+impl ControlHandler<Punting> for SlowConsumer {
     fn on_event(&mut self, _: usize, _: (u64, u64, u64), _: &mut ControlOutput<'_, Punting>) {}
 
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Punting>) {
@@ -192,7 +192,7 @@ fn full_queue_to_the_control_plane_drops_and_counts() {
 /// Ends after some ticks: the ring returns the frames sent to it, for ever.
 struct Limited<C>(C, u32);
 
-impl<C: Control<Punting>> Control<Punting> for Limited<C> {
+impl<C: ControlHandler<Punting>> ControlHandler<Punting> for Limited<C> {
     fn on_event(&mut self, worker: usize, event: (u64, u64, u64), out: &mut ControlOutput<'_, Punting>) {
         self.0.on_event(worker, event, out);
     }

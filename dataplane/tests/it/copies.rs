@@ -2,7 +2,7 @@
 
 use crate::common::{config, port};
 use dataplane::config::{Device, Port};
-use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use switch::{Function, Nanos, Output, PortId, Verdict};
@@ -20,7 +20,7 @@ struct Sends<S> {
 /// Ends the run when everything was sent. Waiting frames are offered to the ports once more.
 struct UntilDone(Arc<AtomicBool>);
 
-impl<S: Job> Control<Sends<S>> for UntilDone {
+impl<S: Job> ControlHandler<Sends<S>> for UntilDone {
     fn on_event(&mut self, _: usize, (): (), _: &mut ControlOutput<'_, Sends<S>>) {}
 
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Sends<S>>) {}

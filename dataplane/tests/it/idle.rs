@@ -2,7 +2,7 @@
 
 use crate::common::{config, port};
 use dataplane::config::{Device, Idle};
-use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, Runtime, Stop};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use switch::{Function, Nanos, Output, PortId, Verdict};
@@ -77,7 +77,7 @@ struct Until {
     done: Arc<Done>,
 }
 
-impl Control<Waits> for Until {
+impl ControlHandler<Waits> for Until {
     fn on_event(&mut self, _: usize, (): (), _: &mut ControlOutput<'_, Waits>) {}
 
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Waits>) {}

@@ -3,7 +3,7 @@
 use crate::common;
 use crate::common::{config, port};
 use dataplane::config::{Config, Device, Idle};
-use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::pwrite;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -27,7 +27,7 @@ struct Until<'a> {
     refused: &'a mut Vec<String>,
 }
 
-impl<F: Function> Control<F> for Until<'_> {
+impl<F: Function> ControlHandler<F> for Until<'_> {
     fn on_event(&mut self, _: usize, _: F::Event, _: &mut ControlOutput<'_, F>) {}
 
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, F>) {}
@@ -241,7 +241,7 @@ impl DisconnectPeer {
     const LOST: u64 = Self::FRAMES + 2;
 }
 
-impl<F: Function> Control<F> for DisconnectPeer {
+impl<F: Function> ControlHandler<F> for DisconnectPeer {
     fn on_event(&mut self, _: usize, _: F::Event, _: &mut ControlOutput<'_, F>) {}
 
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, F>) {}

@@ -2,7 +2,7 @@
 
 use crate::common::{capture, config, play, port};
 use dataplane::config::{Device, Port};
-use dataplane::{Control, ControlOutput, Live, Mbuf, NoControl, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, NoControl, Runtime, Stop};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use switch::{DropReason, Function, Nanos, Output, PortId, Verdict};
@@ -76,7 +76,7 @@ struct Until {
     frames: u64,
 }
 
-impl Control<DropOrConsume> for Until {
+impl ControlHandler<DropOrConsume> for Until {
     fn on_event(&mut self, _: usize, (): (), _: &mut ControlOutput<'_, DropOrConsume>) {}
 
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, DropOrConsume>) {}

@@ -5,7 +5,7 @@ use crate::common::{config, port};
 use core::ffi::c_void;
 use dataplane::config::Device;
 use dataplane::counters::WorkerCounters;
-use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use dpdk_sys::rte_mbuf;
 use std::sync::{Arc, Mutex};
 use switch::{Function, Nanos, Output, PortId, Verdict};
@@ -88,7 +88,7 @@ impl Function for Sends {
 /// Ends the run when a condition on the driver is met.
 struct Until(fn(&Driver) -> bool);
 
-impl Control<Sends> for Until {
+impl ControlHandler<Sends> for Until {
     fn on_event(&mut self, _: usize, (): (), _: &mut ControlOutput<'_, Sends>) {}
 
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Sends>) {}

@@ -3,7 +3,7 @@
 use crate::common::{capture, config, port};
 use dataplane::config::Device;
 use dataplane::watch::{FrameFilter, FrameRecord, TraceAction, Watcher, watches};
-use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, Runtime, Stop};
 use std::sync::Arc;
 use switch::{DropReason, Function, Nanos, Output, PortId, Verdict};
 use understudy_tests::alone;
@@ -56,7 +56,7 @@ struct Watching<P> {
     ticks: u32,
 }
 
-impl<P: Fn(&[FrameRecord]) -> bool> Control<Scattering> for Watching<P> {
+impl<P: Fn(&[FrameRecord]) -> bool> ControlHandler<Scattering> for Watching<P> {
     fn on_event(&mut self, _: usize, (): (), _: &mut ControlOutput<'_, Scattering>) {}
 
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Scattering>) {}

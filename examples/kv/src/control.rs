@@ -7,7 +7,7 @@
 use crate::command::Command;
 use crate::replica::{Replica, Response, Ticket};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, QueueFull};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, PortInfo, QueueFull};
 use rnic::{HostCall, HostFunction};
 use std::collections::BTreeMap;
 use switch::PortId;
@@ -75,7 +75,7 @@ impl ReplicaControl {
     }
 }
 
-impl Control<HostFunction<Replica>> for ReplicaControl {
+impl ControlHandler<HostFunction<Replica>> for ReplicaControl {
     fn on_event(&mut self, _worker: usize, (): (), _out: &mut ControlOutput<'_, HostFunction<Replica>>) {}
 
     fn on_punt(

@@ -6,7 +6,7 @@ use crate::config::{Clock, Config};
 use crate::function::{Command, ProcessFunction, ProcessLeft, Rings, Shared};
 use core::sync::atomic::Ordering;
 use crossbeam_channel::Receiver;
-use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
 use onepipe::process::{Counters, Process, ProcessId};
 use rnic::{Interface, cm};
 use rocev2::ethernet::MacAddr;
@@ -56,7 +56,7 @@ impl Plane {
     }
 }
 
-impl Control<ProcessFunction> for Plane {
+impl ControlHandler<ProcessFunction> for Plane {
     fn on_event(
         &mut self,
         _worker: usize,

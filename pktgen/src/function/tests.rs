@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::pace::{Rate, Unit};
-use crate::profile::{Choice, Host, Memory, Stream, Verb};
+use crate::profile::{Choice, HostAddress, RemoteMemory, Stream, Verb};
 use core::net::IpAddr;
 use onepipe::Timestamp;
 use rocev2::ethernet::MacAddr;
@@ -20,9 +20,9 @@ mod responses;
 const A: PortId = PortId(0);
 const B: PortId = PortId(1);
 
-fn host(n: u8, v6: bool) -> Host {
+fn host(n: u8, v6: bool) -> HostAddress {
     let ip: IpAddr = if v6 { format!("fd00::{n}") } else { format!("10.0.0.{n}") }.parse().unwrap();
-    Host { mac: MacAddr([2, 0, 0, 0, 0, n]), ip }
+    HostAddress { mac: MacAddr([2, 0, 0, 0, 0, n]), ip }
 }
 
 pub(crate) fn stream(verb: Verb, first_qpn: u32, qps: u32) -> Stream {
@@ -36,7 +36,7 @@ pub(crate) fn stream(verb: Verb, first_qpn: u32, qps: u32) -> Stream {
         pick: Choice::Uniform,
         sizes: if verb.has_payload() || verb == Verb::Read { vec![64] } else { Vec::new() },
         mtu: 1024,
-        memory: Memory {
+        memory: RemoteMemory {
             va: 0x7f00_0000_0000,
             rkey: 0x1234,
             slots: 16,
@@ -539,7 +539,7 @@ fn state_bytes_counts_windows_requests_and_words() {
     profile.streams[0].outstanding = None;
     assert_eq!(Pktgen::state_bytes(&profile), 1_000 * (qp + 8));
     let error = ProfileError::Memory { stream: 0, mb: 6_600, what: "requests", key: "outstanding" };
-    let words = "cannot allocate 6600 MB for the requests of stream 1: lower `outstanding` or `qps`";
+    let words = "cannot allocate 6600 MB for the requests of stream 1; lower `outstanding` or `qps`";
     assert_eq!(error.to_string(), words);
 }
 
@@ -550,7 +550,7 @@ fn invalid_profiles_name_their_problem() {
         (|p| p.streams.clear(), "there are 0 streams"),
         (
             |p| p.streams[3].first_qpn = Qpn::new(0x102),
-            "streams 0 and 3 share queue pair 0x102 of 10.0.0.2: their PSNs collide",
+            "streams 1 and 4 share queue pair 0x102 of 10.0.0.2: their PSNs collide; give each stream its own",
         ),
         (
             |p| {
@@ -567,14 +567,17 @@ fn invalid_profiles_name_their_problem() {
         (|p| p.streams[8].stamp = true, "onepipe_beacon has no payload"),
         (|p| p.streams[4].dst.ip = p.streams[4].src.ip, "source and destination are both 10.0.0.1"),
         (|p| p.streams[0].first_qpn = Qpn::new(1), "queue pairs 0x1 to 7"),
-        (|p| p.streams[0].qps = 2_000_000, "qps cannot be 2000000"),
+        (|p| p.streams[0].qps = 2_000_000, "stream 1: qps cannot be 2000000; use 1 to 1048576"),
         (|p| p.streams[0].dst = host(2, true), "different versions"),
         (|p| p.streams[2].sizes = vec![1, 2], "one size"),
         (|p| p.streams[0].outstanding = Some(1), "never requests an acknowledgement"),
         (|p| p.streams[5].outstanding = Some(1), "ack is not answered"),
         (|p| p.streams[3].outstanding = Some(2), "one outstanding"),
-        (|p| p.streams[0].rate = Rate::Steady { unit: Unit::Bits, per_second: 0 }, "the rate cannot be 0"),
-        (|p| p.window = 100, "window cannot be 100"),
+        (
+            |p| p.streams[0].rate = Rate::Steady { unit: Unit::Bits, per_second: 0 },
+            "the rate cannot be 0; use 1 to 1000000000000",
+        ),
+        (|p| p.window = 100, "window cannot be 100; use a power of two from 64 to 65536"),
         (|p| (p.respond, p.receive) = (true, None), "no port receives them"),
         (|p| (p.respond, p.streams[2].sizes) = (true, vec![1 << 20]), "packets of a response cannot be 1024"),
     ];
@@ -585,6 +588,7 @@ fn invalid_profiles_name_their_problem() {
         change(&mut profile);
         let error = profile.check().unwrap_err().to_string();
         assert!(error.contains(words), "{words:?} in {error:?}");
+        assert!(error.contains("; "), "a remedy in {error:?}");
         assert!(Pktgen::new(&profile).is_err());
     }
 }

@@ -10,23 +10,23 @@
 //!
 //! ```text
 //! root       Name..., Offer, (Switch), Members... -->
-//!                                             receiver: Lacks (unreached members)..., Have (segments)
+//!                                             receiver: Unreached (members)..., Have (segments)
 //!            Start(first) -->                 both create the group of this round
 //!            segments, digest ==>             Written(segments)
 //!            group closed                     Stored, or Damaged
 //! ```
 //!
-//! [`Give`] is the root's side, [`Take`] a receiver's. Neither does I/O: the application reads and writes the
-//! object.
+//! [`ObjectSender`] is the root's side, [`ObjectReceiver`] a receiver's. Neither does I/O: the application reads
+//! and writes the object.
 
 mod note;
 mod receive;
 mod send;
 
-pub use receive::{Offer, Take, TakeConfig, TakeError};
-pub use send::{Give, GiveConfig, GiveError, Given};
+pub use receive::{ObjectReceiver, Offer, ReceiverConfig, ReceiverError};
+pub use send::{DeliveryReport, ObjectSender, SenderConfig, SenderError};
 
-use crate::config::{CallError, Failure, Memory};
+use crate::config::{CallError, Failure, MessageMemory};
 use core::net::IpAddr;
 use rnic::{Access, Buffer, MemoryError, Pd, Rnic};
 use std::collections::BTreeMap;
@@ -68,7 +68,7 @@ impl Refusal {
 /// Reason for which a receiver does not have the object. The text continues a sentence that begins with the
 /// receiver's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Lost {
+pub enum LossReason {
     /// It did not respond in time.
     #[error("did not respond in time")]
     Silent,
@@ -77,7 +77,7 @@ pub enum Lost {
     Gone,
     /// It and another receiver cannot reach each other.
     #[error("cannot reach {0}")]
-    Apart(IpAddr),
+    Unreachable(IpAddr),
     /// It refused the object.
     #[error("refused the object: {0}")]
     Refused(Refusal),
@@ -113,13 +113,13 @@ impl Buffers {
         pd: Pd,
         bytes: Vec<u8>,
         access: Access,
-    ) -> Result<Memory, MemoryError> {
+    ) -> Result<MessageMemory, MemoryError> {
         let len = bytes.len();
         let buffer = nic.alloc(bytes)?;
         match nic.register(pd, buffer, 0..len, VA, access) {
             Ok(mr) => {
                 self.0.insert(mr.0, buffer);
-                Ok(Memory { mr, va: VA })
+                Ok(MessageMemory { mr, va: VA })
             }
             Err(error) => {
                 _ = nic.free(buffer);
@@ -129,7 +129,7 @@ impl Buffers {
     }
 
     /// Deregisters the memory of a segment, and returns its bytes.
-    fn deregister(&mut self, nic: &mut Rnic, memory: Memory) -> Vec<u8> {
+    fn deregister(&mut self, nic: &mut Rnic, memory: MessageMemory) -> Vec<u8> {
         _ = nic.deregister(memory.mr);
         let buffer = self.0.remove(&memory.mr.0);
         buffer.and_then(|buffer| nic.free(buffer).ok()).unwrap_or_default()

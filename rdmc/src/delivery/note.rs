@@ -29,7 +29,7 @@ pub(super) enum Note {
     /// From a receiver: it has this number of segments.
     Have { round: u32, segments: u64 },
     /// From a receiver: in the previous round's group it did not reach this member in time.
-    Lacks { ip: IpAddr },
+    Unreached { ip: IpAddr },
     /// From a receiver: it refuses the object.
     Refuse(Refusal),
     /// From the root: the group of this round begins with segment `first`.
@@ -129,7 +129,7 @@ impl Note {
             Self::Stored => put(0, &[8]),
             Self::Damaged => put(0, &[9]),
             Self::Stop => put(0, &[11]),
-            Self::Lacks { ip } => {
+            Self::Unreached { ip } => {
                 put(0, &[10]);
                 put(16, &octets(ip));
             }
@@ -166,7 +166,7 @@ impl Note {
             8 => Self::Stored,
             9 => Self::Damaged,
             11 => Self::Stop,
-            10 => Self::Lacks { ip: ip_at(bytes)? },
+            10 => Self::Unreached { ip: ip_at(bytes)? },
             12 => {
                 let port = u16::from_be_bytes(*bytes[8..].first_chunk()?);
                 Self::Switch { round, switch: SwitchAddress { address: ip_at(bytes)?, port } }
@@ -221,7 +221,7 @@ mod tests {
             Note::Stored,
             Note::Damaged,
             Note::Stop,
-            Note::Lacks { ip: "fd00::7".parse().unwrap() },
+            Note::Unreached { ip: "fd00::7".parse().unwrap() },
             Note::Switch {
                 round: 3,
                 switch: SwitchAddress { address: [10, 0, 0, 254].into(), port: 18_515 },

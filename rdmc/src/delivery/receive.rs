@@ -2,7 +2,7 @@
 
 use super::note::{Note, Terms, algorithm_from_number};
 use super::{Buffers, DIGEST, Refusal, is_fatal};
-use crate::config::{CallError, Config, GroupConfig, Memory, StartError};
+use crate::config::{CallError, Config, GroupConfig, MessageMemory, StartError};
 use crate::node::{Event, Node};
 use crate::schedule::Algorithm;
 use core::net::IpAddr;
@@ -14,7 +14,7 @@ use switch::Nanos;
 
 /// Configuration of a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TakeConfig {
+pub struct ReceiverConfig {
     /// Address of the root.
     pub from: IpAddr,
     /// Time for the root to appear, and to return after a failure. A root that is reachable may send nothing
@@ -24,7 +24,7 @@ pub struct TakeConfig {
     pub max_memory: u64,
 }
 
-impl TakeConfig {
+impl ReceiverConfig {
     /// Default of [`max_memory`](Self::max_memory): 1 GiB.
     pub const MEMORY: u64 = 1 << 30;
 
@@ -38,7 +38,7 @@ impl TakeConfig {
 
 /// Reason for which nothing is received, or the delivery has ended without success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TakeError {
+pub enum ReceiverError {
     /// The NIC has no room.
     #[error(transparent)]
     Start(#[from] StartError),
@@ -47,7 +47,7 @@ pub enum TakeError {
     Call(#[from] CallError),
     /// The root made no offer in time.
     #[error("{0} made no offer in time")]
-    Silent(IpAddr),
+    NoOffer(IpAddr),
     /// The link to the root was lost, or the root went on without this node.
     #[error("the connection to {0} is lost, or {0} went on without this receiver")]
     Gone(IpAddr),
@@ -56,7 +56,7 @@ pub enum TakeError {
     Stuck(IpAddr),
     /// The root stopped the delivery.
     #[error("{0} stopped the delivery")]
-    Left(IpAddr),
+    Stopped(IpAddr),
     /// This receiver refused the object.
     #[error("this receiver refused the object: {0}")]
     Refused(Refusal),
@@ -155,10 +155,10 @@ struct CompleteOffer {
 /// Call [`start`](Self::start) first. Then call [`run`](Self::run) when something has arrived at the NIC and
 /// when the time of [`next_timer`](Self::next_timer) has come. After each call, decide on
 /// [`offered`](Self::offered), write the segments of [`poll_segment`](Self::poll_segment), and compare the
-/// digest of [`wants_comparison`](Self::wants_comparison), until there is an [`outcome`](Self::outcome).
+/// digest of [`digest_to_compare`](Self::digest_to_compare), until there is an [`outcome`](Self::outcome).
 #[derive(Debug)]
-pub struct Take {
-    config: TakeConfig,
+pub struct ObjectReceiver {
+    config: ReceiverConfig,
     node: Node,
     stage: Stage,
     partial: Option<PartialOffer>,
@@ -177,16 +177,16 @@ pub struct Take {
     progress_count: u64,
     last_progress: Nanos,
     shared: Arc<Mutex<Shared>>,
-    outcome: Option<Result<(), TakeError>>,
+    outcome: Option<Result<(), ReceiverError>>,
 }
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Take {
+impl ObjectReceiver {
     /// Returns a receiver on a node of this configuration. It has not started.
-    pub fn new(node: Config, config: TakeConfig) -> Self {
+    pub fn new(node: Config, config: ReceiverConfig) -> Self {
         Self {
             config,
             node: Node::new(node),
@@ -211,9 +211,9 @@ impl Take {
     ///
     /// # Errors
     /// If the NIC or the node has no room.
-    pub fn start(&mut self, nic: &mut Rnic, now: Nanos) -> Result<(), TakeError> {
+    pub fn start(&mut self, nic: &mut Rnic, now: Nanos) -> Result<(), ReceiverError> {
         self.node.start(nic)?;
-        self.node.call(nic, self.config.from, now)?;
+        self.node.request_link(nic, self.config.from, now)?;
         self.stage = Stage::Waiting(now + self.config.patience);
         Ok(())
     }
@@ -243,12 +243,12 @@ impl Take {
                 // There may be no group at this time.
                 _ = self.node.abandon_group(nic, terms.round, now);
             }
-            self.end(Err(TakeError::Refused(refusal)));
+            self.end(Err(ReceiverError::Refused(refusal)));
         }
     }
 
-    /// Returns the next segment. Each segment is returned once, in order. Call [`written`](Self::written)
-    /// when it is written.
+    /// Returns the next segment. Each segment is returned once, in order. Call
+    /// [`segment_written`](Self::segment_written) when it is written.
     pub fn poll_segment(&mut self) -> Option<Vec<u8>> {
         self.queue.pop_front()
     }
@@ -259,35 +259,35 @@ impl Take {
     }
 
     /// Counts the next segment as written, and reports it to the root.
-    pub fn written(&mut self, nic: &mut Rnic) {
+    pub fn segment_written(&mut self, nic: &mut Rnic) {
         self.written += 1;
         self.count_unwritten();
         self.send_note(nic, Note::Written { segments: self.written });
     }
 
     /// Returns the digest to compare with, when the whole object has arrived and is written. Report the
-    /// result by [`compared`](Self::compared).
-    pub fn wants_comparison(&self) -> Option<[u8; DIGEST]> {
+    /// result by [`report_comparison`](Self::report_comparison).
+    pub fn digest_to_compare(&self) -> Option<[u8; DIGEST]> {
         self.digest.filter(|_| self.stage == Stage::Comparing && self.written == self.received)
     }
 
     /// Reports whether the digest matches to the root, and ends the delivery.
-    pub fn compared(&mut self, nic: &mut Rnic, equal: bool) {
+    pub fn report_comparison(&mut self, nic: &mut Rnic, equal: bool) {
         if self.stage == Stage::Comparing {
             self.send_note(nic, if equal { Note::Stored } else { Note::Damaged });
-            self.end(if equal { Ok(()) } else { Err(TakeError::Damaged) });
+            self.end(if equal { Ok(()) } else { Err(ReceiverError::Damaged) });
         }
     }
 
     /// Returns the outcome, once the delivery has ended. Call [`run`](Self::run) after that until
-    /// [`is_heard`](Self::is_heard) is true.
-    pub fn outcome(&self) -> Option<&Result<(), TakeError>> {
+    /// [`all_acknowledged`](Self::all_acknowledged) is true.
+    pub fn outcome(&self) -> Option<&Result<(), ReceiverError>> {
         self.outcome.as_ref()
     }
 
     /// Returns whether all messages to the root are acknowledged.
-    pub fn is_heard(&self) -> bool {
-        self.node.is_heard()
+    pub fn all_acknowledged(&self) -> bool {
+        self.node.all_acknowledged()
     }
 
     /// Returns the time at which [`run`](Self::run) is to be called, unless something arrives earlier.
@@ -313,13 +313,14 @@ impl Take {
         }
         if self.stage == Stage::Receiving && self.waits_for_root() && self.root_deadline() <= now {
             _ = self.terms().map(|terms| self.node.abandon_group(nic, terms.round, now));
-            self.end(Err(TakeError::Stuck(self.config.from)));
+            self.end(Err(ReceiverError::Stuck(self.config.from)));
         }
         if let Stage::Waiting(at) | Stage::Ready(at) = self.stage
             && at <= now
         {
             let from = self.config.from;
-            let error = if self.offer.is_some() { TakeError::Gone(from) } else { TakeError::Silent(from) };
+            let error =
+                if self.offer.is_some() { ReceiverError::Gone(from) } else { ReceiverError::NoOffer(from) };
             self.end(Err(error));
         }
     }
@@ -337,7 +338,7 @@ impl Take {
         Nanos(self.last_progress.0.saturating_add(self.config.patience.0.saturating_mul(2)))
     }
 
-    fn end(&mut self, outcome: Result<(), TakeError>) {
+    fn end(&mut self, outcome: Result<(), ReceiverError>) {
         if self.stage != Stage::Over {
             self.stage = Stage::Over;
             self.outcome = Some(outcome);
@@ -345,11 +346,11 @@ impl Take {
     }
 
     fn violation(&mut self) {
-        self.end(Err(TakeError::Violation(self.config.from)));
+        self.end(Err(ReceiverError::Violation(self.config.from)));
     }
 
     fn send_note(&mut self, nic: &mut Rnic, note: Note) {
-        self.node.tell(nic, self.config.from, note.to_bytes());
+        self.node.send_note(nic, self.config.from, note.to_bytes());
     }
 
     fn terms(&self) -> Option<Terms> {
@@ -396,12 +397,12 @@ impl Take {
                 None => self.violation(),
             },
             // When the whole object has arrived, only the comparison is left.
-            Event::Lost(_) if self.offer.is_some() && self.stage != Stage::Comparing => {
-                self.end(Err(TakeError::Gone(self.config.from)));
+            Event::LinkLost(_) if self.offer.is_some() && self.stage != Stage::Comparing => {
+                self.end(Err(ReceiverError::Gone(self.config.from)));
             }
             // If the root returns, it begins its offer again.
-            Event::Lost(_) => self.partial = None,
-            Event::Reached(_) | Event::Open(_) => {}
+            Event::LinkLost(_) => self.partial = None,
+            Event::LinkUp(_) | Event::Open(_) => {}
             Event::Closed(group) => {
                 let round = self.terms().map(|terms| terms.round);
                 if round == Some(group) && self.stage == Stage::Receiving && self.has_whole_object() {
@@ -410,8 +411,8 @@ impl Take {
                     self.violation();
                 }
             }
-            Event::Failed { group, unfinished, lacking, .. } => {
-                self.unreached = lacking;
+            Event::Failed { group, unfinished, missing_members, .. } => {
+                self.unreached = missing_members;
                 for memory in unfinished {
                     lock(&self.shared).buffers.deregister(nic, memory);
                 }
@@ -451,7 +452,7 @@ impl Take {
                 }
                 self.on_offer(nic, now);
             }
-            Note::Stop => self.end(Err(TakeError::Left(self.config.from))),
+            Note::Stop => self.end(Err(ReceiverError::Stopped(self.config.from))),
             Note::Start { round, first } => self.on_start(nic, round, first, now),
             _ => self.violation(),
         }
@@ -459,7 +460,7 @@ impl Take {
 
     /// Handles part of a name. The first part begins a new offer.
     fn on_name(&mut self, at: usize, part: &[u8]) {
-        if self.node.has_bug(crate::Bug::HalfName) && self.accepted {
+        if self.node.has_bug(crate::Bug::IgnoresLaterNames) && self.accepted {
             return;
         }
         if at == 0 {
@@ -508,7 +509,7 @@ impl Take {
         }
         let is_name = core::str::from_utf8(&offer.name).is_ok();
         self.offer = Some(offer);
-        let held = u64::from(terms.segment).saturating_mul(TakeConfig::segments_held(terms.window));
+        let held = u64::from(terms.segment).saturating_mul(ReceiverConfig::segments_held(terms.window));
         if !is_name {
             self.refuse(nic, Refusal::Name, now);
         } else if held > self.config.max_memory {
@@ -524,7 +525,7 @@ impl Take {
         let Some(terms) = self.terms() else { return };
         self.stage = Stage::Ready(now + self.config.patience);
         for ip in core::mem::take(&mut self.unreached) {
-            self.send_note(nic, Note::Lacks { ip });
+            self.send_note(nic, Note::Unreached { ip });
         }
         self.send_note(nic, Note::Have { round: terms.round, segments: self.received });
     }
@@ -534,14 +535,14 @@ impl Take {
         let (Some(offer), Stage::Ready(_), Some(pd)) = (offer, self.stage, self.node.pd()) else {
             return self.violation();
         };
-        let (terms, through) = (offer.terms, offer.switch);
+        let (terms, switch) = (offer.terms, offer.switch);
         let (members, racks): (Vec<_>, Vec<_>) = offer.members.iter().copied().unzip();
         let Some(algorithm) = algorithm_from_number(terms.algorithm, &racks) else { return self.violation() };
         (self.stage, self.message, self.digest, self.last_progress) = (Stage::Receiving, first, None, now);
         let group =
-            GroupConfig { algorithm, block_bytes: terms.block, through, ..GroupConfig::new(round, members) };
+            GroupConfig { algorithm, block_bytes: terms.block, switch, ..GroupConfig::new(round, members) };
         let max_len = terms.segment.max(DIGEST as u32);
-        let max_held = TakeConfig::segments_held(terms.window);
+        let max_held = ReceiverConfig::segments_held(terms.window);
         let shared = Arc::clone(&self.shared);
         let incoming = move |nic: &mut Rnic, len: u32| {
             let mut shared = lock(&shared);
@@ -550,7 +551,7 @@ impl Take {
             shared.buffers.register(nic, pd, bytes, Access::LOCAL_WRITE).ok()
         };
         let shared = Arc::clone(&self.shared);
-        let complete = move |nic: &mut Rnic, memory: Memory, _: u32| {
+        let complete = move |nic: &mut Rnic, memory: MessageMemory, _: u32| {
             let mut shared = lock(&shared);
             let bytes = shared.buffers.deregister(nic, memory);
             shared.arrived.push_back(bytes);

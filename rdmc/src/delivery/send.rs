@@ -2,11 +2,11 @@
 
 mod config;
 
-pub use config::{GiveConfig, GiveError, Given};
+pub use config::{DeliveryReport, SenderConfig, SenderError};
 
 use super::note::{MAX_NAME_LEN, NAME_PART_LEN, Note, Terms, algorithm_number};
-use super::{Buffers, DIGEST, Lost, Refusal, is_fatal};
-use crate::config::{CallError, Config, Failure, GroupConfig, Memory};
+use super::{Buffers, DIGEST, LossReason, Refusal, is_fatal};
+use crate::config::{CallError, Config, Failure, GroupConfig, MessageMemory};
 use crate::node::{Event, Node};
 use crate::schedule::{Algorithm, Racks, Schedule};
 use core::net::IpAddr;
@@ -19,7 +19,7 @@ use switch::Nanos;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// Links to all receivers are being established, until this time.
-    Calling(Nanos),
+    Connecting(Nanos),
     /// The object is offered, and receivers report what they have, until this time.
     Offering(Nanos),
     Sending,
@@ -40,11 +40,11 @@ struct ReceiverState {
 ///
 /// Call [`start`](Self::start) first. Then call [`run`](Self::run) when something has arrived at the NIC and
 /// when the time of [`next_timer`](Self::next_timer) has come. After each call, provide the segment that
-/// [`wants`](Self::wants) returns and the digest when [`wants_digest`](Self::wants_digest) is true, until
-/// there is an [`outcome`](Self::outcome).
+/// [`next_segment`](Self::next_segment) returns and the digest when [`needs_digest`](Self::needs_digest) is
+/// true, until there is an [`outcome`](Self::outcome).
 #[derive(Debug)]
-pub struct Give {
-    config: GiveConfig,
+pub struct ObjectSender {
+    config: SenderConfig,
     node: Node,
     own: IpAddr,
     stage: Stage,
@@ -52,7 +52,7 @@ pub struct Give {
     receivers: BTreeMap<IpAddr, ReceiverState>,
     /// For the hybrid algorithm: rack of each member.
     racks: BTreeMap<IpAddr, u32>,
-    lost: Vec<(IpAddr, Lost)>,
+    lost: Vec<(IpAddr, LossReason)>,
     /// Pairs of receivers that have reported that they cannot reach each other. `None` unless the previous
     /// round ended because members did not connect to each other in time: after any other end, an unreached
     /// member shows nothing.
@@ -70,42 +70,42 @@ pub struct Give {
     last_progress: Nanos,
     buffers: Buffers,
     /// Memory of messages that are complete.
-    complete: Arc<Mutex<Vec<Memory>>>,
-    outcome: Option<Result<Given, GiveError>>,
+    complete: Arc<Mutex<Vec<MessageMemory>>>,
+    outcome: Option<Result<DeliveryReport, SenderError>>,
 }
 
-impl Give {
+impl ObjectSender {
     /// Returns a delivery by a node of this configuration. It has not started.
     ///
     /// # Errors
     /// If the configuration is invalid.
-    pub fn new(node: Config, config: GiveConfig) -> Result<Self, GiveError> {
+    pub fn new(node: Config, config: SenderConfig) -> Result<Self, SenderError> {
         let own = node.address;
         if config.len == 0 {
-            return Err(GiveError::Empty);
+            return Err(SenderError::Empty);
         }
         if config.receivers.is_empty() {
-            return Err(GiveError::NoReceivers);
+            return Err(SenderError::NoReceivers);
         }
         let mut receivers = BTreeMap::new();
         for ip in &config.receivers {
             if *ip == own || receivers.insert(*ip, ReceiverState::default()).is_some() {
-                return Err(GiveError::Twice(*ip));
+                return Err(SenderError::Twice(*ip));
             }
         }
         if !(1..=MAX_NAME_LEN).contains(&config.name.len()) {
-            return Err(GiveError::Name(config.name.len()));
+            return Err(SenderError::Name(config.name.len()));
         }
         let (block, len) = (config.block_bytes, config.len);
         if block == 0 || u64::from(block) > len || block > GroupConfig::MAX_BLOCK {
-            return Err(GiveError::Block { block, len });
+            return Err(SenderError::Block { block, len });
         }
         let blocks = config.segment_bytes / block;
         if !(1..=GroupConfig::MAX_BLOCKS).contains(&blocks) || config.window == 0 {
-            return Err(GiveError::Segment);
+            return Err(SenderError::Segment);
         }
-        if config.algorithm == Algorithm::InNetwork && config.through.is_none() {
-            return Err(GiveError::NoSwitch);
+        if config.algorithm == Algorithm::InNetwork && config.switch.is_none() {
+            return Err(SenderError::NoSwitch);
         }
         Schedule::new(config.algorithm.clone(), config.receivers.len() as u32 + 1, 1)?;
         let all = core::iter::once(&own).chain(&config.receivers).copied().zip(0..);
@@ -140,12 +140,12 @@ impl Give {
     ///
     /// # Errors
     /// If the NIC or the node has no room.
-    pub fn start(&mut self, nic: &mut Rnic, now: Nanos) -> Result<(), GiveError> {
+    pub fn start(&mut self, nic: &mut Rnic, now: Nanos) -> Result<(), SenderError> {
         self.node.start(nic)?;
         for ip in self.config.receivers.clone() {
-            self.node.call(nic, ip, now)?;
+            self.node.request_link(nic, ip, now)?;
         }
-        self.stage = Stage::Calling(now + self.config.patience);
+        self.stage = Stage::Connecting(now + self.config.patience);
         Ok(())
     }
 
@@ -175,35 +175,35 @@ impl Give {
         core::iter::once(self.own).chain(self.unfinished().map(|(ip, _)| ip)).collect()
     }
 
-    /// Returns the index of the segment to be provided next by [`give`](Self::give). After a failure it may
-    /// be one that was provided before. `None` if no segment may be sent now.
-    pub fn wants(&self) -> Option<u64> {
+    /// Returns the index of the segment to be provided next by [`send_segment`](Self::send_segment). After a
+    /// failure it may be one that was provided before. `None` if no segment may be sent now.
+    pub fn next_segment(&self) -> Option<u64> {
         let room = self.written() + u64::from(self.config.window);
-        let room = if self.node.has_bug(crate::Bug::Heedless) { u64::MAX } else { room };
+        let room = if self.node.has_bug(crate::Bug::IgnoresWindow) { u64::MAX } else { room };
         (self.stage == Stage::Sending && self.open && self.next < self.segments().min(room))
             .then_some(self.next)
     }
 
     /// Returns whether all segments were provided, and the digest of the object has to be provided by
-    /// [`finish`](Self::finish).
-    pub fn wants_digest(&self) -> bool {
+    /// [`send_digest`](Self::send_digest).
+    pub fn needs_digest(&self) -> bool {
         self.stage == Stage::Sending && self.open && self.next == self.segments() && !self.finished
     }
 
-    /// Sends the segment that [`wants`](Self::wants) returns. Does nothing if that is `None`.
+    /// Sends the segment that [`next_segment`](Self::next_segment) returns. Does nothing if that is `None`.
     ///
     /// # Panics
     /// If `bytes` has another length than [`segment_len`](Self::segment_len).
-    pub fn give(&mut self, nic: &mut Rnic, bytes: Vec<u8>) {
-        let Some(segment) = self.wants() else { return };
+    pub fn send_segment(&mut self, nic: &mut Rnic, bytes: Vec<u8>) {
+        let Some(segment) = self.next_segment() else { return };
         assert_eq!(bytes.len(), self.segment_len(segment) as usize, "length of segment {segment}");
         self.next += 1;
         self.send(nic, bytes);
     }
 
-    /// Sends the digest of the whole object, if [`wants_digest`](Self::wants_digest) is true.
-    pub fn finish(&mut self, nic: &mut Rnic, digest: [u8; DIGEST]) {
-        if self.wants_digest() {
+    /// Sends the digest of the whole object, if [`needs_digest`](Self::needs_digest) is true.
+    pub fn send_digest(&mut self, nic: &mut Rnic, digest: [u8; DIGEST]) {
+        if self.needs_digest() {
             (self.finished, self.digest_sent) = (true, true);
             self.send(nic, digest.to_vec());
             // This cannot be refused: the group exists, or has failed, which an event reports.
@@ -230,29 +230,29 @@ impl Give {
     pub fn stop(&mut self, nic: &mut Rnic, now: Nanos) {
         if self.stage != Stage::Over {
             for ip in self.receivers.keys() {
-                self.node.tell(nic, *ip, Note::Stop.to_bytes());
+                self.node.send_note(nic, *ip, Note::Stop.to_bytes());
             }
             // There may be no group at this time.
             _ = self.node.abandon_group(nic, self.round, now);
-            self.end(Err(GiveError::Stopped));
+            self.end(Err(SenderError::Stopped));
         }
     }
 
     /// Returns the outcome, once the delivery has ended. Call [`run`](Self::run) after that until
-    /// [`is_heard`](Self::is_heard) is true.
-    pub fn outcome(&self) -> Option<&Result<Given, GiveError>> {
+    /// [`all_acknowledged`](Self::all_acknowledged) is true.
+    pub fn outcome(&self) -> Option<&Result<DeliveryReport, SenderError>> {
         self.outcome.as_ref()
     }
 
     /// Returns whether all messages to receivers are acknowledged.
-    pub fn is_heard(&self) -> bool {
-        self.node.is_heard()
+    pub fn all_acknowledged(&self) -> bool {
+        self.node.all_acknowledged()
     }
 
     /// Returns the time at which [`run`](Self::run) is to be called, unless something arrives earlier.
     pub fn next_timer(&self) -> Option<Nanos> {
         let until = match self.stage {
-            Stage::Calling(at) | Stage::Offering(at) => Some(at),
+            Stage::Connecting(at) | Stage::Offering(at) => Some(at),
             Stage::Sending | Stage::Storing => {
                 self.is_waiting().then(|| self.last_progress + self.config.patience)
             }
@@ -305,13 +305,13 @@ impl Give {
 
     /// Returns whether the delivery can do nothing but wait for receivers.
     fn is_waiting(&self) -> bool {
-        let can_act = self.wants().is_some() || self.wants_digest();
+        let can_act = self.next_segment().is_some() || self.needs_digest();
         (self.open || self.stage == Stage::Storing)
             && !can_act
             && self.receivers.values().any(|receiver| self.is_waited_for(receiver))
     }
 
-    fn end(&mut self, outcome: Result<Given, GiveError>) {
+    fn end(&mut self, outcome: Result<DeliveryReport, SenderError>) {
         if self.stage != Stage::Over {
             self.stage = Stage::Over;
             self.outcome = Some(outcome);
@@ -320,22 +320,22 @@ impl Give {
 
     fn on_event(&mut self, nic: &mut Rnic, event: Event, now: Nanos) {
         match event {
-            Event::Reached(ip) => {
+            Event::LinkUp(ip) => {
                 if let Some(receiver) = self.receivers.get_mut(&ip) {
                     receiver.reached = true;
                 }
                 self.offer_if_all_are_reached(nic, now);
             }
             // The node establishes the link again until the time for that is over: the receiver may restart.
-            Event::Lost(ip) if matches!(self.stage, Stage::Calling(_)) => {
+            Event::LinkLost(ip) if matches!(self.stage, Stage::Connecting(_)) => {
                 if let Some(receiver) = self.receivers.get_mut(&ip) {
                     receiver.reached = false;
                 }
             }
-            Event::Lost(ip) => self.drop_receiver(nic, ip, Lost::Gone, now),
+            Event::LinkLost(ip) => self.drop_receiver(nic, ip, LossReason::Gone, now),
             Event::Note(ip, bytes) => match Note::from_bytes(&bytes) {
                 Some(note) => self.on_note(nic, ip, note, now),
-                None => self.drop_receiver(nic, ip, Lost::Failed(Failure::Violation(ip)), now),
+                None => self.drop_receiver(nic, ip, LossReason::Failed(Failure::Violation(ip)), now),
             },
             Event::Open(group) if group == self.round => {
                 self.open = true;
@@ -346,22 +346,22 @@ impl Give {
                 self.conclude();
             }
             Event::Open(_) | Event::Closed(_) => {}
-            Event::Failed { group, failure, unfinished, lacking } => {
+            Event::Failed { group, failure, unfinished, missing_members } => {
                 for memory in unfinished {
                     self.buffers.deregister(nic, memory);
                 }
                 // The failure is handled here, so the node may forget it.
                 _ = self.node.destroy_group(group);
                 if group == self.round && self.stage == Stage::Sending {
-                    self.on_failed(nic, failure, &lacking, now);
+                    self.on_failed(nic, failure, &missing_members, now);
                 }
             }
         }
     }
 
-    fn on_failed(&mut self, nic: &mut Rnic, failure: Failure, lacking: &[IpAddr], now: Nanos) {
+    fn on_failed(&mut self, nic: &mut Rnic, failure: Failure, missing_members: &[IpAddr], now: Nanos) {
         let ip = failure.member();
-        let is_timeout = matches!(failure, Failure::Silent(_) | Failure::Unjoined(_));
+        let is_timeout = matches!(failure, Failure::NotCreated(_) | Failure::NotJoined(_));
         self.unreachable_pairs = is_timeout.then(|| self.unreachable_pairs.take().unwrap_or_default());
         // A switch ends the group when a receiver does not acknowledge. So the root uses the switch once
         // more, without the receivers that have failed.
@@ -375,25 +375,25 @@ impl Give {
             // Members that have not connected to each other report the unreached ones after the next offer.
             // The member that this failure names may have waited in vain for another one that no member can
             // reach.
-            Failure::Silent(_) | Failure::Unjoined(_) => {
-                let silent = lacking.iter().map(|ip| (*ip, Lost::Silent)).collect::<Vec<_>>();
+            Failure::NotCreated(_) | Failure::NotJoined(_) => {
+                let silent = missing_members.iter().map(|ip| (*ip, LossReason::Silent)).collect::<Vec<_>>();
                 return self.drop_receivers(nic, &silent, now);
             }
-            Failure::Gone(_) => Lost::Gone,
-            other => Lost::Failed(other),
+            Failure::Gone(_) => LossReason::Gone,
+            other => LossReason::Failed(other),
         };
         let lost = self.receivers.contains_key(&ip).then_some((ip, why));
         self.drop_receivers(nic, lost.as_slice(), now);
     }
 
     /// Removes receivers, and begins the next round with the others, or ends if none is left.
-    fn drop_receivers(&mut self, nic: &mut Rnic, lost: &[(IpAddr, Lost)], now: Nanos) {
+    fn drop_receivers(&mut self, nic: &mut Rnic, lost: &[(IpAddr, LossReason)], now: Nanos) {
         // All at once, so that this takes only one more round.
         for (ip, why) in lost {
             if self.receivers.get(ip).is_some_and(|receiver| !receiver.stored) {
                 self.receivers.remove(ip);
                 self.lost.push((*ip, *why));
-                self.node.hang_up(*ip);
+                self.node.release_link(*ip);
             }
         }
         self.start_next_round(nic, now);
@@ -402,7 +402,7 @@ impl Give {
     /// Begins the next round, or ends if no receiver is left for it.
     fn start_next_round(&mut self, nic: &mut Rnic, now: Nanos) {
         if self.receivers.is_empty() {
-            self.end(Err(GiveError::Alone(self.lost.clone())));
+            self.end(Err(SenderError::AllReceiversLost(self.lost.clone())));
         } else if self.unfinished().next().is_none() {
             self.conclude();
         } else {
@@ -412,7 +412,7 @@ impl Give {
 
     /// Returns the receivers to be left out because they cannot reach others, as few as possible: repeatedly
     /// the one with the most unreachable peers.
-    fn unreachable_receivers(&self) -> Vec<(IpAddr, Lost)> {
+    fn unreachable_receivers(&self) -> Vec<(IpAddr, LossReason)> {
         let is_left = |ip: &IpAddr| self.receivers.contains_key(ip);
         let mut unreachable_pairs = self.unreachable_pairs.clone().unwrap_or_default();
         unreachable_pairs.retain(|(one, other)| is_left(one) && is_left(other));
@@ -427,26 +427,26 @@ impl Give {
                 .iter()
                 .find(of(worst))
                 .map_or(one, |(a, b)| if *a == worst { *b } else { *a });
-            lost.push((worst, Lost::Apart(from)));
+            lost.push((worst, LossReason::Unreachable(from)));
             unreachable_pairs.retain(|pair| pair.0 != worst && pair.1 != worst);
         }
         lost
     }
 
     /// Removes a receiver.
-    fn drop_receiver(&mut self, nic: &mut Rnic, ip: IpAddr, why: Lost, now: Nanos) {
+    fn drop_receiver(&mut self, nic: &mut Rnic, ip: IpAddr, why: LossReason, now: Nanos) {
         let is_stored = |receiver: &ReceiverState| receiver.stored;
         if self.stage == Stage::Over || self.receivers.get(&ip).is_none_or(is_stored) {
             return;
         }
         self.receivers.remove(&ip);
         self.lost.push((ip, why));
-        self.node.hang_up(ip);
+        self.node.release_link(ip);
         if self.receivers.is_empty() {
-            return self.end(Err(GiveError::Alone(self.lost.clone())));
+            return self.end(Err(SenderError::AllReceiversLost(self.lost.clone())));
         }
         match self.stage {
-            Stage::Calling(_) => self.offer_if_all_are_reached(nic, now),
+            Stage::Connecting(_) => self.offer_if_all_are_reached(nic, now),
             Stage::Offering(_) => self.start_next_round(nic, now),
             // The failure of the group is reported by an event; if the receiver is no member, the group is
             // not affected.
@@ -458,14 +458,14 @@ impl Give {
 
     fn offer_if_all_are_reached(&mut self, nic: &mut Rnic, now: Nanos) {
         let all = self.receivers.values().all(|receiver| receiver.reached);
-        if all && matches!(self.stage, Stage::Calling(_)) {
+        if all && matches!(self.stage, Stage::Connecting(_)) {
             self.offer(nic, now);
         }
     }
 
     /// Returns the switch that copies this round's blocks, if any.
     fn switch(&self) -> Option<SwitchAddress> {
-        self.config.through.filter(|_| self.config.algorithm == Algorithm::InNetwork)
+        self.config.switch.filter(|_| self.config.algorithm == Algorithm::InNetwork)
     }
 
     fn rack(&self, ip: IpAddr) -> u32 {
@@ -476,7 +476,7 @@ impl Give {
     fn offer(&mut self, nic: &mut Rnic, now: Nanos) {
         let max_rounds = 2 * self.config.receivers.len() as u32 + 4;
         if self.round >= max_rounds {
-            return self.end(Err(GiveError::Rounds(self.round)));
+            return self.end(Err(SenderError::Rounds(self.round)));
         }
         self.round += 1;
         self.stage = Stage::Offering(now + self.config.patience);
@@ -510,12 +510,12 @@ impl Give {
         let member_notes =
             member_notes.map(|(index, (ip, rack))| Note::Member { round: terms.round, index, rack, ip: *ip });
         let switch = self.switch().map(|switch| Note::Switch { round: terms.round, switch });
-        let switch = switch.filter(|_| !self.node.has_bug(crate::Bug::SwitchUntold));
+        let switch = switch.filter(|_| !self.node.has_bug(crate::Bug::SwitchNoteOmitted));
         let notes: Vec<_> = parts.chain([Note::Offer(terms)]).chain(switch).chain(member_notes).collect();
         for (ip, receiver) in self.receivers.iter_mut().filter(|(_, receiver)| !receiver.stored) {
             receiver.have = None;
             for note in &notes {
-                self.node.tell(nic, *ip, note.to_bytes());
+                self.node.send_note(nic, *ip, note.to_bytes());
             }
         }
     }
@@ -530,7 +530,7 @@ impl Give {
                     self.begin(nic, now);
                 }
             }
-            Note::Lacks { ip: other } => {
+            Note::Unreached { ip: other } => {
                 if let Some(unreachable_pairs) = &mut self.unreachable_pairs {
                     unreachable_pairs.insert((ip.min(other), ip.max(other)));
                 }
@@ -538,10 +538,10 @@ impl Give {
             // A response to an earlier round.
             Note::Have { round, .. } if round < self.round => {}
             // The receiver may restart.
-            Note::Refuse(Refusal::Stopped) if matches!(self.stage, Stage::Calling(_)) => {
+            Note::Refuse(Refusal::Stopped) if matches!(self.stage, Stage::Connecting(_)) => {
                 receiver.reached = false;
             }
-            Note::Refuse(refusal) => self.drop_receiver(nic, ip, Lost::Refused(refusal), now),
+            Note::Refuse(refusal) => self.drop_receiver(nic, ip, LossReason::Refused(refusal), now),
             Note::Written { segments: written } if written <= segments => {
                 receiver.written = receiver.written.max(written);
                 // A receiver that has all segments responds to the offer after it has compared the digest.
@@ -557,8 +557,8 @@ impl Give {
                     _ => self.conclude(),
                 }
             }
-            Note::Damaged => self.drop_receiver(nic, ip, Lost::Damaged, now),
-            _ => self.drop_receiver(nic, ip, Lost::Failed(Failure::Violation(ip)), now),
+            Note::Damaged => self.drop_receiver(nic, ip, LossReason::Damaged, now),
+            _ => self.drop_receiver(nic, ip, LossReason::Failed(Failure::Violation(ip)), now),
         }
     }
 
@@ -574,16 +574,16 @@ impl Give {
         }
         (self.next, self.stage, self.last_progress) = (first, Stage::Sending, now);
         for ip in &self.members()[1..] {
-            self.node.tell(nic, *ip, Note::Start { round: self.round, first }.to_bytes());
+            self.node.send_note(nic, *ip, Note::Start { round: self.round, first }.to_bytes());
         }
         let group = GroupConfig {
             algorithm: self.config.algorithm.clone(),
             block_bytes: self.config.block_bytes,
-            through: self.switch(),
+            switch: self.switch(),
             ..GroupConfig::new(self.round, self.members())
         };
         let complete = Arc::clone(&self.complete);
-        let done = move |_: &mut Rnic, memory: Memory, _: u32| {
+        let done = move |_: &mut Rnic, memory: MessageMemory, _: u32| {
             complete.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
         };
         let made = self.node.create_group(nic, group, Box::new(|_, _| None), Box::new(done), now);
@@ -598,7 +598,7 @@ impl Give {
         if all && matches!(self.stage, Stage::Offering(_) | Stage::Storing) {
             let stored = self.receivers.keys().copied().collect();
             let algorithm = self.config.algorithm.clone();
-            self.end(Ok(Given { stored, lost: self.lost.clone(), rounds: self.round, algorithm }));
+            self.end(Ok(DeliveryReport { stored, lost: self.lost.clone(), rounds: self.round, algorithm }));
         }
     }
 
@@ -608,20 +608,20 @@ impl Give {
             self.receivers.iter().filter(|(_, receiver)| !is(receiver)).map(|(ip, _)| *ip).collect()
         };
         match self.stage {
-            Stage::Calling(at) if at <= now => {
+            Stage::Connecting(at) if at <= now => {
                 let silent = late(|receiver| receiver.reached);
-                self.end(Err(GiveError::Silent(silent)));
+                self.end(Err(SenderError::Silent(silent)));
             }
             Stage::Offering(at) if at <= now => {
                 let silent = late(|receiver| receiver.have.is_some() || receiver.stored);
-                let silent: Vec<_> = silent.into_iter().map(|ip| (ip, Lost::Silent)).collect();
+                let silent: Vec<_> = silent.into_iter().map(|ip| (ip, LossReason::Silent)).collect();
                 self.drop_receivers(nic, &silent, now);
             }
             // Removes receivers that are reachable, but make no progress.
             Stage::Sending | Stage::Storing if is_stalled => {
                 let waited_for = self.receivers.iter().filter(|(_, receiver)| self.is_waited_for(receiver));
                 for ip in waited_for.map(|(ip, _)| *ip).collect::<Vec<_>>() {
-                    self.drop_receiver(nic, ip, Lost::Silent, now);
+                    self.drop_receiver(nic, ip, LossReason::Silent, now);
                 }
             }
             _ => {}

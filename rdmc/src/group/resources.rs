@@ -1,5 +1,6 @@
 //! Resources that a node shares among its groups.
 
+use crate::depth::Depth;
 use core::net::IpAddr;
 use rnic::{Buffer, Cq, Mr, Pd, QpInit, Rnic};
 use std::collections::BTreeMap;
@@ -38,40 +39,6 @@ pub(crate) enum QpUse {
 pub(crate) const READY_VA: u64 = 0x5244_0000_0000;
 /// Bytes of a ready word.
 pub(crate) const READY_WORD_LEN: usize = 8;
-
-/// Queue lengths of a queue pair, in requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Depth {
-    pub(crate) send: usize,
-    pub(crate) recv: usize,
-}
-
-impl Depth {
-    /// Returns the room for writes of ready words: at most two for each block.
-    pub(crate) const fn ready_writes(ahead: usize) -> usize {
-        3 * ahead + 7
-    }
-
-    /// Returns the depth of a queue pair between two members that exchange blocks.
-    pub(crate) const fn blocks(ahead: usize) -> Self {
-        Self { send: Self::ready_writes(ahead) + ahead + 1, recv: ahead + 2 }
-    }
-
-    /// Returns the depth of a queue pair from the root to a switch that copies.
-    pub(crate) const fn to_switch(ahead: usize) -> Self {
-        Self { send: ahead + 1, recv: 1 }
-    }
-
-    /// Returns the depth of a queue pair from such a switch to a member.
-    pub(crate) const fn from_switch(ahead: usize) -> Self {
-        Self { send: 1, recv: ahead + 2 }
-    }
-
-    /// Returns the maximum number of completions of both queues.
-    pub(crate) const fn completions(self) -> usize {
-        self.send + self.recv
-    }
-}
 
 impl Resources {
     /// Returns whether this bug was planted. Release builds have no bugs.

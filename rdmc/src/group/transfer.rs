@@ -3,7 +3,7 @@
 //!
 //! *Sending.* Blocks leave in the order of the schedule. A block is sent when this member has it, the
 //! receiver's ready word permits it, and the block before it is acknowledged. Consecutive blocks to the same
-//! member do not wait for acknowledgements, up to [`ahead`](crate::GroupConfig::ahead).
+//! member do not wait for acknowledgements, up to [`max_in_flight`](crate::GroupConfig::max_in_flight).
 //!
 //! *Receiving.* A member waits for exactly one sender at a time. It posts receives for the next block of its
 //! schedule, and for the blocks after it as far as the same member sends them. With receives for other
@@ -20,7 +20,7 @@
 
 use super::ready::ReadyCondition;
 use super::{Group, Neighbour, Resources};
-use crate::config::{Failure, GroupConfig, Memory};
+use crate::config::{Failure, GroupConfig, MessageMemory};
 use crate::schedule::{Schedule, To};
 use rnic::{Access, Data, Operation, RecvRequest, Rnic, SendRequest, Sge};
 
@@ -41,7 +41,7 @@ pub(crate) enum ReceiveTarget {
 /// Transfer of one message.
 #[derive(Debug)]
 pub(crate) struct Transfer {
-    pub(crate) memory: Memory,
+    pub(crate) memory: MessageMemory,
     pub(crate) len: u32,
     /// Blocks to send, in order: the neighbour's index, or [`ALL`], and the block.
     sends: Vec<(u32, u32)>,
@@ -79,7 +79,7 @@ impl Transfer {
 
     /// Returns whether the ready words of all receivers of the next block permit it.
     pub(crate) fn is_ready(&self, group: &Group, nic: &Rnic, resources: &Resources) -> bool {
-        if resources.has_bug(crate::Bug::Unready) {
+        if resources.has_bug(crate::Bug::IgnoresReadyWord) {
             return true;
         }
         let ready_word = |index: usize| resources.ready_word(nic, group.neighbours[index].ready_word);
@@ -146,7 +146,7 @@ impl TransferContext<'_> {
     }
 
     /// Starts the transfer of a message of `len` bytes.
-    fn start(&mut self, memory: Memory, len: u32) -> Result<(), Failure> {
+    fn start(&mut self, memory: MessageMemory, len: u32) -> Result<(), Failure> {
         let group = &mut *self.group;
         let n = group.config.members.len() as u32;
         let blocks = len.div_ceil(group.config.block_bytes);
@@ -198,10 +198,10 @@ impl TransferContext<'_> {
     }
 
     fn post_receives(&mut self) -> Result<(), Failure> {
-        let ahead = self.group.config.ahead as usize;
+        let max_in_flight = self.group.config.max_in_flight as usize;
         let Some(transfer) = &self.group.transfer else { return Ok(()) };
         let Some((from, _)) = transfer.receives.get(transfer.first_missing).copied() else { return Ok(()) };
-        let (index, end) = (from as usize, transfer.first_missing + ahead);
+        let (index, end) = (from as usize, transfer.first_missing + max_in_flight);
         let mut is_changed = false;
         loop {
             let Some(transfer) = &mut self.group.transfer else { return Ok(()) };
@@ -262,14 +262,14 @@ impl TransferContext<'_> {
 
     /// Sends all blocks that may be sent now. Returns whether one waits for a ready word.
     fn send(&mut self) -> Result<bool, Failure> {
-        let ahead = self.group.config.ahead as usize;
+        let max_in_flight = self.group.config.max_in_flight as usize;
         loop {
             let Some(transfer) = &self.group.transfer else { return Ok(false) };
             let Some((to, block)) = transfer.sends.get(transfer.sends_begun).copied() else {
                 return Ok(false);
             };
             let under_way = transfer.sends_begun - transfer.acknowledged;
-            let follows = || under_way < ahead && transfer.sends[transfer.sends_begun - 1].0 == to;
+            let follows = || under_way < max_in_flight && transfer.sends[transfer.sends_begun - 1].0 == to;
             if !transfer.has_block[block as usize] || (under_way > 0 && !follows()) {
                 return Ok(false);
             }
@@ -405,7 +405,13 @@ impl TransferContext<'_> {
 
 /// Returns whether `len` bytes from `memory` on lie in one region of the node's protection domain that has
 /// this access right.
-pub(crate) fn is_within(nic: &Rnic, resources: &Resources, memory: Memory, len: u32, access: Access) -> bool {
+pub(crate) fn is_within(
+    nic: &Rnic,
+    resources: &Resources,
+    memory: MessageMemory,
+    len: u32,
+    access: Access,
+) -> bool {
     nic.region(memory.mr).is_some_and(|region| {
         let at = memory.va.checked_sub(region.va);
         let fits = at.and_then(|at| at.checked_add(len.into())).is_some_and(|end| end <= region.len);

@@ -15,7 +15,7 @@ pub(super) fn config_hash(config: &GroupConfig) -> u64 {
     };
     add(config.algorithm.name().as_bytes());
     add(&config.block_bytes.to_be_bytes());
-    add(&config.ahead.to_be_bytes());
+    add(&config.max_in_flight.to_be_bytes());
     add(&(config.members.len() as u32).to_be_bytes());
     let octets = |ip: &IpAddr| match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -24,7 +24,7 @@ pub(super) fn config_hash(config: &GroupConfig) -> u64 {
     for member in &config.members {
         add(&octets(member));
     }
-    if let Some(switch) = config.through.filter(|_| config.algorithm == Algorithm::InNetwork) {
+    if let Some(switch) = config.switch.filter(|_| config.algorithm == Algorithm::InNetwork) {
         add(&octets(&switch.address));
         add(&switch.port.to_be_bytes());
     }
@@ -52,11 +52,11 @@ pub(crate) fn check(config: &GroupConfig, own: IpAddr) -> Result<u32, CallError>
     if !(1..=GroupConfig::MAX_BLOCK).contains(&config.block_bytes) {
         return Err(CallError::Block(config.block_bytes));
     }
-    if !(1..=GroupConfig::MAX_AHEAD).contains(&config.ahead) {
-        return Err(CallError::Ahead(config.ahead));
+    if !(1..=GroupConfig::MAX_IN_FLIGHT).contains(&config.max_in_flight) {
+        return Err(CallError::InFlight(config.max_in_flight));
     }
     if config.algorithm == Algorithm::InNetwork {
-        if config.through.is_none() {
+        if config.switch.is_none() {
             return Err(CallError::NoSwitch);
         }
         if !(1..=0xffff).contains(&config.number) {

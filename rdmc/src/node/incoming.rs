@@ -2,7 +2,7 @@
 //! groups.
 
 use super::{EarlyCreate, Event, MAX_EARLY, Node};
-use crate::config::{Failure, Memory};
+use crate::config::{Failure, MessageMemory};
 use crate::group::{Group, Outcome, QpUse};
 use crate::in_network;
 use crate::mesh::MeshEvent;
@@ -37,19 +37,19 @@ impl Node {
             match event {
                 MeshEvent::Established(peer) => {
                     self.send_creates(nic, peer);
-                    if self.called.contains(&peer) {
-                        self.events.push_back(Event::Reached(peer));
+                    if self.requested_links.contains(&peer) {
+                        self.events.push_back(Event::LinkUp(peer));
                     }
                 }
                 MeshEvent::Lost(peer) => {
                     self.on_lost(nic, peer, now);
-                    if self.called.contains(&peer) {
-                        self.events.push_back(Event::Lost(peer));
+                    if self.requested_links.contains(&peer) {
+                        self.events.push_back(Event::LinkLost(peer));
                     }
                 }
                 MeshEvent::Message(peer, _, Message::Note(note)) => {
-                    // Notes from nodes that were not called are ignored.
-                    if self.called.contains(&peer) {
+                    // Notes from nodes to which no link was requested are ignored.
+                    if self.requested_links.contains(&peer) {
                         self.events.push_back(Event::Note(peer, note));
                     }
                 }
@@ -165,7 +165,7 @@ impl Node {
         if let CmEvent::Requested { request, .. } = event {
             let joined = in_network::requested_group(&request.private_data).and_then(|(root, number)| {
                 let is_from_switch = |group: &&mut Group| {
-                    let switch = group.config.through.map(|switch| switch.address);
+                    let switch = group.config.switch.map(|switch| switch.address);
                     group.ip(0) == root && switch == Some(request.peer.remote)
                 };
                 let group = self.groups.get_mut(&number).filter(is_from_switch)?;
@@ -255,7 +255,7 @@ impl Node {
         let (Some(resources), Some(group)) = (&mut self.resources, self.groups.get_mut(&number)) else {
             return;
         };
-        if let (Some(switch), Some(switch_connections)) = (group.config.through, &group.switch_connections)
+        if let (Some(switch), Some(switch_connections)) = (group.config.switch, &group.switch_connections)
             && group.is_root()
             && switch_connections.to_switch.is_empty()
             && group.is_created_by_all()
@@ -300,8 +300,8 @@ impl Node {
     /// Fails a group, and reports the failure to all members that can be reached.
     pub(super) fn fail(&mut self, nic: &mut Rnic, number: u32, failure: Failure, now: Nanos) {
         let Some((group, unfinished)) = self.remove(nic, number, now) else { return };
-        let late = matches!(failure, Failure::Silent(_) | Failure::Unjoined(_) | Failure::Switch(_));
-        let lacking = if late { group.lacking() } else { Vec::new() };
+        let late = matches!(failure, Failure::NotCreated(_) | Failure::NotJoined(_) | Failure::Switch(_));
+        let missing_members = if late { group.missing_members() } else { Vec::new() };
         let members = &group.config.members;
         let message = Message::failed(&failure, members);
         for peer in members.iter().filter(|ip| **ip != self.config.address) {
@@ -311,10 +311,10 @@ impl Node {
             self.mesh.send(nic, *peer, number, message);
         }
         self.failed.insert(number, failure);
-        self.events.push_back(Event::Failed { group: number, failure, unfinished, lacking });
+        self.events.push_back(Event::Failed { group: number, failure, unfinished, missing_members });
     }
 
-    fn remove(&mut self, nic: &mut Rnic, number: u32, now: Nanos) -> Option<(Group, Vec<Memory>)> {
+    fn remove(&mut self, nic: &mut Rnic, number: u32, now: Nanos) -> Option<(Group, Vec<MessageMemory>)> {
         let resources = self.resources.as_mut()?;
         let mut group = self.groups.remove(&number)?;
         self.due.remove(&number);

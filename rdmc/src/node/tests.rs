@@ -55,9 +55,9 @@ fn completion_queue_has_room_when_all_links_fail_at_once() {
     let links = 2_100;
     let (mut node, mut nic) = started_node(links, 1);
     for peer in 0..links as u16 {
-        node.call(&mut nic, ip(peer), Nanos::ZERO).unwrap();
+        node.request_link(&mut nic, ip(peer), Nanos::ZERO).unwrap();
     }
-    assert_eq!(node.held().queue_pairs, links);
+    assert_eq!(node.resource_counts().queue_pairs, links);
     let completions = fail_all(&node, &mut nic);
     assert!(completions > 1 << 16, "{completions}");
     node.run(&mut nic, Nanos(1));
@@ -69,12 +69,12 @@ fn completion_queue_has_room_when_all_links_fail_at_once() {
 fn connection_attempts_that_time_out_leave_no_completions() {
     let (mut node, mut nic) = started_node(100, 1);
     for peer in 0..100 {
-        node.call(&mut nic, ip(peer), Nanos::ZERO).unwrap();
+        node.request_link(&mut nic, ip(peer), Nanos::ZERO).unwrap();
     }
     for ms in 1..3_000 {
         node.run(&mut nic, Nanos::from_millis(ms));
     }
-    assert_eq!((node.held().queue_pairs, nic.counters().completions), (100, 0));
+    assert_eq!((node.resource_counts().queue_pairs, nic.counters().completions), (100, 0));
 }
 
 /// Every request that groups' queue pairs have room for is posted.
@@ -86,7 +86,7 @@ fn completion_queue_has_room_when_all_blocks_fail_at_once() {
     for number in 0..groups.into() {
         let config = GroupConfig {
             algorithm: Algorithm::Sequential,
-            ahead: GroupConfig::MAX_AHEAD,
+            max_in_flight: GroupConfig::MAX_IN_FLIGHT,
             block_bytes: 1,
             ..GroupConfig::new(number, [own].into_iter().chain((0..receivers).map(ip)).collect())
         };
@@ -94,7 +94,11 @@ fn completion_queue_has_room_when_all_blocks_fail_at_once() {
         node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
     }
     let uses = node.resources.as_ref().unwrap().uses.keys().copied().collect::<Vec<_>>();
-    assert_eq!((uses.len(), node.words()), (100, 100), "all queue pairs and ready words are in use");
+    assert_eq!(
+        (uses.len(), node.ready_words_in_use()),
+        (100, 100),
+        "all queue pairs and ready words are in use"
+    );
     let mut posted = 0;
     for qpn in uses.iter().copied().chain(node.mesh.queue_pairs().copied().collect::<Vec<_>>()).map(Qpn::new)
     {
@@ -178,7 +182,7 @@ fn receiver() -> (Node, Rnic, u32) {
 /// Sets the callback that provides memory for messages.
 fn set_memory_callback(
     node: &mut Node,
-    incoming: impl FnMut(&mut Rnic, u32) -> Option<Memory> + Send + 'static,
+    incoming: impl FnMut(&mut Rnic, u32) -> Option<MessageMemory> + Send + 'static,
 ) {
     node.groups.get_mut(&1).unwrap().incoming = Box::new(incoming);
 }
@@ -229,7 +233,7 @@ fn a_block_beyond_a_message_is_a_violation() {
     let (_, mr) = nic.register_new(node.pd().unwrap(), 4, 0x1000, Access::LOCAL_WRITE).unwrap();
     set_memory_callback(&mut node, move |_, _| {
         reported.fetch_add(1, Ordering::Relaxed);
-        Some(Memory { mr, va: 0x1000 })
+        Some(MessageMemory { mr, va: 0x1000 })
     });
     let failures: Vec<_> =
         (0..3).map(|_| receive_staged(&mut node, &mut nic, &block_completion(qpn, 4, 2))).collect();
@@ -244,7 +248,7 @@ fn first_block(total: u32, len: u32, access: Access, is_foreign: bool, room: usi
     let (mut node, mut nic, qpn) = receiver();
     let pd = if is_foreign { nic.alloc_pd() } else { node.pd().unwrap() };
     let (_, mr) = nic.register_new(pd, room, 0x1000, access).unwrap();
-    set_memory_callback(&mut node, move |_, _| Some(Memory { mr, va: 0x1000 }));
+    set_memory_callback(&mut node, move |_, _| Some(MessageMemory { mr, va: 0x1000 }));
     receive_staged(&mut node, &mut nic, &block_completion(qpn, total, len))
 }
 
@@ -301,14 +305,14 @@ fn sent_before_acknowledgement(algorithm: Algorithm, ready: u64) -> (u64, bool) 
     let config = GroupConfig {
         algorithm,
         block_bytes: 2,
-        ahead: 3,
-        through: Some(SwitchAddress { address: ip(9), port: 1 }),
+        max_in_flight: 3,
+        switch: Some(SwitchAddress { address: ip(9), port: 1 }),
         ..GroupConfig::new(1, [ip(u16::MAX - 1), ip(7)].into())
     };
     let (incoming, complete) = (Box::new(|_: &mut Rnic, _| None), Box::new(|_: &mut Rnic, _, _| ()));
     node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
     let (_, mr) = nic.register_new(node.pd().unwrap(), 10, 0x1000, Access::LOCAL_READ).unwrap();
-    node.send(&nic, 1, Memory { mr, va: 0x1000 }, 10).unwrap();
+    node.send(&nic, 1, MessageMemory { mr, va: 0x1000 }, 10).unwrap();
     let resources = node.resources.as_ref().unwrap();
     let group = node.groups.get_mut(&1).unwrap();
     let Neighbour { qpn, ready_word, .. } = group.neighbours[0];

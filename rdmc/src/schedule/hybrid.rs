@@ -6,7 +6,7 @@
 //! pipeline over the leaders has ended: a leader relays about as many blocks to other leaders as it sends
 //! within its rack, so an earlier start would give it two blocks to send at a time.
 
-use super::ScheduleError;
+use super::error::{MAX_NODES, ScheduleError};
 use super::pipeline::Pipeline;
 
 type Pair = Option<(u32, u32)>;
@@ -29,7 +29,7 @@ impl Racks {
     pub fn new<T: Ord>(of: &[T]) -> Result<Self, ScheduleError> {
         match of.len() {
             nodes @ (0 | 1) => return Err(ScheduleError::Nodes(nodes as u32)),
-            nodes if nodes > super::Schedule::MAX_NODES as usize => {
+            nodes if nodes > MAX_NODES as usize => {
                 return Err(ScheduleError::TooManyNodes(nodes as u32));
             }
             _ => {}

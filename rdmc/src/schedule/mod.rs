@@ -14,12 +14,14 @@
 //! | in-network | k |
 //!
 //! In-network, one step brings a block to all nodes. If there are more receivers than a switch [copies to at
-//! once](crate::copied_at_once), the root sends each block several times.
+//! once](crate::switch_fanout), the root sends each block several times.
 
+mod error;
 mod hybrid;
 mod pipeline;
 mod simple;
 
+pub use error::ScheduleError;
 pub use hybrid::Racks;
 use pipeline::Pipeline;
 
@@ -82,28 +84,6 @@ pub struct Receive {
     pub block: u32,
 }
 
-/// Error of [`Schedule::new`] and [`Racks::new`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ScheduleError {
-    /// There is no receiver.
-    #[error("a group of {0} has no receiver; use at least 2 members")]
-    Nodes(u32),
-    /// There are more nodes than [`Schedule::MAX_NODES`].
-    #[error("a group of {0} members is too large; use at most {max}", max = Schedule::MAX_NODES)]
-    TooManyNodes(u32),
-    /// There are no blocks.
-    #[error("an object of no blocks is not valid; use at least 1 block")]
-    Blocks,
-    /// The racks were made for another number of nodes.
-    #[error("racks are given for {racks} nodes, but the group has {nodes}; give the rack of every node")]
-    Racks {
-        /// Nodes whose racks are given.
-        racks: usize,
-        /// Nodes of the group.
-        nodes: u32,
-    },
-}
-
 /// Schedule of one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
@@ -114,7 +94,7 @@ pub struct Schedule {
 
 impl Schedule {
     /// Maximum number of nodes.
-    pub const MAX_NODES: u32 = 1 << 16;
+    pub const MAX_NODES: u32 = error::MAX_NODES;
 
     /// Returns the schedule that distributes `blocks` blocks from node 0 to the other `nodes - 1` nodes.
     ///

@@ -55,7 +55,7 @@ fn overlapping_groups_share_the_network_fairly() {
     };
     let objects: Vec<Object> = (0..8).map(object).collect();
     let network = Network::new(8, RATE_BPS, 1.5e-6);
-    let times: Vec<f64> = run(&network, &objects).iter().map(rdmc::model::Sent::last).collect();
+    let times: Vec<f64> = run(&network, &objects).iter().map(rdmc::model::TransferTimes::last).collect();
     // Jain's fairness index: 1 if all rates are equal, 1/8 if one object has the whole network.
     let rates: Vec<f64> = times.iter().map(|time| 1.0 / time).collect();
     let jain = rates.iter().sum::<f64>().powi(2) / (8.0 * rates.iter().map(|rate| rate * rate).sum::<f64>());

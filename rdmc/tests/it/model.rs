@@ -1,6 +1,6 @@
 //! The paper's statements on transfer times, checked with schedules that are executed block by block.
 
-use rdmc::model::{Network, Object, Sent, run};
+use rdmc::model::{Network, Object, TransferTimes, run};
 use rdmc::{Algorithm, Racks, Schedule};
 
 const GIGA: f64 = 1e9;
@@ -17,7 +17,7 @@ fn object(algorithm: Algorithm, n: u32, bytes: u64, block: u64) -> Object {
     }
 }
 
-fn run_object(network: &Network, object: Object) -> Sent {
+fn run_object(network: &Network, object: Object) -> TransferTimes {
     run(network, &[object]).pop().unwrap()
 }
 

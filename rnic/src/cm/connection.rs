@@ -1,7 +1,7 @@
 //! The connection table: connections by local ID, by remote ID and queue pair, and by deadline.
 
 use super::state::State;
-use super::types::{Conn, Info, Peer};
+use super::types::{Conn, ConnInfo, Peer};
 use core::cmp::Reverse;
 use core::net::IpAddr;
 use rocev2::cm::{Kind, MAD_LEN};
@@ -64,8 +64,8 @@ impl Connection {
         }
     }
 
-    pub(super) fn info(&self) -> Info {
-        Info {
+    pub(super) fn info(&self) -> ConnInfo {
+        ConnInfo {
             state: self.state,
             peer: self.peer,
             active: self.active,

@@ -29,8 +29,8 @@ mod wire;
 pub use service::{PortSpace, port_of, service_id_of};
 pub use state::State;
 pub use types::{
-    Accept, CallError, Config, Conn, ConnectError, ConnectRequest, Event, Info, ListenError, Listener, Peer,
-    RemoteReply, RemoteRequest, Transport, private_data,
+    Accept, CallError, Config, Conn, ConnInfo, ConnectError, ConnectRequest, Event, ListenError, Listener,
+    Peer, RemoteReply, RemoteRequest, Transport, private_data,
 };
 
 use connection::{Connection, Table};
@@ -95,7 +95,7 @@ impl Cm {
     }
 
     /// Returns the attributes of a connection; `None` once it is forgotten.
-    pub fn info(&self, conn: Conn) -> Option<Info> {
+    pub fn info(&self, conn: Conn) -> Option<ConnInfo> {
         self.table.get(conn).map(Connection::info)
     }
 

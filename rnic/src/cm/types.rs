@@ -374,7 +374,7 @@ impl Event {
 
 /// Attributes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Info {
+pub struct ConnInfo {
     /// State
     pub state: State,
     /// Addresses

@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::congestion::Pacer;
 use crate::memory::Access;
 use crate::path::{Path, PathMtu, packets_of};
-use crate::queue::{Data, Datagram, Operation, ReceiveQueue, SendRequest};
+use crate::queue::{Data, Operation, ReceiveQueue, SendRequest, UdDestination};
 use crate::wire::{Route, src_port};
 use core::net::IpAddr;
 use requester::Requester;
@@ -226,7 +226,7 @@ impl Qp {
     }
 
     /// Returns the destination of the next datagram. In SQD no new datagram starts.
-    pub(crate) fn next_datagram(&self) -> Option<Datagram> {
+    pub(crate) fn next_datagram(&self) -> Option<UdDestination> {
         if self.state == State::Rts { self.req.datagram() } else { None }
     }
 }

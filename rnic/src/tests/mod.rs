@@ -335,7 +335,7 @@ fn datagrams_carry_their_sender_and_require_the_qkey() {
         pair.nics[1].post_recv(b.qpn, RecvRequest { id, data: Some(b.sge(id * 1000, len)) }).unwrap();
     }
     let mut send = |qkey, len| {
-        let to = Datagram { path: Path::new(address(0), address(1)), qpn: b.qpn, qkey };
+        let to = UdDestination { path: Path::new(address(0), address(1)), qpn: b.qpn, qkey };
         let request = SendRequest::new(len as u64, Operation::SendImm(3), Data::Inline(bytes(len, 0)));
         pair.nics[0].post_send(a.qpn, SendRequest { to: Some(to), ..request }).unwrap();
         pair.run();

@@ -17,7 +17,7 @@ fn ready(pair: &mut Pair, end: &End, transport: Transport, peer: core::net::IpAd
 }
 
 fn datagram(id: u64, to: core::net::IpAddr) -> SendRequest {
-    let to = Datagram { path: Path::new(address(0), to), qpn: rocev2::Qpn::new(99), qkey: 7 };
+    let to = UdDestination { path: Path::new(address(0), to), qpn: rocev2::Qpn::new(99), qkey: 7 };
     SendRequest { to: Some(to), ..SendRequest::new(id, Operation::Send, Data::Inline(vec![1; 8])) }
 }
 
@@ -41,7 +41,7 @@ fn a_datagram_needs_a_local_source_address() {
     let families = datagram(1, "fd00::1".parse().unwrap());
     assert_eq!(pair.nics[0].post_send(qpn, families), Err(QpError::Path));
     let from_another =
-        Datagram { path: Path::new(address(1), address(0)), ..datagram(1, address(1)).to.unwrap() };
+        UdDestination { path: Path::new(address(1), address(0)), ..datagram(1, address(1)).to.unwrap() };
     let from_another = SendRequest { to: Some(from_another), ..datagram(1, address(1)) };
     assert_eq!(pair.nics[0].post_send(qpn, from_another), Err(QpError::Path));
 }

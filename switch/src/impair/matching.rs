@@ -13,9 +13,9 @@ pub struct Match {
     /// Destination queue pairs; any, if empty
     pub qpns: Vec<Qpn>,
     /// Source network
-    pub src: Option<Network>,
+    pub src: Option<IpPrefix>,
     /// Destination network
-    pub dst: Option<Network>,
+    pub dst: Option<IpPrefix>,
     /// Port on which the packet was received
     pub port: Option<PortId>,
     /// PSN
@@ -93,12 +93,12 @@ pub(super) fn is_response(opcode: Opcode) -> bool {
 
 /// A network: hosts whose addresses have a common prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Network {
+pub struct IpPrefix {
     address: u128,
     mask: u128,
 }
 
-impl Network {
+impl IpPrefix {
     /// Returns the network of the first `prefix` bits of `address`, or `None` if `prefix` exceeds the
     /// address's length.
     pub fn new(address: IpAddr, prefix: u32) -> Option<Self> {

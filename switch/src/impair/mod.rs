@@ -18,7 +18,7 @@ pub mod matching;
 
 pub use config::{Action, Config, Field, Rule};
 pub use counters::Counters;
-pub use matching::{Match, Network, Operations, PsnRange};
+pub use matching::{IpPrefix, Match, Operations, PsnRange};
 
 use crate::drop::FaultSet;
 use crate::forward::config::Topology;

@@ -156,7 +156,7 @@ fn rules_apply_only_to_rocev2_packets() {
 
 #[test]
 fn networks_match_their_hosts() {
-    let net = |text: &str, prefix| Network::new(text.parse().unwrap(), prefix);
+    let net = |text: &str, prefix| IpPrefix::new(text.parse().unwrap(), prefix);
     let v6 = PacketSpec { v6: true, ..WRITE };
     let fc = "fcfc:fcfc:fcfc:fcfc:fcfc:fcfc:fcfc:fcfc";
     for (dst, spec, expected) in [
@@ -174,7 +174,7 @@ fn networks_match_their_hosts() {
         let dst = Some(dst.expect("a network"));
         assert_eq!(matches(Match { dst, ..Match::default() }, spec), expected, "{dst:?}");
     }
-    let src = Some(Network::host("10.0.0.1".parse().unwrap()));
+    let src = Some(IpPrefix::host("10.0.0.1".parse().unwrap()));
     assert!(matches(Match { src, ..Match::default() }, WRITE));
     assert!(!matches(Match { src, ..Match::default() }, v6));
     assert_eq!((net("10.0.0.0", 33), net("::", 129)), (None, None));

@@ -5,7 +5,7 @@ use super::Connections;
 use crate::Id;
 use crate::flow::{Flow, NO_SLOT, Stage};
 use crate::message::LONGEST;
-use crate::records::{NO_RECORD, Record, What};
+use crate::records::{NO_RECORD, Record, RecordKind};
 use rocev2::Psn;
 
 /// Maximum distance in PSNs between the records of a flow that are appended in order. It is less than half of
@@ -120,7 +120,11 @@ impl Connections {
                 record.count = psn.distance(record.psn).max(1) as u32;
             }
             if !record.done {
-                record.what = if record.what == What::Atomic { What::Unknown } else { What::Unseen };
+                record.kind = if record.kind == RecordKind::Atomic {
+                    RecordKind::AtomicWithoutResult
+                } else {
+                    RecordKind::UncountedReads
+                };
                 record.done = true;
             }
         }
@@ -161,7 +165,7 @@ impl Connections {
             let most = if Some(record.psn) == uncounted_read { LONGEST } else { record.count };
             record.count > 0
                 && !record.done
-                && record.what == What::Read
+                && record.kind == RecordKind::Read
                 && (0..most as i32).contains(&psn.distance(record.psn))
         })
     }
@@ -169,11 +173,13 @@ impl Connections {
     /// Returns the record of the READ with this PSN.
     pub(crate) fn read_at(&self, id: Id, psn: Psn) -> Option<Record> {
         let within = |record: &&Record| {
-            matches!(record.what, What::Read | What::Unseen)
+            matches!(record.kind, RecordKind::Read | RecordKind::UncountedReads)
                 && (0..record.count as i32).contains(&psn.distance(record.psn))
         };
         let records = self.records(id).iter().filter(within);
-        records.min_by_key(|record| (psn.distance(record.psn), record.what == What::Unseen)).copied()
+        records
+            .min_by_key(|record| (psn.distance(record.psn), record.kind == RecordKind::UncountedReads))
+            .copied()
     }
 
     /// Returns the record with this PSN, if its request has no response.
@@ -191,10 +197,10 @@ impl Connections {
                 continue;
             }
             record.done = true;
-            if record.what == What::Atomic {
+            if record.kind == RecordKind::Atomic {
                 self.find_result(id, &mut record);
             } else {
-                record.what = What::Unseen;
+                record.kind = RecordKind::UncountedReads;
             }
             self.records_mut(id)[at] = record;
             self.flow_mut(id).open -= 1;

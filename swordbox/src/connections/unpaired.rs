@@ -3,7 +3,7 @@
 
 use super::Connections;
 use crate::address::bits_of;
-use crate::records::{Record, What};
+use crate::records::{Record, RecordKind};
 use crate::{Id, NONE};
 use rocev2::Psn;
 use switch::Nanos;
@@ -188,10 +188,10 @@ impl Connections {
         let kept = &self.unpaired.results[UnpairedEndpoints::slot_of(peer, record.psn)];
         let incarnation = self.get_flow(peer).map(|flow| flow.incarnation);
         if (kept.to, kept.psn) == (peer, record.psn) && Some(kept.incarnation) == incarnation {
-            record.what = What::Atomic;
+            record.kind = RecordKind::Atomic;
             record.value = kept.value;
         } else {
-            record.what = What::Unknown;
+            record.kind = RecordKind::AtomicWithoutResult;
         }
     }
 

@@ -37,7 +37,7 @@ pub(crate) enum Stage {
 
 /// Bytes within one cached line, and the R_Key used
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Memory {
+pub(crate) struct RemoteRange {
     pub va: u64,
     pub len: u8,
     pub rkey: u32,

@@ -1,6 +1,6 @@
 //! What requests without an acknowledgement will show when they complete.
 
-use super::Memory;
+use super::RemoteRange;
 use crate::proof::Proof;
 use rocev2::Psn;
 
@@ -10,7 +10,7 @@ pub(crate) struct Pending {
     /// Proof of a right, valid when everything before this PSN is complete
     proof: Option<(Psn, Proof)>,
     /// Memory that is known to exist when everything before this PSN is complete
-    memory: Option<(Psn, Memory)>,
+    memory: Option<(Psn, RemoteRange)>,
     /// End of the PSNs that the server may have assigned to READ responses: an acknowledgement of an earlier
     /// PSN shows nothing
     read_psns_end: Option<Psn>,
@@ -44,12 +44,12 @@ impl Pending {
     }
 
     /// Notes that the last request before `sent` accesses memory. None may be pending.
-    pub(crate) fn begin_memory(&mut self, sent: Psn, memory: Memory) {
+    pub(crate) fn begin_memory(&mut self, sent: Psn, memory: RemoteRange) {
         self.memory = Some((sent, memory));
     }
 
     /// Returns memory that is now known to exist, since everything before `acked` is complete.
-    pub(crate) fn take_memory(&mut self, acked: Psn) -> Option<Memory> {
+    pub(crate) fn take_memory(&mut self, acked: Psn) -> Option<RemoteRange> {
         self.memory.take_if(|(psn, _)| !acked.precedes(*psn)).map(|(_, memory)| memory)
     }
 
@@ -64,7 +64,7 @@ impl Pending {
         &mut self,
         takes: impl Fn(Psn) -> bool,
         shows_proof: impl Fn(Proof) -> bool,
-        shows_memory: impl Fn(Memory) -> bool,
+        shows_memory: impl Fn(RemoteRange) -> bool,
     ) {
         self.proof.take_if(|(behind, proof)| takes(*behind) && !shows_proof(*proof));
         self.memory.take_if(|(behind, memory)| takes(*behind) && !shows_memory(*memory));

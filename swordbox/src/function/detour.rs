@@ -37,24 +37,26 @@ fn is_middle_or_last(packet: &Packet<'_>) -> bool {
 
 impl Swordbox {
     /// Returns what a packet may write to. `id` is `NONE` if the packet has no tracked connection.
-    pub(crate) fn target_of(&self, id: Id, packet: &Packet<'_>) -> Target {
+    pub(crate) fn write_target(&self, id: Id, packet: &Packet<'_>) -> Target {
         if self.config.has_bug(Bug::StaleWord) {
             return Target::Nothing;
         }
         if is_middle_or_last(packet) {
-            return self.target_of_rest(id, packet);
+            return self.target_of_middle_or_last(id, packet);
         }
         match Op::of(packet.layout().opcode()).kind {
-            Kind::Read | Kind::Response | Kind::Datagram | Kind::Cnp | Kind::Body => Target::Nothing,
+            Kind::Read | Kind::Response | Kind::UnreliableDatagram | Kind::Cnp | Kind::SendOrWriteRest => {
+                Target::Nothing
+            }
             Kind::Unknown => Target::Anywhere,
-            Kind::Write | Kind::Other | Kind::Atomic | Kind::Unreliable => {
+            Kind::Write | Kind::AtomicWriteOrFlush | Kind::Atomic | Kind::UnreliableConnection => {
                 memory_of(packet).map_or(Target::Nothing, |(va, _, len)| Target::Range(va, len.into()))
             }
         }
     }
 
     /// Returns what a Middle or Last packet of a WRITE may write to.
-    fn target_of_rest(&self, id: Id, packet: &Packet<'_>) -> Target {
+    fn target_of_middle_or_last(&self, id: Id, packet: &Packet<'_>) -> Target {
         let flow = self.connections.get_flow(id);
         let writes = flow.map_or_else(|| self.untracked.of(packet), |flow| Some(&flow.long_writes));
         let psn = packet.bth().psn();
@@ -69,7 +71,7 @@ impl Swordbox {
 
     /// Tracks a long WRITE whose First packet is forwarded without a tracked connection, or with a PSN
     /// outside the window.
-    pub(crate) fn note_long_write(&mut self, packet: &Packet<'_>, now: Nanos) {
+    pub(crate) fn track_long_write(&mut self, packet: &Packet<'_>, now: Nanos) {
         let opcode = packet.layout().opcode();
         if !matches!(opcode, Opcode::RC_WRITE_FIRST | Opcode::UC_WRITE_FIRST) {
             return;
@@ -85,13 +87,18 @@ impl Swordbox {
 
     /// Invalidates the lines that a packet without a tracked connection may write to. The error is the shared
     /// QP to wait for, or `NONE`.
-    pub(crate) fn detour(&mut self, server: u8, packet: &Packet<'_>, now: Nanos) -> Result<(), Id> {
-        self.detour_for(NONE, server, packet, now, self.config.settle)
+    pub(crate) fn invalidate_untracked(
+        &mut self,
+        server: u8,
+        packet: &Packet<'_>,
+        now: Nanos,
+    ) -> Result<(), Id> {
+        self.invalidate_for(NONE, server, packet, now, self.config.settle)
     }
 
     /// Invalidates the lines that a packet may write to; they learn no value for `quiet`. The error is the
     /// shared QP to wait for, or `NONE`.
-    pub(crate) fn detour_for(
+    pub(crate) fn invalidate_for(
         &mut self,
         id: Id,
         server: u8,
@@ -102,7 +109,7 @@ impl Swordbox {
         if server == NO_SERVER || self.lines.len() == 0 {
             return Ok(());
         }
-        match self.target_of(id, packet) {
+        match self.write_target(id, packet) {
             Target::Nothing => Ok(()),
             Target::Range(va, len) => self.lines.detour(server, va, len, now, quiet),
             Target::Anywhere => self.lines.detour_everywhere(server, now, quiet),
@@ -110,21 +117,21 @@ impl Swordbox {
     }
 
     /// Performs the detour of a request of a tracked connection, and counts it if it touches cached lines.
-    /// The error is as for [`detour`](Self::detour).
-    pub(crate) fn detour_of(
+    /// The error is as for [`invalidate_untracked`](Self::invalidate_untracked).
+    pub(crate) fn invalidate_tracked(
         &mut self,
         id: Id,
         server: u8,
         packet: &Packet<'_>,
         now: Nanos,
     ) -> Result<(), Id> {
-        self.detour_of_for(id, server, packet, now, self.config.settle)
+        self.invalidate_and_count(id, server, packet, now, self.config.settle)
     }
 
     /// Performs the detour of a request of a translated connection. If the request touches one line only, the
     /// detour ends when the request completes, since a retransmission on that connection is not executed
-    /// again. The error is as for [`detour`](Self::detour).
-    pub(crate) fn detour_until_done(
+    /// again. The error is as for [`invalidate_untracked`](Self::invalidate_untracked).
+    pub(crate) fn invalidate_until_completion(
         &mut self,
         id: Id,
         server: u8,
@@ -137,8 +144,8 @@ impl Swordbox {
             is_whole && in_one_line(*va, *len as usize) && self.connections.flow(id).detour.is_none()
         });
         let line = memory.and_then(|(va, ..)| self.lines.find(server, va));
-        let Some(line) = line else { return self.detour_of(id, server, packet, now) };
-        self.detour_of_for(id, server, packet, now, Nanos::ZERO)?;
+        let Some(line) = line else { return self.invalidate_tracked(id, server, packet, now) };
+        self.invalidate_and_count(id, server, packet, now, Nanos::ZERO)?;
         let until = now + self.config.settle;
         let cached = self.lines.get_mut(line);
         cached.detours_in_flight += 1;
@@ -160,7 +167,7 @@ impl Swordbox {
         }
     }
 
-    fn detour_of_for(
+    fn invalidate_and_count(
         &mut self,
         id: Id,
         server: u8,
@@ -169,19 +176,19 @@ impl Swordbox {
         quiet: Nanos,
     ) -> Result<(), Id> {
         let touches = self.lines.len() > 0
-            && match self.target_of(id, packet) {
+            && match self.write_target(id, packet) {
                 Target::Nothing => false,
                 Target::Range(va, len) => self.lines.has_any(server, va, len),
                 Target::Anywhere => true,
             };
-        self.detour_for(id, server, packet, now, quiet)?;
+        self.invalidate_for(id, server, packet, now, quiet)?;
         self.counters.detours.add(u64::from(touches));
         Ok(())
     }
 
     /// Performs the detour of a request that was retransmitted or arrived behind later ones. The error is as
-    /// for [`detour`](Self::detour).
-    pub(crate) fn detour_again(
+    /// for [`invalidate_untracked`](Self::invalidate_untracked).
+    pub(crate) fn invalidate_retransmitted(
         &mut self,
         id: Id,
         server: u8,
@@ -190,7 +197,7 @@ impl Swordbox {
         now: Nanos,
     ) -> Result<(), Id> {
         self.discard_proof(id, packet, op);
-        self.detour_for(id, server, packet, now, self.config.settle)?;
+        self.invalidate_for(id, server, packet, now, self.config.settle)?;
         let flow = self.connections.flow_mut(id);
         if packet.layout().opcode() == Opcode::RC_WRITE_FIRST
             && let Some(message) = Message::of(packet)
@@ -228,7 +235,13 @@ impl Swordbox {
 
     /// Suspends resolution for the words that a dropped packet may write to, until its client retransmits it.
     /// Otherwise a packet to words in constant use would be dropped every time.
-    pub(crate) fn await_again(&mut self, id: Id, server: u8, packet: &Packet<'_>, now: Nanos) {
-        _ = self.detour_for(id, server, packet, now, self.config.dead_after);
+    pub(crate) fn suspend_until_retransmitted(
+        &mut self,
+        id: Id,
+        server: u8,
+        packet: &Packet<'_>,
+        now: Nanos,
+    ) {
+        _ = self.invalidate_for(id, server, packet, now, self.config.dead_after);
     }
 }

@@ -36,7 +36,7 @@ use crate::lines::Lines;
 use crate::message::Untracked;
 use crate::op::{Kind, Op};
 use crate::proof::Period;
-use crate::records::{Record, What};
+use crate::records::{Record, RecordKind};
 use crate::shared_qps::SharedQps;
 use crate::source::Sources;
 use crate::steering::Steering;
@@ -235,7 +235,7 @@ impl Swordbox {
         let op = Op::of(layout.opcode());
         match op.kind {
             Kind::Response => self.on_response(frame, layout, port, now, out),
-            Kind::Datagram => {
+            Kind::UnreliableDatagram => {
                 let packet = Packet::new(frame.bytes(), layout);
                 if self.on_datagram(&packet, port, now) {
                     self.forward_untracked(frame, layout, port, now, out)
@@ -247,7 +247,7 @@ impl Swordbox {
                 self.on_cnp(frame, layout, out);
                 self.forward_untracked(frame, layout, port, now, out)
             }
-            Kind::Unreliable | Kind::Unknown => self.on_untracked(frame, layout, port, now, out),
+            Kind::UnreliableConnection | Kind::Unknown => self.on_untracked(frame, layout, port, now, out),
             _ => self.on_request(frame, layout, op, port, now, out),
         }
     }
@@ -318,15 +318,15 @@ impl Swordbox {
         if !trusted && !self.may_invalidate(NONE, server, &packet, now) {
             return self.delay();
         }
-        if self.detour(server, &packet, now).is_err() {
+        if self.invalidate_untracked(server, &packet, now).is_err() {
             if trusted {
                 // Until the packet is retransmitted, no further operation is resolved that it would have to
                 // wait for.
-                _ = self.detour_for(NONE, server, &packet, now, self.config.dead_after);
+                _ = self.invalidate_for(NONE, server, &packet, now, self.config.dead_after);
             }
             return self.delay();
         }
-        self.note_long_write(&packet, now);
+        self.track_long_write(&packet, now);
         self.forward.route(frame, port, now, out)
     }
 }
@@ -397,7 +397,8 @@ impl Function for Swordbox {
                 {
                     // While the last request's PSN count is unknown, the next request's PSN is unknown. And
                     // an atomic whose result is unknown could not be answered again.
-                    let open = |record: &Record| record.count > 0 && record.what == What::Unknown;
+                    let open =
+                        |record: &Record| record.count > 0 && record.kind == RecordKind::AtomicWithoutResult;
                     let known = !self.connections.records(id).iter().any(open);
                     let flow = self.connections.flow_mut(id);
                     // A forged DREQ may have set `disconnected`; the next request requests translation again.

@@ -15,7 +15,7 @@ use crate::lines::in_one_line;
 use crate::message::Message;
 use crate::op::{Kind, Op, memory_of};
 use crate::proof::{Proof, rights_of};
-use crate::records::{NO_RECORD, Record, What};
+use crate::records::{NO_RECORD, Record, RecordKind};
 use crate::{Bug, Id, MIN_PATH_MTU, NONE};
 use core::num::NonZero;
 use rocev2::{Layout, Packet};
@@ -268,12 +268,12 @@ impl Swordbox {
             self.connections.flow_mut(id).existence.forget_structures();
         }
         let now_or_later = if new {
-            self.detour_of(id, server, &packet, now)
+            self.invalidate_tracked(id, server, &packet, now)
         } else {
-            self.detour_again(id, server, &packet, op, now)
+            self.invalidate_retransmitted(id, server, &packet, op, now)
         };
         if now_or_later.is_err() {
-            self.await_again(id, server, &packet, now);
+            self.suspend_until_retransmitted(id, server, &packet, now);
             return self.delay();
         }
         if new {
@@ -287,7 +287,9 @@ impl Swordbox {
             {
                 self.request_translation(id);
             }
-        } else if matches!(op.kind, Kind::Read | Kind::Atomic | Kind::Other) && packet.verify_icrc() {
+        } else if matches!(op.kind, Kind::Read | Kind::Atomic | Kind::AtomicWriteOrFlush)
+            && packet.verify_icrc()
+        {
             self.track_late(id, &packet, op);
         }
         self.forward.route(frame, port, now, out)
@@ -298,13 +300,16 @@ impl Swordbox {
     fn track_late(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
         let psn = packet.bth().psn();
         let known = |record: &Record| match op.kind {
-            Kind::Atomic => record.count > 0 && record.psn == psn && record.what != What::Unseen,
+            Kind::Atomic => {
+                record.count > 0 && record.psn == psn && record.kind != RecordKind::UncountedReads
+            }
             _ => (0..record.count as i32).contains(&psn.distance(record.psn)),
         };
         if self.connections.records(id).iter().any(known) {
             return;
         }
-        let mut record = Record { psn, count: 1, server_psn: psn, what: What::Unseen, ..NO_RECORD };
+        let mut record =
+            Record { psn, count: 1, server_psn: psn, kind: RecordKind::UncountedReads, ..NO_RECORD };
         match (op.kind, memory_of(packet)) {
             (Kind::Atomic, _) => self.connections.find_result(id, &mut record),
             (Kind::Read, Some((_, _, len))) => {
@@ -393,11 +398,11 @@ impl Swordbox {
                 self.note_access(id, va, rkey, len);
             }
         }
-        let what = match op.kind {
-            Kind::Atomic => What::Atomic,
-            Kind::Read | Kind::Other => What::Read,
+        let kind = match op.kind {
+            Kind::Atomic => RecordKind::Atomic,
+            Kind::Read | Kind::AtomicWriteOrFlush => RecordKind::Read,
             _ => return,
         };
-        self.connections.record(id, Record { psn, count, server_psn, what, done: false, ..NO_RECORD });
+        self.connections.record(id, Record { psn, count, server_psn, kind, done: false, ..NO_RECORD });
     }
 }

@@ -11,7 +11,7 @@ use super::response::rewrite_response;
 use super::translated::rewrite_request;
 use crate::flow::Stage;
 use crate::op::memory_of;
-use crate::records::{Record, What};
+use crate::records::{Record, RecordKind};
 use crate::reread::Sent;
 use crate::{Id, MAX_BACKOFF_SHIFT, MIN_PATH_MTU, NONE};
 use core::cmp::Ordering;
@@ -26,7 +26,9 @@ impl Swordbox {
     /// window is full.
     pub(crate) fn must_nak_message(&self, id: Id) -> bool {
         let flow = self.connections.flow(id);
-        let is_read = |record: &Record| record.count > 0 && matches!(record.what, What::Read | What::Unseen);
+        let is_read = |record: &Record| {
+            record.count > 0 && matches!(record.kind, RecordKind::Read | RecordKind::UncountedReads)
+        };
         flow.reads_may_be_lost && !flow.in_message && self.connections.records(id).iter().any(is_read)
     }
 

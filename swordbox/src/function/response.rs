@@ -5,7 +5,7 @@ use super::Swordbox;
 use super::shared_response::send_first;
 use crate::address::{NO_SERVER, source_of};
 use crate::flow::Stage;
-use crate::records::{Record, What};
+use crate::records::{Record, RecordKind};
 use crate::shared_qps::SharedQp;
 use crate::{Id, MIN_PATH_MTU, NONE};
 use core::num::NonZero;
@@ -305,10 +305,10 @@ impl Swordbox {
                 .connections
                 .records(id)
                 .iter()
-                .filter(|record| matches!(record.what, What::Unseen | What::Read));
+                .filter(|record| matches!(record.kind, RecordKind::UncountedReads | RecordKind::Read));
             let fitting = reads.filter_map(|record| Some((record, record.client_psn_of(server_psn)?)));
             let nearest = fitting.min_by_key(|(record, _)| {
-                (server_psn.distance(record.server_psn), record.what == What::Unseen)
+                (server_psn.distance(record.server_psn), record.kind == RecordKind::UncountedReads)
             });
             if let Some((record, psn)) = nearest {
                 let end = record.psn.add(record.count);
@@ -334,8 +334,8 @@ impl Swordbox {
             // Needed even if everything before is known to be complete, since the client may not have the
             // response.
             for record in self.connections.records_mut(id) {
-                if record.psn == psn && record.what == What::Unknown {
-                    record.what = What::Atomic;
+                if record.psn == psn && record.kind == RecordKind::AtomicWithoutResult {
+                    record.kind = RecordKind::Atomic;
                     record.value = found.original.get();
                 }
             }
@@ -375,7 +375,7 @@ impl Swordbox {
                     .records_mut(id)
                     .iter_mut()
                     .find(|record| record.psn == psn && !record.done);
-                let Some(record) = record.filter(|record| record.what == What::Atomic) else { return };
+                let Some(record) = record.filter(|record| record.kind == RecordKind::Atomic) else { return };
                 record.done = true;
                 record.value = found;
                 self.connections.flow_mut(id).open -= 1;
@@ -388,17 +388,18 @@ impl Swordbox {
                 let within =
                     |record: &&mut Record| (0..record.count as i32).contains(&psn.distance(record.psn));
                 let records = self.connections.records_mut(id).iter_mut().filter(within);
-                let records = records.filter(|record| !record.done || record.what == What::Unseen);
+                let records =
+                    records.filter(|record| !record.done || record.kind == RecordKind::UncountedReads);
                 // The PSN count of a READ may be an estimate; the nearest READ is the right one.
                 let Some(record) = records.min_by_key(|record| (psn.distance(record.psn), record.done))
                 else {
                     return;
                 };
-                if record.what == What::Unseen {
+                if record.kind == RecordKind::UncountedReads {
                     self.complete_before(id, psn.add(1));
                     return;
                 }
-                if record.what != What::Read {
+                if record.kind != RecordKind::Read {
                     return;
                 }
                 let (first, end) = (record.psn, record.psn.add(record.count));

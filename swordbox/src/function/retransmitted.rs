@@ -5,7 +5,7 @@ use super::generated::Response;
 use super::route::Route;
 use super::translated::{Outcome, rewrite_request};
 use crate::op::{Kind, Op};
-use crate::records::{Record, What};
+use crate::records::{Record, RecordKind};
 use crate::{Bug, Id, NONE};
 use rocev2::{Layout, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
@@ -33,9 +33,10 @@ impl Swordbox {
         // The PSN count of a READ may be an estimate; the nearest READ is the right one.
         let within = |record: &&Record| (0..record.count as i32).contains(&psn.distance(record.psn));
         let records = self.connections.records(id).iter().filter(within);
-        let record = records.min_by_key(|record| (psn.distance(record.psn), record.what == What::Unseen));
+        let record = records
+            .min_by_key(|record| (psn.distance(record.psn), record.kind == RecordKind::UncountedReads));
         let record = record.copied();
-        let is_read = matches!(op.kind, Kind::Read | Kind::Other);
+        let is_read = matches!(op.kind, Kind::Read | Kind::AtomicWriteOrFlush);
         if !psn.precedes(flow.acked) {
             // In flight. Operations on a shared QP are retransmitted by the switch.
             if flow.via != NONE {
@@ -49,8 +50,8 @@ impl Swordbox {
                 // The address that the request was steered to is unknown, and must not be chosen again.
                 return Verdict::Drop(DropReason::Repeated);
             }
-            if self.detour_again(id, server, &packet, op, now).is_err() {
-                self.await_again(id, server, &packet, now);
+            if self.invalidate_retransmitted(id, server, &packet, op, now).is_err() {
+                self.suspend_until_retransmitted(id, server, &packet, now);
                 return self.delay();
             }
             let server_psn = self.connections.flow(id).translation.to_server(psn);
@@ -68,7 +69,7 @@ impl Swordbox {
         let keeps_psns = self.config.has_bug(Bug::OldRead);
         match record {
             Some(record)
-                if matches!(record.what, What::Read | What::Unseen)
+                if matches!(record.kind, RecordKind::Read | RecordKind::UncountedReads)
                     && op.kind == Kind::Read
                     && (self.connections.flow(id).in_message || keeps_psns) =>
             {
@@ -82,18 +83,24 @@ impl Swordbox {
                 rewrite_request(frame, layout, server_psn, true, record.steered);
                 self.forward.route(frame, port, now, out)
             }
-            Some(record) if matches!(record.what, What::Read | What::Unseen) && op.kind == Kind::Read => {
+            Some(record)
+                if matches!(record.kind, RecordKind::Read | RecordKind::UncountedReads)
+                    && op.kind == Kind::Read =>
+            {
                 // The server reads again.
                 self.reread(id, frame, (psn, record), port, now, out)
             }
             // An ATOMIC WRITE must not be executed again, and flushed data stays flushed.
-            Some(record) if matches!(record.what, What::Read | What::Unseen) && op.kind == Kind::Other => {
+            Some(record)
+                if matches!(record.kind, RecordKind::Read | RecordKind::UncountedReads)
+                    && op.kind == Kind::AtomicWriteOrFlush =>
+            {
                 self.respond_again(id, frame, psn, Response::EmptyRead)
             }
-            Some(record) if record.what == What::Atomic && op.kind == Kind::Atomic => {
+            Some(record) if record.kind == RecordKind::Atomic && op.kind == Kind::Atomic => {
                 self.respond_again(id, frame, psn, Response::Atomic(record.value))
             }
-            _ if matches!(op.kind, Kind::Write | Kind::Body) => {
+            _ if matches!(op.kind, Kind::Write | Kind::SendOrWriteRest) => {
                 if !ack_req {
                     return Verdict::Drop(DropReason::Repeated);
                 }

@@ -1,7 +1,7 @@
 //! Routing of requests: on a shared QP or on the client's own connection.
 
 use super::Swordbox;
-use crate::flow::Memory;
+use crate::flow::RemoteRange;
 use crate::lines::{in_one_line, offset_of, word_of, words_of};
 use crate::op::{Kind, Op, memory_of};
 use crate::proof::right;
@@ -150,7 +150,7 @@ impl Swordbox {
         {
             return;
         }
-        let memory = Memory { va, len: len as u8, rkey };
+        let memory = RemoteRange { va, len: len as u8, rkey };
         if let Some(line) = self.lines.find(flow.server, va).map(|line| self.lines.get(line))
             && line.rkey == rkey
             && !line.exists(va, memory.len)
@@ -163,7 +163,7 @@ impl Swordbox {
     /// Marks words as existing after the requests before a flow's `acked` have completed.
     pub(crate) fn note_existing_memory(&mut self, id: Id) {
         let flow = self.connections.flow_mut(id);
-        let Some(Memory { va, len, rkey }) = flow.pending.take_memory(flow.acked) else { return };
+        let Some(RemoteRange { va, len, rkey }) = flow.pending.take_memory(flow.acked) else { return };
         if let Some(line) = self.lines.find(flow.server, va)
             && let line = self.lines.get_mut(line)
             && line.rkey == rkey

@@ -9,7 +9,7 @@ use crate::connections::Endpoint;
 use crate::headers::{BthFields, Payload, TrafficClass};
 use crate::lines::{offset_of, word_of};
 use crate::op::{atomic_of, outcome};
-use crate::records::{NO_RECORD, Record, What};
+use crate::records::{NO_RECORD, Record, RecordKind};
 use crate::shared_qps::{Entry, LONGEST_WRITE, Operation, ServerRequest};
 use crate::{Id, NONE};
 use rocev2::atomic::AtomicEth;
@@ -183,7 +183,8 @@ impl Swordbox {
         }
         flow.acked = flow.sent;
         flow.msn = flow.msn.add(1);
-        self.connections.record(id, Record { psn, count: 1, what: What::Atomic, value: found, ..NO_RECORD });
+        self.connections
+            .record(id, Record { psn, count: 1, kind: RecordKind::Atomic, value: found, ..NO_RECORD });
         match self.build_response(id, frame, psn, Response::Atomic(found)) {
             Ok(port) => Outcome::Sent(port),
             Err(NoRoom) => Outcome::Consumed,
@@ -258,14 +259,14 @@ impl Swordbox {
         if flow.shared_in_flight == 0 && (flow.has_held() || flow.nak_due || flow.rereading) {
             self.held.continue_later(id);
         }
-        let (what, value, response) = match what {
+        let (kind, value, response) = match what {
             Operation::Write(_) => {
                 return ack_req.then_some((id, known_as, Response::Ack));
             }
-            Operation::Resolved { found, .. } => (What::Atomic, found, Response::Atomic(found)),
-            Operation::Atomic(..) => (What::Atomic, found?, Response::Atomic(found?)),
+            Operation::Resolved { found, .. } => (RecordKind::Atomic, found, Response::Atomic(found)),
+            Operation::Atomic(..) => (RecordKind::Atomic, found?, Response::Atomic(found?)),
         };
-        self.connections.record(id, Record { psn: known_as, count: 1, what, value, ..NO_RECORD });
+        self.connections.record(id, Record { psn: known_as, count: 1, kind, value, ..NO_RECORD });
         Some((id, known_as, response))
     }
 

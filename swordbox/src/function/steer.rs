@@ -9,7 +9,7 @@ use crate::address::NO_SERVER;
 use crate::flow::Stage;
 use crate::headers::BthFields;
 use crate::op::{Kind, Op, memory_of};
-use crate::records::{Record, What};
+use crate::records::{Record, RecordKind};
 use crate::steering::{Append, Cas, Slot, State, Steering, StructureCache, Ticket};
 use crate::{Bug, Id, MAX_BACKOFF_SHIFT, NONE};
 use rocev2::atomic::AtomicEth;
@@ -176,8 +176,8 @@ impl Swordbox {
     fn must_wait(&self, record: &Record) -> bool {
         let links = &self.steering.links;
         let Some((_, link)) = links.open(record.depends_on) else { return false };
-        match (record.what, link.state) {
-            (What::Read, _) | (_, State::Done | State::Lost) => true,
+        match (record.kind, link.state) {
+            (RecordKind::Read, _) | (_, State::Done | State::Lost) => true,
             (_, State::Failed) => links.open(link.parent).is_some(),
             (_, State::Sent) => false,
         }
@@ -202,11 +202,11 @@ impl Swordbox {
             let opcode = packet.layout().opcode();
             if opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE
                 && let Some(response) = packet.atomic_ack()
-                && record.what == What::Atomic
+                && record.kind == RecordKind::Atomic
             {
                 self.on_cas_result(id, record.depends_on, packet.bth().psn(), response.original.get());
                 waits = self.must_wait(&record);
-            } else if opcode != Opcode::RC_ACKNOWLEDGE && record.what == What::Read {
+            } else if opcode != Opcode::RC_ACKNOWLEDGE && record.kind == RecordKind::Read {
                 waits = self.must_wait(&record);
             }
         }
@@ -257,7 +257,7 @@ impl Swordbox {
         }
         let Some(record) = self.connections.pending_record(id, psn) else { return };
         let node = record.value;
-        if record.what != What::Read || node == 0 || record.psn != psn {
+        if record.kind != RecordKind::Read || node == 0 || record.psn != psn {
             return;
         }
         let server = self.connections.flow(id).server;

@@ -178,7 +178,7 @@ impl Swordbox {
                 return Outcome::Wait(NONE);
             }
         }
-        if matches!(op.kind, Kind::Read | Kind::Atomic | Kind::Other)
+        if matches!(op.kind, Kind::Read | Kind::Atomic | Kind::AtomicWriteOrFlush)
             && flow.open as usize >= self.config.rd_atomic
         {
             return Outcome::Wait(NONE);
@@ -187,7 +187,7 @@ impl Swordbox {
             return Outcome::Nak;
         }
         let server = flow.server;
-        if let Err(shared_qp) = self.detour_until_done(id, server, &packet, op, now) {
+        if let Err(shared_qp) = self.invalidate_until_completion(id, server, &packet, op, now) {
             let shared_qp =
                 if shared_qp == NONE { self.shared_qps.slowest(server).unwrap_or(NONE) } else { shared_qp };
             return Outcome::Wait(shared_qp);

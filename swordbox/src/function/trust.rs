@@ -17,7 +17,7 @@ impl Swordbox {
     /// Returns whether a packet of an untrusted client may pass that invalidates the memory that it may write
     /// to.
     pub(crate) fn may_invalidate(&mut self, id: Id, server: u8, packet: &Packet<'_>, now: Nanos) -> bool {
-        match self.target_of(id, packet) {
+        match self.write_target(id, packet) {
             Target::Nothing => true,
             Target::Range(va, len) => self.may_invalidate_range(server, va, len, now),
             Target::Anywhere => self.may_invalidate_range(server, 0, u64::MAX, now),

@@ -1,8 +1,8 @@
 //! Table of locks, such as Sherman's (Wang et al., SIGMOD 2022).
 //!
-//! Locks are not steered. In addition to what a [`Table`](crate::Table) does, *every* operation on a lock is
-//! tracked, not only atomics. Sherman releases a lock by a WRITE of 0, so the first release makes the value
-//! known, and the next CAS is resolved without an atomic at the server. The initial values are unknown,
+//! Locks are not steered. In addition to what a [`WordTable`](crate::WordTable) does, *every* operation on a
+//! lock is tracked, not only atomics. Sherman releases a lock by a WRITE of 0, so the first release makes the
+//! value known, and the next CAS is resolved without an atomic at the server. The initial values are unknown,
 //! because clients may have used the locks before.
 
 use super::{Append, Cas, StructureCache};

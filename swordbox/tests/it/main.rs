@@ -26,7 +26,7 @@ use rocev2::{Bth, Fault, Opcode, Packet, Psn, Qpn};
 use std::net::IpAddr;
 use switch::memory::{FrameCollector, MemoryFrame};
 use switch::{DropReason, Function, Nanos, Verdict};
-use swordbox::{Config, Connection, Event, Table};
+use swordbox::{Config, Connection, Event, WordTable};
 
 #[test]
 fn a_contended_lock_is_resolved_by_the_switch() {
@@ -579,7 +579,7 @@ fn an_unaligned_atomic_passes_and_is_counted() {
 fn half_a_line(config: &mut Config) {
     let table = config.servers[0].tables[0].clone();
     let ranges = [TABLE..TABLE + 32, TABLE + 1024..TABLE + 4096];
-    config.servers[0].tables = ranges.map(|range| Table { range, ..table.clone() }).into();
+    config.servers[0].tables = ranges.map(|range| WordTable { range, ..table.clone() }).into();
 }
 
 /// If a region ends within a line, an access beyond its end is refused on its client's own connection.

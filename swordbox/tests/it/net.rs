@@ -14,7 +14,7 @@ use switch::forward::Config as ForwardConfig;
 use switch::forward::config::Topology;
 use switch::memory::{FrameCollector, run_frame};
 use switch::{Function, Nanos, PortId, Verdict};
-use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
+use swordbox::{Command, Config, Event, Layers, Server, Swordbox, WordTable};
 use zerocopy::{FromZeros, IntoBytes};
 
 pub(crate) const SERVER: [u8; 4] = [10, 0, 0, 1];
@@ -144,7 +144,7 @@ impl Net {
             verify_udp_checksum: false,
             counted_qps: 0,
         });
-        let table = Table { rkey: None, range: TABLE..TABLE + 4096, stride: 8, writable: true };
+        let table = WordTable { rkey: None, range: TABLE..TABLE + 4096, stride: 8, writable: true };
         config.servers = vec![Server { tables: vec![table], rd_atomic: 4, ..Server::new(SERVER.into()) }];
         config.layers = Layers::CAS_TO_WRITE;
         config.connections = 64;

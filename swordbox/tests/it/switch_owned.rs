@@ -6,7 +6,7 @@ use rocev2::aeth::{Credit, NakCode, RnrTimer, Syndrome};
 use rocev2::ethernet::MacAddr;
 use rocev2::{Bth, Opcode, Psn, Qpn};
 use switch::{Function, Nanos, Verdict};
-use swordbox::{Command, Config, Connect, Event, OpenSharedQp};
+use swordbox::{Command, Config, Event, OpenSharedQp, SwitchOwnedQps};
 
 /// The switch's own queue pair
 const SWITCH_QP: Client =
@@ -16,7 +16,7 @@ fn with_switch_qp(config: &mut Config) {
     let mac = MacAddr([2, 0, SWITCH_QP.ip[0], SWITCH_QP.ip[1], SWITCH_QP.ip[2], SWITCH_QP.ip[3]]);
     config.interface = Some(Interface::new(mac, SWITCH_QP.ip.into(), 16));
     config.servers[0].client_owned_qps = 1;
-    config.servers[0].connect = Some(Connect { service: 1, private_data: Vec::new(), qps: 1 });
+    config.servers[0].connect = Some(SwitchOwnedQps { service: 1, private_data: Vec::new(), qps: 1 });
 }
 
 fn open(net: &mut Net) {

@@ -5,7 +5,7 @@ use rocev2::aeth::{Credit, Syndrome};
 use rocev2::reth::Reth;
 use rocev2::{Bth, Opcode, Psn, Qpn};
 use switch::Nanos;
-use swordbox::Table;
+use swordbox::WordTable;
 
 const ACK: Syndrome = Syndrome::Ack(Credit(0x1f));
 const OUTSIDER: [u8; 4] = [10, 0, 1, 99];
@@ -99,7 +99,7 @@ fn a_packet_of_an_untrusted_host_passes_only_without_resolved_operations() {
 fn packets_that_may_write_anywhere_take_constant_time() {
     let (mut net, mut a, b) = two_clients(|config| {
         let all = TABLE..TABLE + 64 * 16_384;
-        config.servers[0].tables = vec![Table { rkey: None, range: all, stride: 8, writable: true }];
+        config.servers[0].tables = vec![WordTable { rkey: None, range: all, stride: 8, writable: true }];
         config.proof = Nanos::from_secs(1_000_000);
     });
     let owner = a;

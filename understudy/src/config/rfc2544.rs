@@ -2,10 +2,10 @@
 
 use super::port::Ports;
 use super::tree::{Table, Value, section};
-use bench::rfc2544::{Most, Settings};
+use bench::rfc2544::{MaxRate, Settings};
 use core::time::Duration;
 use pktgen::Verb;
-use pktgen::profile::{Host, STAMP_LEN};
+use pktgen::profile::{HostAddress, STAMP_LEN};
 use rocev2::Bth;
 use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::ipv4::Ipv4;
@@ -39,8 +39,8 @@ pub(crate) struct Rfc2544Config {
 pub(crate) struct Traffic {
     pub(crate) send: PortId,
     pub(crate) receive: PortId,
-    pub(crate) src: Host,
-    pub(crate) dst: Host,
+    pub(crate) src: HostAddress,
+    pub(crate) dst: HostAddress,
     /// WRITE or SEND
     pub(crate) verb: Verb,
     pub(crate) qps: u32,
@@ -73,7 +73,7 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
     let host = |key, example, mac_key, mac: MacAddr| {
         let address = table.require(key, example).and_then(|value| ip(&value));
         let mac = table.get(mac_key, "\"02:00:00:00:00:01\"").map_or(Some(mac), |value| station(&value));
-        Some(Host { ip: address?, mac: mac? })
+        Some(HostAddress { ip: address?, mac: mac? })
     };
     let src = host("src", "\"10.0.0.1\"", "src_mac", MacAddr([2, 0, 0, 0, 0, 1]));
     let dst = host("dst", "\"10.0.0.2\"", "dst_mac", MacAddr([2, 0, 0, 0, 0, 2]));
@@ -95,7 +95,7 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
     let burst = fraction("burst_s", "2", 0.000_1..=60.0, trial.unwrap_or(1.0));
     let min_core = fraction("min_core", "0.9", 0.0..=1.0, 0.9);
     let repeats = table.number("repeats", 1..=99, 3) as u32;
-    let most = highest_load(&table);
+    let max_rate = highest_load(&table);
     let command = table.get("command", "\"understudy run device.toml\"");
     let command = match &command {
         Some(value) => value.text().map(|text| Some(text.to_owned())),
@@ -151,7 +151,7 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
     table.finish();
     let settings = Settings {
         frames: frames?,
-        most: most?,
+        max_rate: max_rate?,
         resolution: resolution?,
         loss_step: loss_step?,
         trial_s: trial?,
@@ -166,16 +166,16 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
 /// Reads the highest load to offer: the rate of the link, or a packet rate. Without both, the generator's own
 /// limit applies.
 #[expect(clippy::option_option, reason = "invalid, absent, or a rate")]
-fn highest_load(table: &Table<'_>) -> Option<Option<Most>> {
+fn highest_load(table: &Table<'_>) -> Option<Option<MaxRate>> {
     let bits = table.get("link_gbps", "10");
     let packets = table.get("packets_per_s", "1_000_000");
     match (bits, packets) {
         (None, None) => Some(None),
         (Some(bits), None) => {
-            bits.fraction(0.000_1..=800.0).map(|gbps| Some(Most::BitsPerS((gbps * 1e9) as u64)))
+            bits.fraction(0.000_1..=800.0).map(|gbps| Some(MaxRate::BitsPerS((gbps * 1e9) as u64)))
         }
         (None, Some(packets)) => {
-            packets.number(1..=1_000_000_000, 1_000_000).map(|n| Some(Most::PacketsPerS(n)))
+            packets.number(1..=1_000_000_000, 1_000_000).map(|n| Some(MaxRate::PacketsPerS(n)))
         }
         (Some(_), Some(packets)) => {
             let problem = packets.problem("`link_gbps` and `packets_per_s` both set the highest rate");

@@ -5,7 +5,7 @@ use super::tunnel::config::TunnelConfig;
 use crate::log;
 use crate::observe::{FunctionMetrics, Instance, ObserveConfig, Observer, QueuePair, TraceError, no_groups};
 use crate::system::{explain, now};
-use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, PortInfo, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, Outcome, PortInfo, Runtime, Stop};
 use miette::Report;
 use rocev2::ethernet::MacAddr;
 use std::path::PathBuf;
@@ -126,7 +126,7 @@ impl Run<'_> {
 
     /// Runs functions, one per worker, until the end conditions or a signal end the run. Returns the outcome
     /// and the duration in seconds. `metrics` returns the function's metrics for observation.
-    pub(super) fn run<F: Function + Send, P: Control<F>>(
+    pub(super) fn run<F: Function + Send, P: ControlHandler<F>>(
         &mut self,
         functions: Vec<F>,
         control: &mut P,
@@ -136,7 +136,7 @@ impl Run<'_> {
     }
 
     /// Runs functions as [`Self::run`] does, with `group` returning the queue pairs of a group.
-    pub(super) fn run_groups<F: Function + Send, P: Control<F>>(
+    pub(super) fn run_groups<F: Function + Send, P: ControlHandler<F>>(
         &mut self,
         functions: Vec<F>,
         control: &mut P,
@@ -184,10 +184,10 @@ struct RunControl<'a, P, T, G> {
     observer: Option<Observer>,
 }
 
-impl<F, P, T, G> Control<F> for RunControl<'_, P, T, G>
+impl<F, P, T, G> ControlHandler<F> for RunControl<'_, P, T, G>
 where
     F: Function,
-    P: Control<F>,
+    P: ControlHandler<F>,
     T: Fn(&P) -> FunctionMetrics,
     G: Fn(&P, u32) -> Result<Vec<QueuePair>, TraceError>,
 {

@@ -4,7 +4,7 @@ use super::partial_file::PartialFile;
 use super::send::hex;
 use super::transfer::{ExitReason, Progress, Timing, TransferArgs, failed, node_config, run_transfer};
 use crate::output::print;
-use ::rdmc::delivery::{DIGEST, Offer, Refusal, Take, TakeConfig, TakeError};
+use ::rdmc::delivery::{DIGEST, ObjectReceiver, Offer, ReceiverConfig, ReceiverError, Refusal};
 use core::net::IpAddr;
 use core::sync::atomic::Ordering;
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     into: PathBuf,
     /// Limit on memory for segments, in MB; a transfer needs about nine of the sender's segments, which have
     /// 16 MB by default
-    #[arg(long, value_name = "MB", default_value_t = TakeConfig::MEMORY >> 20, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    #[arg(long, value_name = "MB", default_value_t = ReceiverConfig::MEMORY >> 20, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     memory_mb: u64,
     #[command(flatten)]
     transfer: TransferArgs,
@@ -57,14 +57,14 @@ enum DiskResult {
 
 /// Reason why the transfer failed.
 enum ReceiveError {
-    Taken(TakeError),
+    Delivery(ReceiverError),
     File(String),
 }
 
 type Outcome = Result<(PathBuf, u64, [u8; DIGEST]), ReceiveError>;
 
 struct ReceiveApp {
-    take: Take,
+    delivery: ObjectReceiver,
     disk: Sender<DiskRequest>,
     done: Receiver<DiskResult>,
     /// Requests to the writer that are not done yet
@@ -89,21 +89,21 @@ impl ReceiveApp {
     fn on_done(&mut self, nic: &mut Rnic, done: DiskResult, now: Nanos) {
         self.pending -= 1;
         match done {
-            DiskResult::Begun => self.take.accept(nic, now),
+            DiskResult::Begun => self.delivery.accept(nic, now),
             DiskResult::Written => {
                 let total = self.progress.total.load(Ordering::Relaxed);
                 let bytes = self.progress.bytes.load(Ordering::Relaxed) + self.segment_bytes;
                 self.progress.bytes.store(bytes.min(total), Ordering::Relaxed);
-                self.take.written(nic);
+                self.delivery.segment_written(nic);
             }
             DiskResult::Stored(path, len) => {
                 self.stored = Some((path, len, self.digest));
-                self.take.compared(nic, true);
+                self.delivery.report_comparison(nic, true);
             }
-            DiskResult::Differs => self.take.compared(nic, false),
+            DiskResult::Differs => self.delivery.report_comparison(nic, false),
             DiskResult::Failed(refusal, what) => {
                 self.progress.end(Err(ReceiveError::File(what)));
-                self.take.refuse(nic, refusal, now);
+                self.delivery.refuse(nic, refusal, now);
             }
         }
     }
@@ -111,48 +111,48 @@ impl ReceiveApp {
 
 impl App for ReceiveApp {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
-        if let Err(error) = self.take.start(nic, now) {
-            self.progress.end(Err(ReceiveError::Taken(error)));
+        if let Err(error) = self.delivery.start(nic, now) {
+            self.progress.end(Err(ReceiveError::Delivery(error)));
             self.progress.done.store(true, Ordering::Relaxed);
         }
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.timing.set_last_run(now);
-        self.take.run(nic, now);
+        self.delivery.run(nic, now);
         if self.progress.stopping.load(Ordering::Relaxed) {
             self.progress
                 .end(Err(ReceiveError::File("interrupted before the whole file was received".into())));
-            self.take.refuse(nic, Refusal::Stopped, now);
+            self.delivery.refuse(nic, Refusal::Stopped, now);
         }
         while let Ok(done) = self.done.try_recv() {
             self.on_done(nic, done, now);
-            self.take.run(nic, now);
+            self.delivery.run(nic, now);
         }
-        if let Some(offer) = self.take.offered().filter(|_| !self.begun) {
+        if let Some(offer) = self.delivery.offered().filter(|_| !self.begun) {
             self.begun = true;
             self.segment_bytes = offer.segment_bytes.into();
             self.progress.total.store(offer.len, Ordering::Relaxed);
             self.send_to_disk(DiskRequest::Begin(offer));
         }
-        while let Some(bytes) = self.take.poll_segment() {
+        while let Some(bytes) = self.delivery.poll_segment() {
             self.send_to_disk(DiskRequest::Segment(bytes));
         }
-        if let Some(digest) = self.take.wants_comparison().filter(|_| !self.compared) {
+        if let Some(digest) = self.delivery.digest_to_compare().filter(|_| !self.compared) {
             (self.compared, self.digest) = (true, digest);
             self.send_to_disk(DiskRequest::Compare(digest));
         }
-        if let Some(outcome) = self.take.outcome() {
+        if let Some(outcome) = self.delivery.outcome() {
             let outcome = match (outcome, self.stored.take()) {
                 (_, Some(stored)) => Some(Ok(stored)),
-                (Err(error), None) => Some(Err(ReceiveError::Taken(*error))),
+                (Err(error), None) => Some(Err(ReceiveError::Delivery(*error))),
                 // The error was reported before.
                 (Ok(()), None) => None,
             };
             if let Some(outcome) = outcome {
                 self.progress.end(outcome);
             }
-            if self.timing.is_done(self.take.is_heard(), now) {
+            if self.timing.is_done(self.delivery.all_acknowledged(), now) {
                 self.progress.done.store(true, Ordering::Relaxed);
             }
         }
@@ -160,7 +160,7 @@ impl App for ReceiveApp {
 
     fn next_timer(&self) -> Option<Nanos> {
         let look = self.timing.next(self.pending > 0);
-        Some(self.take.next_timer().map_or(look, |at| at.min(look)))
+        Some(self.delivery.next_timer().map_or(look, |at| at.min(look)))
     }
 }
 
@@ -286,16 +286,16 @@ impl Args {
                 "{own} is this host's own address; --from is the sender's"
             )));
         }
-        let take = Take::new(
+        let delivery = ObjectReceiver::new(
             node_config(own, patience),
-            TakeConfig { from: self.from, patience, max_memory: self.memory_mb << 20 },
+            ReceiverConfig { from: self.from, patience, max_memory: self.memory_mb << 20 },
         );
         let progress = Progress::new();
         let ((disk, requests), (results, done)) = (unbounded(), unbounded());
         let into = self.into.clone();
         let writer_thread = thread::spawn(move || writer(&into, &requests, &results));
         let app = ReceiveApp {
-            take,
+            delivery,
             disk,
             done,
             pending: 0,
@@ -313,7 +313,7 @@ impl Args {
         writer_thread.join().map_err(|_| failed(&"the writer thread panicked"))?;
         match outcome? {
             Some(Ok(stored)) => Ok(stored),
-            Some(Err(ReceiveError::Taken(error))) => Err(failed(&error)),
+            Some(Err(ReceiveError::Delivery(error))) => Err(failed(&error)),
             Some(Err(ReceiveError::File(what))) => Err(failed(&what)),
             None => Err(failed(&"interrupted before the whole file was received")),
         }

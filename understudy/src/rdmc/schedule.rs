@@ -3,7 +3,7 @@
 use crate::config::EXIT_CODE;
 use crate::output::{print, print_error};
 use ::rdmc::model::{Network, Object, run as model};
-use ::rdmc::{Algorithm, Racks, Schedule, To, copied_at_once};
+use ::rdmc::{Algorithm, Racks, Schedule, To, switch_fanout};
 use clap::ValueEnum;
 use core::fmt::Write as _;
 use core::num::NonZeroU32;
@@ -179,7 +179,7 @@ fn json(schedule: &Schedule, only: Option<u32>) -> String {
 
 /// Returns a note for a group that has more receivers than a switch copies to at once.
 pub(super) fn copies_note(times: usize, ipv4: bool) -> String {
-    let max = copied_at_once(ipv4);
+    let max = switch_fanout(ipv4);
     format!("A switch copies to at most {max} receivers at once, so the root sends each block {times} times.")
 }
 
@@ -198,7 +198,7 @@ fn summary(args: &Args, schedule: &Schedule) -> String {
     _ = writeln!(text, " ({})", others.collect::<Vec<_>>().join(", "));
     let max = (1..n).map(|node| schedule.sends(node).count()).max().unwrap_or(0);
     let mut root = schedule.sends(0).count();
-    let times = (n as usize - 1).div_ceil(copied_at_once(true));
+    let times = (n as usize - 1).div_ceil(switch_fanout(true));
     if *schedule.algorithm() == Algorithm::InNetwork && times > 1 {
         root *= times;
         _ = writeln!(text, "{}", copies_note(times, true));

@@ -4,8 +4,8 @@ use super::schedule::{Kind, copies_note};
 use super::transfer::{ExitReason, Progress, Timing, TransferArgs, failed, node_config, run_transfer};
 use crate::config;
 use crate::output::print;
-use ::rdmc::delivery::{DIGEST, Give, GiveConfig, GiveError, Given};
-use ::rdmc::{Algorithm, Racks, SwitchAddress, copied_at_once};
+use ::rdmc::delivery::{DIGEST, DeliveryReport, ObjectSender, SenderConfig, SenderError};
+use ::rdmc::{Algorithm, Racks, SwitchAddress, switch_fanout};
 use core::fmt::Write as _;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering;
@@ -74,14 +74,14 @@ enum ReadResult {
 
 /// Reason why the transfer failed.
 enum SendError {
-    Given(GiveError),
+    Delivery(SenderError),
     File(String),
 }
 
-type Outcome = Result<Given, SendError>;
+type Outcome = Result<DeliveryReport, SendError>;
 
 struct SendApp {
-    give: Give,
+    delivery: ObjectSender,
     wanted: Sender<ReadRequest>,
     read: Receiver<ReadResult>,
     read_pending: bool,
@@ -95,14 +95,14 @@ impl SendApp {
         self.read_pending = false;
         match read {
             // After a failure, a different segment may be needed by now.
-            ReadResult::Segment(number, bytes) if self.give.wants() == Some(number) => {
-                self.give.give(nic, bytes);
+            ReadResult::Segment(number, bytes) if self.delivery.next_segment() == Some(number) => {
+                self.delivery.send_segment(nic, bytes);
             }
             ReadResult::Segment(..) => {}
-            ReadResult::Digest(digest) => self.give.finish(nic, digest),
+            ReadResult::Digest(digest) => self.delivery.send_digest(nic, digest),
             ReadResult::Failed(what) => {
                 self.progress.end(Err(SendError::File(what)));
-                self.give.stop(nic, now);
+                self.delivery.stop(nic, now);
             }
         }
     }
@@ -110,35 +110,36 @@ impl SendApp {
 
 impl App for SendApp {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
-        if let Err(error) = self.give.start(nic, now) {
-            self.progress.end(Err(SendError::Given(error)));
+        if let Err(error) = self.delivery.start(nic, now) {
+            self.progress.end(Err(SendError::Delivery(error)));
             self.progress.done.store(true, Ordering::Relaxed);
         }
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.timing.set_last_run(now);
-        self.give.run(nic, now);
+        self.delivery.run(nic, now);
         if self.progress.stopping.load(Ordering::Relaxed) {
-            self.give.stop(nic, now);
+            self.delivery.stop(nic, now);
         }
         while let Ok(read) = self.read.try_recv() {
             self.on_read(nic, read, now);
-            self.give.run(nic, now);
+            self.delivery.run(nic, now);
         }
         if !self.read_pending {
-            let segment = self.give.wants().map(|n| ReadRequest::Segment(n, self.give.segment_len(n)));
-            let wanted = segment.or_else(|| self.give.wants_digest().then_some(ReadRequest::Digest));
+            let segment =
+                self.delivery.next_segment().map(|n| ReadRequest::Segment(n, self.delivery.segment_len(n)));
+            let wanted = segment.or_else(|| self.delivery.needs_digest().then_some(ReadRequest::Digest));
             // A reader that has ended has reported its error.
             self.read_pending = wanted.is_some_and(|wanted| self.wanted.send(wanted).is_ok());
         }
-        let written = self.give.written().saturating_mul(self.segment_bytes);
+        let written = self.delivery.written().saturating_mul(self.segment_bytes);
         self.progress
             .bytes
             .store(written.min(self.progress.total.load(Ordering::Relaxed)), Ordering::Relaxed);
-        if let Some(outcome) = self.give.outcome() {
-            self.progress.end(outcome.clone().map_err(SendError::Given));
-            if self.timing.is_done(self.give.is_heard(), now) {
+        if let Some(outcome) = self.delivery.outcome() {
+            self.progress.end(outcome.clone().map_err(SendError::Delivery));
+            if self.timing.is_done(self.delivery.all_acknowledged(), now) {
                 self.progress.done.store(true, Ordering::Relaxed);
             }
         }
@@ -146,7 +147,7 @@ impl App for SendApp {
 
     fn next_timer(&self) -> Option<Nanos> {
         let look = self.timing.next(self.read_pending);
-        Some(self.give.next_timer().map_or(look, |at| at.min(look)))
+        Some(self.delivery.next_timer().map_or(look, |at| at.min(look)))
     }
 }
 
@@ -262,7 +263,7 @@ impl Args {
         Racks::new(&racks).map_err(|error| ExitReason::InvalidArgument(error.to_string()))
     }
 
-    fn config(&self, len: u64, own: IpAddr) -> Result<GiveConfig, ExitReason> {
+    fn config(&self, len: u64, own: IpAddr) -> Result<SenderConfig, ExitReason> {
         let name = self.file.file_name();
         let name = name.ok_or_else(|| {
             ExitReason::InvalidArgument(format!("{} is not a regular file", self.file.display()))
@@ -273,7 +274,7 @@ impl Args {
                 self.file.display()
             ))
         })?;
-        let mut config = GiveConfig::new(self.to.clone(), name, len);
+        let mut config = SenderConfig::new(self.to.clone(), name, len);
         config.block_bytes = self.block_bytes.unwrap_or(config.block_bytes);
         config.segment_bytes = config
             .block_bytes
@@ -290,7 +291,7 @@ impl Args {
         Ok(config)
     }
 
-    fn send(&self) -> Result<(Given, u64, f64, [u8; DIGEST]), ExitReason> {
+    fn send(&self) -> Result<(DeliveryReport, u64, f64, [u8; DIGEST]), ExitReason> {
         let unreadable =
             |error: std::io::Error| ExitReason::InvalidArgument(format!("{}: {error}", self.file.display()));
         // Opening a pipe must not wait for a writer. Pipes are rejected below.
@@ -311,22 +312,23 @@ impl Args {
         })?;
         let (runtime, host, own) = self.transfer.host(first)?;
         let config = self.config(len, own)?;
-        let times = self.to.len().div_ceil(copied_at_once(self.to.iter().all(IpAddr::is_ipv4)));
+        let times = self.to.len().div_ceil(switch_fanout(self.to.iter().all(IpAddr::is_ipv4)));
         if config.algorithm == Algorithm::InNetwork && times > 1 {
             info!("{}", copies_note(times, self.to.iter().all(IpAddr::is_ipv4)));
         }
-        let through = self.switch.map(|at| SwitchAddress { address: at.ip(), port: at.port() });
-        let config = GiveConfig { through, ..config };
+        let switch = self.switch.map(|at| SwitchAddress { address: at.ip(), port: at.port() });
+        let config = SenderConfig { switch, ..config };
         let node = node_config(own, config.patience);
         let segment_bytes = config.segment_bytes.into();
-        let give = Give::new(node, config).map_err(|error| ExitReason::InvalidArgument(error.to_string()))?;
+        let delivery = ObjectSender::new(node, config)
+            .map_err(|error| ExitReason::InvalidArgument(error.to_string()))?;
         let progress = Progress::new();
         progress.total.store(len, Ordering::Relaxed);
         let ((wanted, requests), (results, read)) = (unbounded(), unbounded());
         let source = Source { file, path: self.file.clone(), version };
         let reader_thread = thread::spawn(move || reader(&source, segment_bytes, &requests, &results));
         let app = SendApp {
-            give,
+            delivery,
             wanted,
             read,
             read_pending: false,
@@ -340,14 +342,14 @@ impl Args {
         let digest = reader_thread.join().map_err(|_| failed(&"the reader thread panicked"))?;
         match outcome {
             Some(Ok(outcome)) => Ok((outcome, len, seconds, digest)),
-            Some(Err(SendError::Given(GiveError::Alone(lost)))) => {
+            Some(Err(SendError::Delivery(SenderError::AllReceiversLost(lost)))) => {
                 let mut what = String::from("no receiver has the file:");
                 for (ip, why) in lost {
                     _ = write!(what, "\n{ip} {why}");
                 }
                 Err(failed(&what))
             }
-            Some(Err(SendError::Given(error))) => Err(failed(&error)),
+            Some(Err(SendError::Delivery(error))) => Err(failed(&error)),
             Some(Err(SendError::File(what))) => Err(failed(&what)),
             None => Err(failed(&"interrupted before every receiver had the file")),
         }
@@ -355,37 +357,41 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let (given, len, seconds, digest) = match args.send() {
+    let (report, len, seconds, digest) = match args.send() {
         Ok(sent) => sent,
         Err(reason) => return reason.report(),
     };
-    let code = if given.lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    let code = if report.lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     let sum = hex(&digest);
     if args.json {
-        let lost = given.lost.iter().map(|(ip, why)| json!({ "receiver": ip, "why": why.to_string() }));
+        let lost = report.lost.iter().map(|(ip, why)| json!({ "receiver": ip, "why": why.to_string() }));
         let value = json!({
             "bytes": len,
             "seconds": seconds,
             "sha256": sum,
-            "stored": given.stored,
+            "stored": report.stored,
             "lost": lost.collect::<Vec<_>>(),
-            "rounds": given.rounds,
-            "algorithm": given.algorithm.name(),
+            "rounds": report.rounds,
+            "algorithm": report.algorithm.name(),
         });
         return print(&format!("{value}\n"), code);
     }
     let rate = len as f64 / seconds / 1e6;
     let mut text = format!(
         "{} of {} receivers have {} ({len} bytes) after {seconds:.2} s, {rate:.1} MB/s each\nSHA-256 {sum}\n",
-        given.stored.len(),
-        given.stored.len() + given.lost.len(),
+        report.stored.len(),
+        report.stored.len() + report.lost.len(),
         args.file.display(),
     );
-    for (ip, why) in given.lost {
+    for (ip, why) in report.lost {
         _ = writeln!(text, "{ip} {why}");
     }
-    if args.algorithm == Kind::InNetwork && given.algorithm != Algorithm::InNetwork {
-        _ = writeln!(text, "The switch did not copy: the blocks were sent by the {}", given.algorithm.name());
+    if args.algorithm == Kind::InNetwork && report.algorithm != Algorithm::InNetwork {
+        _ = writeln!(
+            text,
+            "The switch did not copy: the blocks were sent by the {}",
+            report.algorithm.name()
+        );
     }
     print(&text, code)
 }

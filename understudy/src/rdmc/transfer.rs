@@ -8,7 +8,7 @@ use crate::output::print_error;
 use crate::system::{catch_signals, explain};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use dataplane::{Control, ControlOutput, Live, Mbuf, NoControl, PortInfo, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, NoControl, PortInfo, Runtime, Stop};
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{MietteDiagnostic, Report};
 use rnic::{App, HostFunction, Rnic};
@@ -135,9 +135,9 @@ struct ProgressControl<T> {
     signals: Stop,
 }
 
-impl<A: App, T: Send> Control<HostFunction<A>> for ProgressControl<T> {
+impl<A: App, T: Send> ControlHandler<HostFunction<A>> for ProgressControl<T> {
     fn on_event(&mut self, worker: usize, event: (), out: &mut ControlOutput<'_, HostFunction<A>>) {
-        Control::<HostFunction<A>>::on_event(&mut NoControl, worker, event, out);
+        ControlHandler::<HostFunction<A>>::on_event(&mut NoControl, worker, event, out);
     }
 
     fn on_punt(

@@ -7,7 +7,7 @@ mod trial;
 use crate::config::{self, Rfc2544Config};
 use crate::output::print_error;
 use crate::system::{catch_signals, explain};
-use bench::rfc2544::{Most, measure};
+use bench::rfc2544::{MaxRate, measure};
 use dataplane::Runtime;
 use device::Device;
 use std::fmt::Write as _;
@@ -87,9 +87,9 @@ pub(crate) fn summary(path: &Path, config: &Rfc2544Config) -> String {
     line("frames", format!("of {} bytes, with their check sequences", frames.join(", ")));
     line(
         "offered",
-        match settings.most {
-            Some(Most::BitsPerS(bits)) => format!("up to {} Gb/s on the wire", bits as f64 / 1e9),
-            Some(Most::PacketsPerS(packets)) => format!("up to {packets} packets a second"),
+        match settings.max_rate {
+            Some(MaxRate::BitsPerS(bits)) => format!("up to {} Gb/s on the wire", bits as f64 / 1e9),
+            Some(MaxRate::PacketsPerS(packets)) => format!("up to {packets} packets a second"),
             None => "up to what the generator can send".into(),
         },
     );

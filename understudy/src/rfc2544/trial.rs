@@ -8,11 +8,11 @@ use crate::system::now;
 use bench::rfc2544::{Load, Outcome, Test, Tester, Times, Trial};
 use dataplane::config::Device as PortDevice;
 use dataplane::counters::WorkerCounters;
-use dataplane::{Control, ControlOutput, DeviceCounters, Live, Mbuf, PortInfo, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, DeviceCounters, Live, Mbuf, PortInfo, Runtime, Stop};
 use hdrhistogram::Histogram as Hdr;
 use miette::{Report, miette};
 use onepipe::Timestamp;
-use pktgen::profile::Memory;
+use pktgen::profile::RemoteMemory;
 use pktgen::{Choice, Command, Counters, Event, Histogram, Pktgen, Profile, Rate, Stream, Unit};
 use rocev2::Qpn;
 use std::io::{IsTerminal as _, Write as _};
@@ -69,7 +69,8 @@ impl<'a> Runner<'a> {
     pub(super) fn wait_for_forwarding(&mut self, frame: u32) -> Result<(), Report> {
         let began = now();
         let traffic = &self.config.traffic;
-        let probe = Trial { test: Test::Most, frame, load: Load::Burst(PROBES), seconds: 0.0, most: None };
+        let probe =
+            Trial { test: Test::MaxRate, frame, load: Load::Burst(PROBES), seconds: 0.0, max_rate: None };
         while self.run(&probe)?.received == 0 {
             if began.elapsed() > traffic.start {
                 let port = |port: PortId| &self.config.runtime.ports[port.index()].name;
@@ -96,7 +97,7 @@ fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
     let rate = match trial.load {
         Load::PacketsPerS(rate) => packets_per_s(rate),
         Load::Fastest => Rate::Max,
-        Load::Burst(_) => trial.most.map_or(Rate::Max, packets_per_s),
+        Load::Burst(_) => trial.max_rate.map_or(Rate::Max, packets_per_s),
     };
     let packets = if let Load::Burst(frames) = trial.load { Some(frames) } else { None };
     let per_second = if let Rate::Steady { per_second, .. } = rate { per_second } else { u64::MAX };
@@ -109,10 +110,10 @@ fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
         dst: traffic.dst,
         first_qpn: Qpn::new(0x100),
         qps: traffic.qps,
-        pick: Choice::Turn,
+        pick: Choice::RoundRobin,
         sizes: vec![trial.frame - traffic.overhead() as u32],
         mtu: rocev2::MAX_PAYLOAD as u16,
-        memory: Memory { va: 0x7f00_0000_0000, rkey: 0x1000, slots: 1, choice: Choice::Turn },
+        memory: RemoteMemory { va: 0x7f00_0000_0000, rkey: 0x1000, slots: 1, choice: Choice::RoundRobin },
         first_psn: None,
         rate,
         burst: Some(burst),
@@ -312,7 +313,7 @@ struct TrialControl<'a> {
     error: Option<Report>,
 }
 
-impl Control<Pktgen> for TrialControl<'_> {
+impl ControlHandler<Pktgen> for TrialControl<'_> {
     fn on_event(&mut self, _worker: usize, Event::Done: Event, _out: &mut ControlOutput<'_, Pktgen>) {
         self.ended = self.began.as_ref().map(|began| CpuMark::of(began.thread.clone()));
     }

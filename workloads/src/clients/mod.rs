@@ -27,6 +27,6 @@ pub mod ycsb;
 
 pub use account::{Account, Kind, SharedAccount, Tally};
 pub use region::Region;
-pub use server::{Memory, Server};
-pub use threads::{Connect, Program, Start, Thread, Threads, ThreadsConfig};
+pub use server::{Server, ServerMemory};
+pub use threads::{ConnectMode, Program, Start, Thread, Threads, ThreadsConfig};
 pub use verbs::{Stopped, Verbs};

@@ -12,7 +12,7 @@ use switch::Nanos;
 type Image = Box<dyn Fn(&mut [u8]) + Send>;
 
 /// Memory region of a server, and its initial contents.
-pub struct Memory {
+pub struct ServerMemory {
     /// Virtual address of the first byte
     pub va: u64,
     /// Length in bytes
@@ -20,7 +20,7 @@ pub struct Memory {
     image: Image,
 }
 
-impl Memory {
+impl ServerMemory {
     /// Returns memory that is initially zero.
     pub fn zeroed(va: u64, len: usize) -> Self {
         Self::filled(va, len, |_| {})
@@ -37,9 +37,9 @@ impl Memory {
     }
 }
 
-impl fmt::Debug for Memory {
+impl fmt::Debug for ServerMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Memory({:#x}, {} bytes)", self.va, self.len)
+        write!(f, "ServerMemory({:#x}, {} bytes)", self.va, self.len)
     }
 }
 
@@ -47,7 +47,7 @@ impl fmt::Debug for Memory {
 #[derive(Debug)]
 pub struct Server {
     port: u16,
-    memory: Vec<Memory>,
+    memory: Vec<ServerMemory>,
     resources: Option<(Pd, Cq)>,
     regions: Vec<(Buffer, Region)>,
     /// Contents at the last crash, if the memory is persistent
@@ -58,7 +58,7 @@ pub struct Server {
 
 impl Server {
     /// Returns a server that listens on a port (TCP port space) and gives this memory.
-    pub fn new(port: u16, memory: Vec<Memory>) -> Self {
+    pub fn new(port: u16, memory: Vec<ServerMemory>) -> Self {
         Self {
             port,
             memory,
@@ -137,7 +137,7 @@ impl App for Server {
         // Only errors generate completions at a server.
         self.resources = nic.create_cq(1 << 10).ok().map(|cq| (pd, cq));
         let mut kept = self.kept.take().unwrap_or_default().into_iter();
-        let give = |memory: &Memory| {
+        let give = |memory: &ServerMemory| {
             let bytes = kept.next().unwrap_or_else(|| {
                 let mut bytes = vec![0; memory.len];
                 memory.fill(&mut bytes);

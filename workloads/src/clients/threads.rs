@@ -52,7 +52,7 @@ impl<F: FnMut(Start) -> Thread + Send + 'static> Program for F {
 
 /// Way in which threads get their connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Connect {
+pub enum ConnectMode {
     /// Through the communication manager, with this server address and port (TCP port space).
     Cm(IpAddr, u16),
     /// Out of band, as most RDMA programs do: QPNs, PSNs and regions are exchanged elsewhere, and set by
@@ -66,7 +66,7 @@ pub struct ThreadsConfig {
     /// Number of threads
     pub threads: usize,
     /// Way in which they get their connections
-    pub connect: Connect,
+    pub connect: ConnectMode,
     /// Exponent `n` of the NIC's acknowledgement timeout of 4.096 us times 2^n
     pub ack_timeout: u8,
     /// Number of retries of a request; [`rnic::ReadyToSend::NO_LIMIT`] for no limit
@@ -80,7 +80,7 @@ pub struct ThreadsConfig {
 
 impl ThreadsConfig {
     /// Returns a configuration with the time-outs that most programs use: seven retries, 67 ms each.
-    pub const fn new(threads: usize, connect: Connect) -> Self {
+    pub const fn new(threads: usize, connect: ConnectMode) -> Self {
         let (ack_timeout, retry_count) = (14, 7);
         Self { threads, connect, ack_timeout, retry_count, landing_len: 16 << 10, reconnect_after: None }
     }
@@ -217,7 +217,7 @@ impl<P: Program> Threads<P> {
     }
 
     fn connect(&mut self, nic: &mut Rnic, number: usize, now: Nanos) {
-        let Connect::Cm(server, port) = self.config.connect else {
+        let ConnectMode::Cm(server, port) = self.config.connect else {
             self.workers[number].state = State::Waiting(None);
             return;
         };

@@ -1,9 +1,10 @@
 //! Record of all proposed and decided values, as the servers report them. It outlives all servers.
 
-use super::Mark;
-use super::proposer::ID_LEN;
 use std::collections::{HashMap, HashSet};
 use switch::table::mix;
+
+/// Bytes at the beginning of a value that identify it: its server, and the number of the value there
+pub(super) const ID_LEN: usize = 9;
 
 /// Returns the n-th value of a server: its identifier, then bytes derived from server, number and offset.
 pub(super) fn fill(server: u8, n: u64, len: usize) -> Vec<u8> {
@@ -34,6 +35,15 @@ struct DecidedValue {
     id: ValueId,
     /// Hash chain over all values up to this one
     sum: u64,
+}
+
+/// Decided and proposed values at a moment, see [`Cluster::mark`](super::Cluster::mark).
+#[derive(Clone, Debug)]
+pub struct Mark {
+    pub(super) bootstrap_count: u64,
+    pub(super) entries: u64,
+    /// Number of values proposed by each server
+    pub(super) proposed: Vec<u64>,
 }
 
 /// Record of all values.

@@ -14,6 +14,7 @@ mod history;
 mod outsider;
 mod proposer;
 
+pub use history::Mark;
 pub use outsider::Outsider;
 pub use proposer::Proposer;
 
@@ -21,7 +22,7 @@ use consensus::{Config, Layout, Membership, SwitchAddress};
 use core::net::IpAddr;
 use history::History;
 use p4ce::{Control, ControlConfig, P4ce, Secret};
-use proposer::{Load, lock};
+use proposer::{Load, SERVERS_PORT, lock};
 use rnic::{Interface, Rnic};
 use rocev2::Psn;
 use rocev2::ethernet::MacAddr;
@@ -31,8 +32,6 @@ use switch::forward::Config as ForwardConfig;
 use switch::{Nanos, Probability};
 
 const PORT: u16 = 18_515;
-/// Port on which servers accept connections
-const SERVERS_PORT: u16 = 7000;
 /// Host number of the switch itself
 const SWITCH: u8 = 253;
 /// Host number of the host outside of the group
@@ -113,15 +112,6 @@ impl Default for ClusterConfig {
             bug: None,
         }
     }
-}
-
-/// Decided and proposed values at a moment, see [`Cluster::mark`].
-#[derive(Clone, Debug)]
-pub struct Mark {
-    bootstrap_count: u64,
-    entries: u64,
-    /// Number of values proposed by each server
-    proposed: Vec<u64>,
 }
 
 /// Servers around a switch that forwards as a bridge, and replicates for leaders that request it.

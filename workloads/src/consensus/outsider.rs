@@ -42,7 +42,7 @@ impl Outsider {
         Self {
             rng: Rng::stream(seed, 0x7374),
             servers,
-            port: super::SERVERS_PORT,
+            port: super::proposer::SERVERS_PORT,
             switch,
             group,
             every,

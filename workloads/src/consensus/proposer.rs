@@ -1,6 +1,6 @@
 //! A server that proposes values while it leads, and loses all state when it restarts.
 
-use super::history::{History, chain, fill};
+use super::history::{History, ID_LEN, chain, fill};
 use consensus::{BootstrapError, Config, Decided, Server};
 use rnic::Rnic;
 use sim::App;
@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::table::mix;
 use switch::{Nanos, Rng};
 
-/// Bytes at the beginning of a value that identify it: its server, and the number of the value there
-pub(super) const ID_LEN: usize = 9;
+/// Port on which servers accept connections
+pub(super) const SERVERS_PORT: u16 = 7000;
 /// Bytes at the beginning of a snapshot that hold the state
 pub(super) const STATE_LEN: usize = 8;
 

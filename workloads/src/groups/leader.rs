@@ -1,6 +1,7 @@
 //! A leader: requests its groups from the switch, and executes the script of each.
 
-use super::{Groups, Kind, LIST, Op, REPLICA_PORT, ReplicaApp, SWITCH_PORT, SharedGroups, pattern, seed_of};
+use super::replica::ReplicaApp;
+use super::workload::{Groups, Kind, LIST, Op, REPLICA_PORT, SWITCH_PORT, SharedGroups, pattern, seed_of};
 use core::cell::Cell;
 use core::net::IpAddr;
 use core::sync::atomic::Ordering::Relaxed;

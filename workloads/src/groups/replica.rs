@@ -1,6 +1,6 @@
 //! A replica: memory for each group that it joins, and receive requests for the group's messages.
 
-use super::{Groups, Kind, Op, REPLICA_PORT, SharedGroups, pattern, seed_of};
+use super::workload::{Groups, Kind, Op, REPLICA_PORT, SharedGroups, pattern, seed_of};
 use p4ce::wire::{MemberRequest, Region};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace};
 use rnic::{

@@ -2,12 +2,11 @@
 //! and a record of what it observed. This file inspects all frames before the process gets them, with its own
 //! implementation of the rules.
 
-use super::losses::Traffic;
+use super::addresses::{Addresses, BEACON_INTERVAL, CLOCK, host_addresses};
 use super::outsider;
-use super::{Addresses, BEACON_INTERVAL, CLOCK, host_addresses, losses};
+use super::traffic::{Traffic, host_of};
 use onepipe::process::{self, Event, Failure, Peer, Scattering};
-use onepipe::{OnePipe, OnePipeOpcode, Timestamp};
-use onepipe::{Process, ProcessId};
+use onepipe::{OnePipe, OnePipeOpcode, Process, ProcessId, Timestamp};
 use rocev2::Packet;
 use sim::{Node, Ports};
 use std::collections::{BTreeMap, BTreeSet};
@@ -396,7 +395,7 @@ impl Host {
         }
         let late = message && self.barrier.is_some_and(|barrier| header.timestamp().precedes(barrier));
         if late {
-            let Some(from) = losses::host_of(packet.src()) else { return };
+            let Some(from) = host_of(packet.src()) else { return };
             *self.late.entry(from).or_default() += 1;
         }
         if let Some(traffic) = &mut self.traffic {

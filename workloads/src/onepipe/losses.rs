@@ -2,14 +2,13 @@
 //! that did not arrive in time. Uses the frames on the hosts' links and the losses that the world records,
 //! not the state of processes.
 
+use super::traffic::{DataReceived, DataSent, Response, Run, Traffic, host_of};
 use super::{Host, Network};
-use core::net::IpAddr;
 use onepipe::process::Failure;
-use onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
+use onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::{Packet, Psn};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::Nanos;
-use zerocopy::FromBytes as _;
 
 /// Time within which a receiver responds to a packet: its `ack_delay` of 3 us, and full frames in its send
 /// queue at 10 Gb/s
@@ -42,168 +41,6 @@ pub struct Explained {
     pub unanswered: u64,
     /// The ACK arrived after the timeout
     pub slow: u64,
-}
-
-/// Contents of a response.
-#[derive(Clone, Copy, Debug)]
-enum Contents {
-    /// ACK, with a bitmap: bit n is set if the receiver has accepted the run that ends n packets before the
-    /// response's PSN
-    Accepted(u128),
-    /// NAK: the receiver has refused the packet, for this reason
-    Refused(u8),
-}
-
-/// An ACK or a NAK.
-#[derive(Clone, Copy, Debug)]
-struct Response {
-    psn: Psn,
-    contents: Contents,
-    at: Nanos,
-}
-
-impl Response {
-    fn read(header: &OnePipe, payload: &[u8], at: Nanos) -> Option<Self> {
-        let contents = match header.opcode() {
-            OnePipeOpcode::ACK => {
-                Contents::Accepted(AckBody::read_from_prefix(payload).ok()?.0.accepted.get())
-            }
-            OnePipeOpcode::NAK => Contents::Refused(NakBody::read_from_prefix(payload).ok()?.0.reason),
-            _ => return None,
-        };
-        Some(Self { psn: header.psn(), contents, at })
-    }
-
-    /// Returns whether this is an ACK of the whole run. Of a run that was not sent completely, every ACK for
-    /// its last packet or a later one counts.
-    fn acknowledges(&self, run: &Run) -> bool {
-        let (Contents::Accepted(accepted), Ok(before)) =
-            (self.contents, u32::try_from(self.psn.distance(run.last())))
-        else {
-            return false;
-        };
-        !run.complete || accepted.checked_shr(before).unwrap_or(0) & 1 == 1
-    }
-
-    /// Returns whether this is a NAK for one of the packets because the buffer was full.
-    fn has_no_room(&self, packets: &[Psn]) -> bool {
-        matches!(self.contents, Contents::Refused(NakBody::NO_ROOM)) && packets.contains(&self.psn)
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct DataSent {
-    to: usize,
-    psn: Psn,
-    at: Nanos,
-    /// Number of the first message, in the first packet of a run
-    message: Option<u64>,
-    last: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct DataReceived {
-    at: Nanos,
-    time: Timestamp,
-    /// Highest barrier on the host's link before the packet arrived
-    barrier: Option<Timestamp>,
-    late: bool,
-    /// Whether a later packet of this sender arrived as its very first one: the receiver starts there
-    overtaken: bool,
-}
-
-/// Packets on a host's link.
-#[derive(Debug, Default)]
-pub(super) struct Traffic {
-    sent: Vec<DataSent>,
-    /// First arrivals, by sender and PSN
-    received: BTreeMap<(usize, u32), DataReceived>,
-    /// First PSN that arrived from each sender
-    first: BTreeMap<usize, Psn>,
-    /// The host's time when a beacon last announced that nothing follows, which lifts the barrier above all
-    /// later messages
-    lifted: Option<Timestamp>,
-    responses_sent: Vec<(usize, Response)>,
-    responses_received: Vec<(usize, Response)>,
-}
-
-/// Returns the number of the host with an address.
-pub(super) fn host_of(ip: IpAddr) -> Option<usize> {
-    let IpAddr::V4(ip) = ip else { return None };
-    let [10, 0, high, low] = ip.octets() else { return None };
-    Some(u16::from_be_bytes([high, low]).into())
-}
-
-impl Traffic {
-    /// Records a packet that the host sends.
-    pub(super) fn on_sent(&mut self, packet: &Packet<'_>, header: &OnePipe, at: Nanos) {
-        let (Some(to), payload) = (host_of(packet.dst()), &packet.payload()[OnePipe::LEN..]) else { return };
-        if header.opcode() == OnePipeOpcode::DATA {
-            let number = payload.first_chunk().map(|bytes| u32::from_be_bytes(*bytes).into());
-            let message = number.filter(|_| header.first());
-            let last = !header.timestamp_follows();
-            self.sent.push(DataSent { to, psn: header.psn(), at, message, last });
-        } else if let Some(response) = Response::read(header, payload, at) {
-            self.responses_sent.push((to, response));
-        }
-    }
-
-    /// Records that the switch has announced that nothing follows.
-    pub(super) fn on_nothing_follows(&mut self, time: Timestamp) {
-        self.lifted = Some(time);
-    }
-
-    /// Records a packet that arrives intact.
-    pub(super) fn on_received(
-        &mut self,
-        packet: &Packet<'_>,
-        header: &OnePipe,
-        barrier: Option<Timestamp>,
-        at: Nanos,
-    ) {
-        let (Some(from), payload) = (host_of(packet.src()), &packet.payload()[OnePipe::LEN..]) else {
-            return;
-        };
-        if header.opcode() == OnePipeOpcode::DATA {
-            let overtaken = header.psn().precedes(*self.first.entry(from).or_insert(header.psn()));
-            let below = |barrier: Option<Timestamp>| {
-                barrier.is_some_and(|barrier| header.timestamp().precedes(barrier))
-            };
-            let late = below(barrier) || below(self.lifted);
-            let received = DataReceived { at, time: header.timestamp(), barrier, late, overtaken };
-            self.received.entry((from, header.psn().get())).or_insert(received);
-        } else if let Some(response) = Response::read(header, payload, at) {
-            self.responses_received.push((from, response));
-        }
-    }
-
-    /// Returns the packets of each run, by receiver and scattering.
-    fn runs(&self, of: &Host) -> BTreeMap<(usize, u64), Run> {
-        let (mut runs, mut open) = (BTreeMap::new(), BTreeMap::new());
-        for packet in &self.sent {
-            if let Some(message) = packet.message {
-                open.insert(packet.to, of.scattering_of(message));
-            }
-            let Some(&scattering) = open.get(&packet.to) else { continue };
-            let run: &mut Run = runs.entry((packet.to, scattering)).or_default();
-            run.packets.push((packet.psn, packet.at));
-            run.complete |= packet.last;
-        }
-        runs
-    }
-}
-
-/// Packets of a run that were sent: the messages of one scattering for one receiver
-#[derive(Clone, Debug, Default)]
-struct Run {
-    packets: Vec<(Psn, Nanos)>,
-    complete: bool,
-}
-
-impl Run {
-    fn last(&self) -> Psn {
-        self.packets.last().map_or(Psn::ZERO, |(psn, _)| *psn)
-    }
 }
 
 /// Packets that the world records as dropped or damaged
@@ -241,7 +78,7 @@ impl Network {
         for sender in self.each_host() {
             let Some(traffic) = sender.traffic.as_ref() else { continue };
             check.arrivals(sender.number(), traffic)?;
-            let runs = traffic.runs(sender);
+            let runs = traffic.runs(|message| sender.scattering_of(message));
             let failed =
                 sender.sent.iter().filter_map(|sent| Some(((sent.to, sent.scattering), sent.fate?.err()?)));
             for ((to, scattering), why) in failed.collect::<BTreeMap<_, _>>() {

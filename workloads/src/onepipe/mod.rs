@@ -1,13 +1,16 @@
 //! 1Pipe's barriers in trees of switches: hosts that scatter messages at random and deliver below the
 //! barrier, with switches of any of the paper's three incarnations between them (1Pipe, sections 4 and 6.2).
 
+mod addresses;
 mod fat_tree;
 mod host;
 mod latency;
 mod losses;
 mod outsider;
+mod traffic;
 mod triangle;
 
+pub use addresses::BEACON_INTERVAL;
 pub use fat_tree::FatTree;
 pub use host::{Behaviour, Host, Message, Sent};
 pub use latency::{Latency, Span};
@@ -15,14 +18,13 @@ pub use losses::{Conditions, Explained};
 pub use outsider::Outsider;
 pub use triangle::Triangle;
 
-use core::net::Ipv4Addr;
+use addresses::{Addresses, CLOCK, FIRST_QP, REGISTERS, host_addresses, switch_addresses};
 use host::Position;
+use onepipe::OnePipe;
 use onepipe::process::Failure;
-use onepipe::{OnePipe, Timestamp};
 use outsider::Forger;
-use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
+use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
 use representative::{Command, Counters, Refusal, Representative};
-use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, EPOCH, Link as Wire, LinkId, NodeId, Switch, World};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,34 +32,6 @@ use std::sync::Arc;
 use switch::forward::config::Topology;
 use switch::forward::{self, Forward};
 use switch::{Nanos, PortId, Rng};
-
-/// Time between two beacons, as in the paper
-pub const BEACON_INTERVAL: Nanos = Nanos::from_micros(3);
-/// 1Pipe's time when a clock of the simulator shows 0: timestamps wrap around 100 us after the world begins.
-const CLOCK: Timestamp = Timestamp::new((1 << 48) - EPOCH.0 - 100_000);
-const FIRST_QP: Qpn = Qpn::new(0x100);
-const HOST_QP: Qpn = Qpn::new(0x11);
-const REGISTERS: Registers = Registers { va: 0x10_0000, rkey: 0x77 };
-
-/// Addresses of a node
-#[derive(Clone, Copy, Debug)]
-struct Addresses {
-    mac: MacAddr,
-    ip: Ipv4Addr,
-    qpn: Qpn,
-}
-
-fn host_addresses(n: usize) -> Addresses {
-    let [high, low] = (n as u16).to_be_bytes();
-    Addresses { mac: MacAddr([2, 0, 0, 0, high, low]), ip: Ipv4Addr::new(10, 0, high, low), qpn: HOST_QP }
-}
-
-/// Returns the addresses of a switch, or of its representative, for the neighbour at link `link`.
-fn switch_addresses(n: usize, link: usize) -> Addresses {
-    let [high, low] = (n as u16).to_be_bytes();
-    let qpn = Qpn::new(FIRST_QP.get() + link as u32);
-    Addresses { mac: MacAddr([2, 0, 0, 1, high, low]), ip: Ipv4Addr::new(10, 1, high, low), qpn }
-}
 
 /// Returns the configuration of a node that keeps the barriers of a switch, as all networks here have it.
 fn representative_config(

@@ -1,7 +1,7 @@
 //! A host that takes no part in 1Pipe and sends forged datagrams to all hosts and switches: from its own
 //! address, and from other addresses where its position in the network reveals the forgery.
 
-use super::{Addresses, HOST_QP, REGISTERS};
+use super::addresses::{Addresses, CLOCK, FIRST_QP, HOST_QP, REGISTERS};
 use core::net::Ipv4Addr;
 use onepipe::{AckBody, OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::deth::Deth;
@@ -54,7 +54,7 @@ impl Forger {
             4..7 => *self.rng.pick(&opcodes),
             _ => OnePipeOpcode(self.rng.below(8) as u8),
         };
-        let near = super::CLOCK.nanos() + now.0 + self.rng.below(200_000);
+        let near = CLOCK.nanos() + now.0 + self.rng.below(200_000);
         let time = if self.rng.below(2) == 0 { near - 100_000 } else { self.rng.bits() };
         let mut header = OnePipe::new(opcode, Timestamp::new(time), Psn::new(self.rng.bits() as u32));
         if self.rng.below(16) == 0 {
@@ -69,7 +69,7 @@ impl Forger {
 
     /// Returns a message that its receiver refuses, because the sender is unknown or because of its ICRC.
     fn refused_message(&mut self, now: Nanos, to: Addresses) -> Vec<u8> {
-        let time = Timestamp::new(super::CLOCK.nanos() + now.0);
+        let time = Timestamp::new(CLOCK.nanos() + now.0);
         let header = OnePipe::new(OnePipeOpcode::DATA, time, Psn::new(self.rng.bits() as u32));
         let payload = [header.as_bytes(), &[7; 8]].concat();
         let bth = Bth::new(Opcode::UD_SEND_ONLY, to.qpn, Psn::ZERO);
@@ -100,7 +100,7 @@ impl Forger {
             let any = self.rng.below((self.all.len() - self.hosts) as u64) as usize;
             let keeper = if self.rng.below(2) == 0 { self.switch } else { any };
             from.ip = self.all[self.hosts + keeper].ip;
-            from.qpn = Qpn::new(super::FIRST_QP.get() + self.rng.below(4) as u32);
+            from.qpn = Qpn::new(FIRST_QP.get() + self.rng.below(4) as u32);
         } else if (sees_ports || !is_keeper) && self.rng.below(2) == 0 {
             from.ip = self.rng.pick(&self.all).ip;
             // With the right queue pair, hosts would accept it.
@@ -110,7 +110,7 @@ impl Forger {
         let psn = Psn::new(self.rng.bits() as u32);
         let mut payload = header.as_bytes().to_vec();
         if is_keeper && self.rng.below(3) == 0 {
-            let link = to.qpn.get().saturating_sub(super::FIRST_QP.get()) as u16;
+            let link = to.qpn.get().saturating_sub(FIRST_QP.get()) as u16;
             let reth = Reth {
                 va: REGISTERS.va_of(link).into(),
                 rkey: REGISTERS.rkey.into(),

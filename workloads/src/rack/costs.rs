@@ -16,7 +16,7 @@ use crate::clients::clover::{Clover, Layout, Options};
 use crate::clients::lock::{Locks, Unlock};
 use crate::clients::sherman::{self, Sherman};
 use crate::clients::ycsb::{Mix, Workload, Zipf, scattered};
-use crate::clients::{Memory, Program};
+use crate::clients::{Program, ServerMemory};
 use sim::{Costs, Link, Node};
 use switch::Nanos;
 
@@ -65,7 +65,7 @@ impl Run {
 
     fn measure<P: Program>(
         &self,
-        memory: Vec<Memory>,
+        memory: Vec<ServerMemory>,
         switch: impl Node,
         program: impl FnMut(usize) -> P,
     ) -> Result<Outcome, String> {
@@ -97,7 +97,7 @@ pub fn locks(
 ) -> Result<Outcome, String> {
     let locks = Zipf::new(locks, theta);
     let program = |machine| Locks { unlock, ..Locks::new(locks.clone(), machine as u64, run.seed) };
-    run.measure(vec![Memory::zeroed(LOCKS_VA, LOCKS_LEN)], switch, program)
+    run.measure(vec![ServerMemory::zeroed(LOCKS_VA, LOCKS_LEN)], switch, program)
 }
 
 /// Runs threads that read and update keys of Clover, the store of lists.

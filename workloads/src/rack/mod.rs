@@ -12,7 +12,7 @@ pub mod costs;
 pub mod steering;
 
 use crate::clients::{
-    Account, Connect, Kind, Memory, Program, Server, SharedAccount, Tally, Threads, ThreadsConfig,
+    Account, ConnectMode, Kind, Program, Server, ServerMemory, SharedAccount, Tally, Threads, ThreadsConfig,
 };
 use core::fmt;
 use core::net::IpAddr;
@@ -141,7 +141,7 @@ impl<P: Program> Rack<P> {
     /// Creates a rack. The server provides `memory`, and each machine runs the program that `program` makes.
     pub fn new(
         config: RackConfig,
-        memory: Vec<Memory>,
+        memory: Vec<ServerMemory>,
         switch: impl Node,
         mut program: impl FnMut(usize) -> P,
     ) -> Self {
@@ -167,7 +167,7 @@ impl<P: Program> Rack<P> {
         let server_link = world.connect(server, switch, config.link);
         let (mut machines, mut links) = (Vec::new(), Vec::new());
         for machine in 0..config.machines {
-            let connect = if config.cm { Connect::Cm(ip(None), PORT) } else { Connect::OutOfBand };
+            let connect = if config.cm { ConnectMode::Cm(ip(None), PORT) } else { ConnectMode::OutOfBand };
             let threads = ThreadsConfig {
                 ack_timeout: config.ack_timeout,
                 retry_count: config.retry_count,

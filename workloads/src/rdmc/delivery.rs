@@ -3,7 +3,10 @@
 
 use super::{Setup, ip, node_config};
 use ::rdmc::Config;
-use ::rdmc::delivery::{DIGEST, Give, GiveConfig, GiveError, Given, Refusal, Take, TakeConfig, TakeError};
+use ::rdmc::delivery::{
+    DIGEST, DeliveryReport, ObjectReceiver, ObjectSender, ReceiverConfig, ReceiverError, Refusal,
+    SenderConfig, SenderError,
+};
 use rnic::Rnic;
 use sim::{App, Clock, Host, NodeId, World};
 use switch::Nanos;
@@ -53,7 +56,7 @@ pub enum ReceiverBehaviour {
 /// The root of a delivery.
 #[derive(Debug)]
 pub struct Root {
-    give: Box<Give>,
+    delivery: Box<ObjectSender>,
     /// Number of segments read
     read: u64,
     read_limit: u64,
@@ -62,8 +65,8 @@ pub struct Root {
 /// A receiver.
 #[derive(Debug)]
 pub struct Receiver {
-    take: Box<Take>,
-    configs: Box<(Config, TakeConfig)>,
+    delivery: Box<ObjectReceiver>,
+    configs: Box<(Config, ReceiverConfig)>,
     behaviour: ReceiverBehaviour,
     written: Vec<u8>,
     /// Object whose digest was right; it stays on the disk when the receiver crashes
@@ -80,10 +83,10 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    fn new(configs: Box<(Config, TakeConfig)>, behaviour: ReceiverBehaviour) -> Self {
-        let take = Box::new(Take::new(configs.0.clone(), configs.1.clone()));
+    fn new(configs: Box<(Config, ReceiverConfig)>, behaviour: ReceiverBehaviour) -> Self {
+        let delivery = Box::new(ObjectReceiver::new(configs.0.clone(), configs.1.clone()));
         Self {
-            take,
+            delivery,
             configs,
             behaviour,
             written: Vec::new(),
@@ -108,8 +111,8 @@ impl Receiver {
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.take.run(nic, now);
-        if self.take.offered().is_some() && self.begins_at.is_none() {
+        self.delivery.run(nic, now);
+        if self.delivery.offered().is_some() && self.begins_at.is_none() {
             let duration =
                 if let ReceiverBehaviour::Begins(duration) = self.behaviour { duration } else { Nanos::ZERO };
             self.begins_at = Some(now + duration);
@@ -117,19 +120,19 @@ impl Receiver {
         if self.begins_at.is_some_and(|at| at <= now) && !self.begun {
             self.begun = true;
             if self.behaviour == ReceiverBehaviour::Full {
-                self.take.refuse(nic, Refusal::NoSpace, now);
+                self.delivery.refuse(nic, Refusal::NoSpace, now);
             } else {
-                self.take.accept(nic, now);
+                self.delivery.accept(nic, now);
             }
         }
-        self.most_unwritten = self.most_unwritten.max(self.take.unwritten());
+        self.most_unwritten = self.most_unwritten.max(self.delivery.unwritten());
         self.polls += 1;
         // The disk has finished its write.
         if self.writing_until.take_if(|until| *until <= now).is_some() {
-            self.take.written(nic);
+            self.delivery.segment_written(nic);
         }
         while self.writes(now)
-            && let Some(bytes) = self.take.poll_segment()
+            && let Some(bytes) = self.delivery.poll_segment()
         {
             self.written.extend_from_slice(&bytes);
             self.segments += 1;
@@ -138,15 +141,15 @@ impl Receiver {
             }
             match self.behaviour {
                 ReceiverBehaviour::Disk(duration) => self.writing_until = Some(now + duration),
-                _ => self.take.written(nic),
+                _ => self.delivery.segment_written(nic),
             }
         }
-        if let Some(expected) = self.take.wants_comparison() {
+        if let Some(expected) = self.delivery.digest_to_compare() {
             let is_whole = digest(&self.written) == expected;
             if is_whole {
                 self.stored.clone_from(&self.written);
             }
-            self.take.compared(nic, is_whole);
+            self.delivery.report_comparison(nic, is_whole);
         }
     }
 }
@@ -164,28 +167,31 @@ impl App for Role {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         match self {
             // Both fail only if the NIC lacks resources, which no outcome would report.
-            Self::Root(root) => root.give.start(nic, now).expect("the NIC has room for a node"),
+            Self::Root(root) => root.delivery.start(nic, now).expect("the NIC has room for a node"),
             Self::Receiver(Receiver { behaviour: ReceiverBehaviour::Absent, .. }) => {}
-            Self::Receiver(receiver) => receiver.take.start(nic, now).expect("the NIC has room for a node"),
+            Self::Receiver(receiver) => {
+                receiver.delivery.start(nic, now).expect("the NIC has room for a node");
+            }
         }
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         match self {
-            Self::Root(Root { give, read, read_limit }) => {
-                give.run(nic, now);
+            Self::Root(Root { delivery, read, read_limit }) => {
+                delivery.run(nic, now);
                 while *read < *read_limit
-                    && let Some(wanted) = give.wants()
+                    && let Some(wanted) = delivery.next_segment()
                 {
                     *read += 1;
-                    let bytes = segment(wanted, give.segment_len(wanted) as usize);
-                    give.give(nic, bytes);
-                    give.run(nic, now);
+                    let bytes = segment(wanted, delivery.segment_len(wanted) as usize);
+                    delivery.send_segment(nic, bytes);
+                    delivery.run(nic, now);
                 }
-                if give.wants_digest() {
-                    let all = (0..give.segments()).flat_map(|n| segment(n, give.segment_len(n) as usize));
-                    give.finish(nic, digest(&all.collect::<Vec<u8>>()));
-                    give.run(nic, now);
+                if delivery.needs_digest() {
+                    let all =
+                        (0..delivery.segments()).flat_map(|n| segment(n, delivery.segment_len(n) as usize));
+                    delivery.send_digest(nic, digest(&all.collect::<Vec<u8>>()));
+                    delivery.run(nic, now);
                 }
             }
             Self::Receiver(receiver) => receiver.run(nic, now),
@@ -202,10 +208,13 @@ impl App for Role {
 
     fn next_timer(&self) -> Option<Nanos> {
         match self {
-            Self::Root(root) => root.give.next_timer(),
+            Self::Root(root) => root.delivery.next_timer(),
             Self::Receiver(Receiver { behaviour: ReceiverBehaviour::Absent, .. }) => None,
-            Self::Receiver(Receiver { take, writing_until, begins_at, begun, .. }) => {
-                [take.next_timer(), *writing_until, begins_at.filter(|_| !begun)].into_iter().flatten().min()
+            Self::Receiver(Receiver { delivery, writing_until, begins_at, begun, .. }) => {
+                [delivery.next_timer(), *writing_until, begins_at.filter(|_| !begun)]
+                    .into_iter()
+                    .flatten()
+                    .min()
             }
         }
     }
@@ -233,27 +242,27 @@ impl Delivery {
         setup: &Setup,
         len: u64,
         receivers: &[ReceiverBehaviour],
-        change: impl FnOnce(&mut GiveConfig),
-    ) -> Result<Self, GiveError> {
+        change: impl FnOnce(&mut SenderConfig),
+    ) -> Result<Self, SenderError> {
         let mut world = World::new(setup.seed);
         let switch = world.add("switch", super::switch(setup), Clock::default());
         let others = (1..=receivers.len() as u16).map(ip).collect();
-        let mut give = GiveConfig {
+        let mut config = SenderConfig {
             segment_bytes: 40_000,
             block_bytes: 3000,
             patience: Nanos::from_millis(300),
-            through: Some(setup.through()),
-            ..GiveConfig::new(others, "an object".into(), len)
+            switch: Some(setup.switch_address()),
+            ..SenderConfig::new(others, "an object".into(), len)
         };
-        change(&mut give);
-        let len = give.len;
-        let patience = give.patience;
-        let give = Box::new(Give::new(node_config(setup, 0), give)?);
-        let root = Role::Root(Root { give, read: 0, read_limit: u64::MAX });
+        change(&mut config);
+        let len = config.len;
+        let patience = config.patience;
+        let delivery = Box::new(ObjectSender::new(node_config(setup, 0), config)?);
+        let root = Role::Root(Root { delivery, read: 0, read_limit: u64::MAX });
         let receiver = |(host, behaviour): (u16, &ReceiverBehaviour)| {
             let max_memory =
-                if let ReceiverBehaviour::Small(bytes) = behaviour { *bytes } else { TakeConfig::MEMORY };
-            let configs = (node_config(setup, host), TakeConfig { from: ip(0), patience, max_memory });
+                if let ReceiverBehaviour::Small(bytes) = behaviour { *bytes } else { ReceiverConfig::MEMORY };
+            let configs = (node_config(setup, host), ReceiverConfig { from: ip(0), patience, max_memory });
             Role::Receiver(Receiver::new(Box::new(configs), *behaviour))
         };
         let all = core::iter::once(root).chain((1..).zip(receivers).map(receiver));
@@ -274,9 +283,9 @@ impl Delivery {
     }
 
     /// Returns the outcome at the root, once there is one.
-    pub fn root_outcome(&self) -> Option<&Result<Given, GiveError>> {
+    pub fn root_outcome(&self) -> Option<&Result<DeliveryReport, SenderError>> {
         match self.role(0) {
-            Role::Root(root) => root.give.outcome(),
+            Role::Root(root) => root.delivery.outcome(),
             Role::Receiver(_) => None,
         }
     }
@@ -293,8 +302,8 @@ impl Delivery {
     pub fn stop(&mut self, host: u16) {
         let node = self.hosts[usize::from(host)];
         self.world.with::<Host<Role>, _>(node, |host, now| match &mut host.app {
-            Role::Root(root) => root.give.stop(&mut host.nic, now),
-            Role::Receiver(receiver) => receiver.take.refuse(&mut host.nic, Refusal::Stopped, now),
+            Role::Root(root) => root.delivery.stop(&mut host.nic, now),
+            Role::Receiver(receiver) => receiver.delivery.refuse(&mut host.nic, Refusal::Stopped, now),
         });
     }
 
@@ -309,9 +318,9 @@ impl Delivery {
     }
 
     /// Returns the outcome at a receiver, once there is one.
-    pub fn receiver_outcome(&self, host: u16) -> Option<&Result<(), TakeError>> {
+    pub fn receiver_outcome(&self, host: u16) -> Option<&Result<(), ReceiverError>> {
         match self.role(host) {
-            Role::Receiver(receiver) => receiver.take.outcome(),
+            Role::Receiver(receiver) => receiver.delivery.outcome(),
             Role::Root(_) => None,
         }
     }
@@ -327,8 +336,8 @@ impl Delivery {
     /// Returns whether a receiver has stored exactly the object.
     pub fn is_right(&self, host: u16) -> bool {
         let Role::Receiver(Receiver { stored, .. }) = self.role(host) else { return false };
-        let Role::Root(Root { give, .. }) = self.role(0) else { return false };
-        let object = (0..give.segments()).flat_map(|n| segment(n, give.segment_len(n) as usize));
+        let Role::Root(Root { delivery, .. }) = self.role(0) else { return false };
+        let object = (0..delivery.segments()).flat_map(|n| segment(n, delivery.segment_len(n) as usize));
         stored.len() as u64 == self.len && object.eq(stored.iter().copied())
     }
 

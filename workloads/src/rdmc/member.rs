@@ -1,6 +1,6 @@
 //! A host's application: sends distinguishable objects, and checks those that it receives.
 
-use ::rdmc::{CallError, Config, Counters, Event, Failure, GroupConfig, Memory, Node};
+use ::rdmc::{CallError, Config, Counters, Event, Failure, GroupConfig, MessageMemory, Node};
 use rnic::{Access, Buffer, Pd, Rnic};
 use sim::App;
 use std::collections::BTreeMap;
@@ -79,12 +79,12 @@ pub fn len_of(group: u32, message: u64, most: u32) -> u32 {
     (mix(u64::from(group) << 32 | message) % u64::from(most)) as u32 + 1
 }
 
-fn memory(nic: &mut Rnic, pd: Pd, len: u32, access: Access) -> Option<(Buffer, Memory)> {
+fn memory(nic: &mut Rnic, pd: Pd, len: u32, access: Access) -> Option<(Buffer, MessageMemory)> {
     let (buffer, mr) = nic.register_new(pd, len as usize, VA, access).ok()?;
-    Some((buffer, Memory { mr, va: VA }))
+    Some((buffer, MessageMemory { mr, va: VA }))
 }
 
-fn free(nic: &mut Rnic, seen: &mut Observations, memory: Memory) {
+fn free(nic: &mut Rnic, seen: &mut Observations, memory: MessageMemory) {
     _ = nic.deregister(memory.mr);
     match seen.buffers.remove(&memory.mr.0) {
         Some(buffer) => _ = nic.free(buffer),
@@ -154,7 +154,7 @@ impl Member {
             Some(memory)
         };
         let seen = Arc::clone(&self.seen);
-        let complete = move |nic: &mut Rnic, memory: Memory, len: u32| {
+        let complete = move |nic: &mut Rnic, memory: MessageMemory, len: u32| {
             let mut seen = lock(&seen);
             let message = seen.complete.entry(number).or_default().len() as u64;
             let bytes = seen.buffers.get(&memory.mr.0).map(|buffer| nic.bytes(*buffer)).unwrap_or_default();
@@ -222,8 +222,8 @@ impl Member {
                 }
                 (group, GroupState::Failed(failure))
             }
-            // This application makes no calls of its own that these events answer.
-            Event::Reached(_) | Event::Lost(_) | Event::Note(..) => return,
+            // This application requests no links and sends no notes.
+            Event::LinkUp(_) | Event::LinkLost(_) | Event::Note(..) => return,
         };
         let now = seen.now;
         seen.since.insert(group, now);

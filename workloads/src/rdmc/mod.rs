@@ -89,7 +89,7 @@ impl Default for Setup {
 
 impl Setup {
     /// Returns the address of the switch that replicates.
-    pub fn through(&self) -> SwitchAddress {
+    pub fn switch_address(&self) -> SwitchAddress {
         SwitchAddress { address: self.switch_address, port: SWITCH_PORT }
     }
 
@@ -191,7 +191,7 @@ pub struct Cluster {
     pub hosts: Vec<NodeId>,
     /// The switch
     pub switch: NodeId,
-    through: SwitchAddress,
+    switch_address: SwitchAddress,
 }
 
 impl Cluster {
@@ -223,7 +223,7 @@ impl Cluster {
             let forger = world.add("forger", Forger::new(config), Clock::default());
             world.connect(forger, switch, Link::default());
         }
-        Self { world, hosts, switch, through: setup.through() }
+        Self { world, hosts, switch, switch_address: setup.switch_address() }
     }
 
     /// Returns the application of a host.
@@ -254,7 +254,7 @@ impl Cluster {
     /// The error of the first member that refuses.
     pub fn create(&mut self, config: &GroupConfig, hosts: &[u16]) -> Result<(), CallError> {
         let members = hosts.iter().map(|host| ip(*host)).collect();
-        let config = GroupConfig { members, through: Some(self.through), ..config.clone() };
+        let config = GroupConfig { members, switch: Some(self.switch_address), ..config.clone() };
         for host in hosts {
             self.with(*host, |member, nic, now| member.create(nic, config.clone(), now))?;
         }
@@ -319,11 +319,11 @@ impl Cluster {
         self.check()?;
         let has = |host: &u16| self.member(*host).messages(group);
         let closed = hosts.iter().find(|host| self.group_state(**host, group) == GroupState::Closed);
-        let lacking = hosts.iter().find(|host| has(host) < messages);
-        if let (Some(closed), Some(lacking)) = (closed, lacking) {
-            let had = has(lacking);
+        let incomplete = hosts.iter().find(|host| has(host) < messages);
+        if let (Some(closed), Some(incomplete)) = (closed, incomplete) {
+            let had = has(incomplete);
             return Err(format!(
-                "closed at host {closed}, but host {lacking} received only {had} of {messages} messages"
+                "closed at host {closed}, but host {incomplete} received only {had} of {messages} messages"
             ));
         }
         for host in hosts.iter().filter(|host| !crashed.contains(host)) {
@@ -345,8 +345,8 @@ impl Cluster {
         for host in hosts {
             let (member, node) = (self.member(*host), self.hosts[usize::from(*host)]);
             let (held, expected) =
-                (self.world.node::<Host<Member>>(node).nic.resource_counts(), member.node.held());
-            let (buffers, words) = (member.buffers(), member.node.words());
+                (self.world.node::<Host<Member>>(node).nic.resource_counts(), member.node.resource_counts());
+            let (buffers, words) = (member.buffers(), member.node.ready_words_in_use());
             if (buffers, words) != (0, 0) || held != expected {
                 return Err(format!(
                     "host {host} holds {buffers} messages, {words} words, {held:?} instead of {expected:?}"

@@ -1,8 +1,7 @@
 //! Parts of a scenario's network: links, switches, NICs and outsiders.
 
 use super::{
-    AckSpec, FaultKind, FaultSpec, HostSpec, LinkSpec, NumberRange, Planted, Scenario, SwitchKind,
-    SwitchSpec, Work,
+    AckSpec, FaultKind, FaultSpec, HostSpec, LinkSpec, NumberRange, Scenario, SwitchKind, SwitchSpec, Work,
 };
 use crate::{groups, verbs};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -22,6 +21,13 @@ const OUTSIDER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 66));
 const OUTSIDER_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x66));
 /// Time limit for the set-up of a group; a lossy link needs many repetitions by the communication manager
 const SETUP_TIMEOUT: Nanos = Nanos::from_secs(60);
+
+/// Bug to plant in every NIC; only builds with debug assertions have any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Planted {
+    /// The bug, if any
+    pub bug: Option<rnic::Bug>,
+}
 
 fn share(billionths: i64) -> Probability {
     Probability::new(billionths as f64 / 1e9).unwrap_or(Probability::NEVER)

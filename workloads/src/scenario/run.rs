@@ -1,6 +1,6 @@
 //! Runs of scenarios: from a scenario to a world and its outcome.
 
-use super::parts::{add_outsiders, add_switch, link_of, nic_of};
+use super::parts::{Planted, add_outsiders, add_switch, link_of, nic_of};
 use super::work::{self, Workload};
 use super::{Scenario, SwitchKind, faults};
 use sim::{Controlled, LinkCounters, LinkId, NodeId, Switch, SwitchCounters, World};
@@ -73,13 +73,6 @@ pub struct SwitchReport {
     pub name: String,
     /// Its counters
     pub counters: SwitchCounters,
-}
-
-/// Bug to plant in every NIC; only builds with debug assertions have any.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Planted {
-    /// The bug, if any
-    pub bug: Option<rnic::Bug>,
 }
 
 /// Destination of the capture of a link, with the link's index.

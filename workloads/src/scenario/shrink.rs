@@ -1,7 +1,6 @@
 //! Shrinking: reduces a scenario with a violation as long as the violation remains.
 
-use super::run::Planted;
-use super::{AckSpec, FaultKind, GroupsSpec, NumberRange, Outcome, Scenario, VerbsSpec, Work, run};
+use super::{AckSpec, FaultKind, GroupsSpec, NumberRange, Outcome, Planted, Scenario, VerbsSpec, Work, run};
 
 /// A reduced scenario with a violation.
 #[derive(Clone, Debug, PartialEq, Eq)]

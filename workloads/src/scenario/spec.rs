@@ -1,6 +1,6 @@
 //! Workloads of scenarios.
 
-use super::NumberRange;
+use super::number::NumberRange;
 use crate::groups::Groups;
 use crate::verbs::{Verb, Verbs};
 use rnic::{PathMtu, ReadyToSend};

@@ -5,7 +5,7 @@ use super::end::{
     WORDS_VA,
 };
 use super::unreliable::Unreliable;
-use super::{Shared, Verb, Verbs, memory};
+use super::workload::{Shared, Verb, Verbs};
 use core::sync::atomic::Ordering::Relaxed;
 use rnic::{
     Access, Buffer, Completion, CompletionOpcode, Cq, Modify, Mr, Pd, QpInit, ReadyToSend, RecvRequest, Rnic,
@@ -515,6 +515,13 @@ impl VerbsApp {
         }
         self.run(nic, now);
     }
+}
+
+/// Allocates a buffer, and registers a region on all of it.
+fn memory(nic: &mut Rnic, pd: rnic::Pd, bytes: Vec<u8>, va: u64) -> (rnic::Buffer, rnic::Mr) {
+    let len = bytes.len();
+    let buffer = nic.alloc(bytes).expect("the NIC has room for a buffer");
+    (buffer, nic.register(pd, buffer, 0..len, va, Access::ALL).expect("the NIC has room for a region"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! One end of a reliable connection: its outstanding requests, and the messages that it expects.
 
 use super::stream::{Op, Stream};
-use super::{Shared, Verb, Verbs};
+use super::workload::{Shared, Verb, Verbs};
 use crate::words::linear::{self, Action, Done};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rnic::{

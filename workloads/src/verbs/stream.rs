@@ -1,6 +1,6 @@
 //! The operations of an end, one after the other, as the seed determines them.
 
-use super::{Verb, Verbs};
+use super::workload::{Verb, Verbs};
 use std::collections::VecDeque;
 use switch::Rng;
 

@@ -6,7 +6,7 @@
 
 use super::end::{PATTERN_VA, PeerMemory, TARGET_VA};
 use super::stream::{Op, Stream};
-use super::{Verb, Verbs};
+use super::workload::{Verb, Verbs};
 use rnic::{
     Buffer, Completion, CompletionOpcode, Data, Mr, Operation, Remote, Rnic, SendRequest, Sge, Status,
 };

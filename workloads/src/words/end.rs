@@ -4,7 +4,6 @@ use super::connect::{Kind, Memory, kind, message};
 use super::history::{History, Recorded};
 use super::linear::Action;
 use super::plan::{Guess, PlannedOp};
-use super::section::Section;
 use super::{Config, STARVED, Verb, fill, unique};
 use core::fmt::Debug;
 use rnic::cm::Conn;
@@ -90,6 +89,16 @@ pub(super) struct Request {
     pub(super) signaled: bool,
     pub(super) fence: bool,
     pub(super) purpose: Purpose,
+}
+
+/// A critical section in progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Section {
+    pub(super) page: usize,
+    /// Value of the lock while this section holds it
+    pub(super) id: u64,
+    /// Remaining attempts to take the lock
+    pub(super) tries: u32,
 }
 
 /// A request that has not completed.

@@ -26,11 +26,12 @@ pub mod linear;
 mod plan;
 mod section;
 mod server;
+mod verb;
 
 pub use client::ClientApp;
 pub use cluster::{Cluster, Sides, Totals, Wiring};
-pub use plan::Verb;
 pub use server::ServerApp;
+pub use verb::Verb;
 
 use rnic::{AckPolicy, PathMtu, ReadyToSend};
 use sim::Link;

@@ -1,20 +1,10 @@
 //! Critical sections like those of Sherman: a client takes a lock by `CmpSwap`, reads the page, then posts
 //! the WRITE of the page and the release of the lock back to back, without waiting for the first.
 
-use super::end::{Context, End, Purpose, Request};
+use super::end::{Context, End, Purpose, Request, Section};
 use super::fill;
 use super::linear::Action;
 use rnic::Operation;
-
-/// A critical section in progress.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Section {
-    page: usize,
-    /// Value of the lock while this section holds it
-    id: u64,
-    /// Remaining attempts to take the lock
-    tries: u32,
-}
 
 impl End {
     /// Starts a critical section.

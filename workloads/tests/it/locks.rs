@@ -5,7 +5,7 @@ use sim::{Costs, Fault, Link};
 use switch::{Nanos, Probability};
 use workloads::clients::lock::{Locks, Unlock, WhileHeld};
 use workloads::clients::ycsb::Zipf;
-use workloads::clients::{Kind, Memory};
+use workloads::clients::{Kind, ServerMemory};
 use workloads::rack::{Outcome, Rack, RackConfig, forward};
 
 const LOCKS_VA: u64 = 0x1000_0000;
@@ -13,7 +13,7 @@ const COUNTERS_VA: u64 = 0x2000_0000;
 const TABLE: usize = 4096;
 
 fn rack(config: RackConfig, locks: &Locks) -> Rack<Locks> {
-    let memory = vec![Memory::zeroed(LOCKS_VA, TABLE), Memory::zeroed(COUNTERS_VA, TABLE)];
+    let memory = vec![ServerMemory::zeroed(LOCKS_VA, TABLE), ServerMemory::zeroed(COUNTERS_VA, TABLE)];
     let switch = forward(config.machines);
     Rack::new(config, memory, switch, |machine| Locks { machine: machine as u64, ..locks.clone() })
 }

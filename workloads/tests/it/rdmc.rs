@@ -79,12 +79,12 @@ fn invalid_calls_are_refused_with_the_reason() {
     assert_eq!(refused(GroupConfig { block_bytes: 0, ..base.clone() }), CallError::Block(0));
     let huge = GroupConfig::MAX_BLOCK + 1;
     assert_eq!(refused(GroupConfig { block_bytes: huge, ..base.clone() }), CallError::Block(huge));
-    assert_eq!(refused(GroupConfig { ahead: 0, ..base.clone() }), CallError::Ahead(0));
+    assert_eq!(refused(GroupConfig { max_in_flight: 0, ..base.clone() }), CallError::InFlight(0));
     let copied = GroupConfig { algorithm: Algorithm::InNetwork, ..base.clone() };
     assert_eq!(refused(copied.clone()), CallError::NoSwitch);
     let number = GroupConfig {
         number: 0x1_0000,
-        through: Some(SwitchAddress { address: ip(2), port: 18_515 }),
+        switch: Some(SwitchAddress { address: ip(2), port: 18_515 }),
         ..copied
     };
     assert_eq!(refused(number), CallError::Number(0x1_0000));
@@ -103,7 +103,7 @@ fn invalid_calls_are_refused_with_the_reason() {
     let blocks = GroupConfig::MAX_BLOCKS + 1;
     assert_eq!(cluster.send(0, 5, blocks), Err(CallError::Blocks(blocks)));
     cluster.with(0, |member, nic, _| {
-        let memory = rdmc::Memory { mr: rnic::Mr(77), va: 0 };
+        let memory = rdmc::MessageMemory { mr: rnic::Mr(77), va: 0 };
         assert_eq!(member.node.send(nic, 1, memory, 1), Err(CallError::NotRegistered));
         member.destroy(1).unwrap();
     });
@@ -128,13 +128,17 @@ fn members_that_do_not_take_part_are_named() {
     }
     assert!(cluster.settle(END, 1, &[0, 1, 3]));
     for host in [0, 1, 3] {
-        assert_eq!(cluster.group_state(host, 1), GroupState::Failed(Failure::Silent(ip(2))), "host {host}");
+        assert_eq!(
+            cluster.group_state(host, 1),
+            GroupState::Failed(Failure::NotCreated(ip(2))),
+            "host {host}"
+        );
     }
     // The group is created too late: the other members have already failed.
     cluster.with(2, |member, nic, now| member.create(nic, config, now)).unwrap();
     assert!(cluster.settle(END, 1, &[2]));
     assert!(
-        matches!(cluster.group_state(2, 1), GroupState::Failed(Failure::Silent(_))),
+        matches!(cluster.group_state(2, 1), GroupState::Failed(Failure::NotCreated(_))),
         "{:?}",
         cluster.group_state(2, 1)
     );
@@ -355,7 +359,7 @@ fn members_that_cannot_reach_each_other_are_named() {
         assert!(cluster.settle(END, 1, &hosts));
         for host in hosts {
             let now = cluster.group_state(host, 1);
-            let GroupState::Failed(Failure::Silent(named) | Failure::Unjoined(named)) = now else {
+            let GroupState::Failed(Failure::NotCreated(named) | Failure::NotJoined(named)) = now else {
                 panic!("{a} and {b} are apart; {host}: {now:?}");
             };
             assert!([ip(a), ip(b)].contains(&named), "{a} and {b} are apart; {host}: {now:?}");

@@ -4,7 +4,7 @@
 use sim::{Costs, Link};
 use std::collections::VecDeque;
 use switch::Nanos;
-use workloads::clients::{Memory, Start, Stopped, Thread, Verbs};
+use workloads::clients::{ServerMemory, Start, Stopped, Thread, Verbs};
 use workloads::rack::{Rack, RackConfig, forward};
 
 const HOST_VA: u64 = 0x1000_0000;
@@ -76,7 +76,7 @@ impl Flood {
             link: Link { rate_bps: 0, delay: Nanos(100), ..Link::default() },
             ..RackConfig::default()
         };
-        let memory = vec![Memory::zeroed(HOST_VA, LEN), Memory::zeroed(DEVICE_VA, LEN)];
+        let memory = vec![ServerMemory::zeroed(HOST_VA, LEN), ServerMemory::zeroed(DEVICE_VA, LEN)];
         Rack::new(config, memory, forward(1), |_| move |start| self.thread(start))
     }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
 use switch::{Nanos, Probability, Rng};
 use swordbox::steering::{ListsConfig, Structure};
-use swordbox::{Control, Layers, Table};
+use swordbox::{Control, Layers, WordTable};
 use workloads::clients::clover::{Layout, Options, Store, Tails};
 use workloads::clients::{Start, Stopped, Thread};
 use workloads::rack::steering::{config, swordbox};
@@ -220,7 +220,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Rng) {
     let mut plain = config(machines, layers, vec![Structure::Lists(lists)]);
     if shared_qps {
         let range = INDEX_VA..INDEX_VA + 8;
-        plain.servers[0].tables = vec![Table { rkey: None, range, stride: 8, writable: true }];
+        plain.servers[0].tables = vec![WordTable { rkey: None, range, stride: 8, writable: true }];
         plain.servers[0].detect_after = [0, 2, 8][rng.below(3) as usize];
         plain.settle = Nanos::from_micros(if may_fail { 100 } else { 60 });
     }

@@ -14,7 +14,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
 use switch::{Nanos, Probability, Rng};
-use swordbox::{Config, Connect, Connection, Control, FailedCas, Journal, Layers, Server, Swordbox, Table};
+use swordbox::{
+    Config, Connection, Control, FailedCas, Journal, Layers, Server, SwitchOwnedQps, Swordbox, WordTable,
+};
 use workloads::verbs::{self, Verbs};
 use workloads::words;
 
@@ -44,7 +46,7 @@ const WORDS: u64 = 0x3_0000_0000;
 
 fn switch(hosts: u8, layers: Layers, queues: Queues) -> Controlled<Control> {
     let server = |n| Server {
-        tables: vec![Table { rkey: None, range: WORDS..WORDS + 4096, stride: 8, writable: true }],
+        tables: vec![WordTable { rkey: None, range: WORDS..WORDS + 4096, stride: 8, writable: true }],
         rd_atomic: 4,
         ..Server::new(ip(n))
     };
@@ -241,7 +243,7 @@ fn configure_own_shared_qps(
     let neighbours = if resolves_addresses { Vec::new() } else { neighbours.collect() };
     let (address, prefix) =
         if v6 { ([0xfd00, 0, 0, 0, 0, 0, 0, 0xffff].into(), 64) } else { ([10, 0, 255, 254].into(), 16) };
-    let connect = Connect {
+    let connect = SwitchOwnedQps {
         service: service_id_of(PortSpace::Tcp, words::PORT),
         private_data: shared_qp.private_data().to_vec(),
         qps: OWN_SHARED_QPS,
@@ -263,7 +265,7 @@ fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> 
     words::Cluster::new(config, |world, wiring| {
         let table = words::TABLE_VA..words::TABLE_VA + config.table_size() as u64;
         let server = |host: &IpAddr| Server {
-            tables: vec![Table { rkey: None, range: table.clone(), stride: 8, writable: true }],
+            tables: vec![WordTable { rkey: None, range: table.clone(), stride: 8, writable: true }],
             rd_atomic: config.max_rd_atomic,
             never_cached: vec![local_words(config)],
             ..Server::new(*host)
@@ -305,7 +307,7 @@ fn small(swordbox: Config, config: &words::Config) -> Config {
     let servers = swordbox.servers.into_iter().map(|server| Server {
         tables: match server.tables {
             _ if detects => Vec::new(),
-            tables => tables.into_iter().map(|table| Table { writable: !readonly, ..table }).collect(),
+            tables => tables.into_iter().map(|table| WordTable { writable: !readonly, ..table }).collect(),
         },
         detect_after: if detects { rng.between(1, 4) as u32 } else { 0 },
         client_owned_qps: rng.between(1, 4) as usize,

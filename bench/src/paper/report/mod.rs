@@ -6,15 +6,17 @@ mod markdown;
 mod plot;
 mod style;
 
-use super::Failed;
 use super::figure::{Figure, NumberSource, Paper, Reproduction, Settings};
 use super::machine::Machine;
 use super::results::{self, Record, Store};
-use super::{figures, shape};
+use super::shape;
 use hdrhistogram::Histogram;
 use miette::{IntoDiagnostic as _, Report, WrapErr as _};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+
+/// An experiment that failed, and the reason
+pub(super) type Failed = (&'static Figure, String);
 
 /// State of a figure.
 #[derive(Debug)]
@@ -37,7 +39,9 @@ pub(super) struct Content<'a> {
 }
 
 impl<'a> Content<'a> {
+    /// Returns the content of a report about these figures.
     pub(super) fn new(
+        figures: impl Iterator<Item = &'static Figure>,
         store: &Store,
         settings: &'a Settings,
         machine: &'a Machine,
@@ -60,7 +64,7 @@ impl<'a> Content<'a> {
                 )
             }
         };
-        Self { settings, machine, figures: figures().map(|figure| (figure, state(figure))).collect() }
+        Self { settings, machine, figures: figures.map(|figure| (figure, state(figure))).collect() }
     }
 
     pub(super) fn of(&self, paper: Paper) -> impl Iterator<Item = &(&'static Figure, State)> {
@@ -95,14 +99,15 @@ const HTML: &str = "report.html";
 const MARKDOWN: &str = "report.md";
 const JSON: &str = "report.json";
 
-/// Writes the report beside the results. Returns a summary for the terminal.
+/// Writes the report about these figures beside the results. Returns a summary for the terminal.
 pub(super) fn write(
+    figures: impl Iterator<Item = &'static Figure>,
     store: &Store,
     settings: &Settings,
     machine: &Machine,
     failed: &[Failed],
 ) -> Result<String, Report> {
-    let content = Content::new(store, settings, machine, failed);
+    let content = Content::new(figures, store, settings, machine, failed);
     let folder = store.folder();
     results::write(&folder.join(HTML), &html::page(&content)?)?;
     results::write(&folder.join(MARKDOWN), &markdown::text(&content))?;

@@ -8,10 +8,10 @@ const OWN: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(10, 0, 0, 2));
 const LONG: &str = "a name of more than thirty-two bytes, which takes several notes.iso";
 const NOW: Nanos = Nanos::ZERO;
 
-fn new_receiver(max_memory: u64) -> (Rnic, Take) {
+fn new_receiver(max_memory: u64) -> (Rnic, ObjectReceiver) {
     let mut nic = Rnic::new(rnic::Config::new(Interface::new(MacAddr([2, 0, 0, 0, 0, 2]), OWN, 24)));
-    let config = TakeConfig { from: ROOT, patience: Nanos::from_secs(1), max_memory };
-    let mut receiver = Take::new(Config::new(OWN), config);
+    let config = ReceiverConfig { from: ROOT, patience: Nanos::from_secs(1), max_memory };
+    let mut receiver = ObjectReceiver::new(Config::new(OWN), config);
     receiver.start(&mut nic, NOW).expect("the NIC has room for a node");
     (nic, receiver)
 }
@@ -38,7 +38,7 @@ fn offer(name: &str, round: u32, change: impl FnOnce(&mut Terms)) -> Vec<Note> {
     parts.chain([Note::Offer(terms), member(0, ROOT), member(1, OWN)]).collect()
 }
 
-fn receive_notes(nic: &mut Rnic, receiver: &mut Take, notes: &[Note]) {
+fn receive_notes(nic: &mut Rnic, receiver: &mut ObjectReceiver, notes: &[Note]) {
     for note in notes {
         receiver.on_note(nic, *note, NOW);
     }
@@ -50,7 +50,7 @@ fn receive_notes(nic: &mut Rnic, receiver: &mut Take, notes: &[Note]) {
 fn second_offer_may_be_accepted_between_any_two_notes() {
     let second = offer(LONG, 2, |_| {});
     for at in 0..=second.len() {
-        let (mut nic, mut receiver) = new_receiver(TakeConfig::MEMORY);
+        let (mut nic, mut receiver) = new_receiver(ReceiverConfig::MEMORY);
         receive_notes(&mut nic, &mut receiver, &offer(LONG, 1, |_| {}));
         assert_eq!(receiver.offered().map(|offer| offer.name).as_deref(), Some(LONG));
         receive_notes(&mut nic, &mut receiver, &second[..at]);
@@ -70,7 +70,7 @@ fn second_offer_may_be_accepted_between_any_two_notes() {
 #[test]
 fn incomplete_offer_is_replaced_by_the_next_one() {
     for at in 1..offer(LONG, 1, |_| {}).len() {
-        let (mut nic, mut receiver) = new_receiver(TakeConfig::MEMORY);
+        let (mut nic, mut receiver) = new_receiver(ReceiverConfig::MEMORY);
         receive_notes(&mut nic, &mut receiver, &offer(LONG, 1, |_| {})[..at]);
         receive_notes(&mut nic, &mut receiver, &offer("another", 2, |_| {}));
         assert_eq!(receiver.offered().map(|offer| offer.name).as_deref(), Some("another"), "{at}");
@@ -79,7 +79,7 @@ fn incomplete_offer_is_replaced_by_the_next_one() {
 
 #[test]
 fn later_round_of_another_object_is_a_violation() {
-    let violation = Some(Err(TakeError::Violation(ROOT)));
+    let violation = Some(Err(ReceiverError::Violation(ROOT)));
     let others = [
         offer("another name", 2, |_| {}),
         offer(LONG, 2, |terms| terms.len = 11),
@@ -87,7 +87,7 @@ fn later_round_of_another_object_is_a_violation() {
         offer(LONG, 1, |_| {}),
     ];
     for other in others {
-        let (mut nic, mut receiver) = new_receiver(TakeConfig::MEMORY);
+        let (mut nic, mut receiver) = new_receiver(ReceiverConfig::MEMORY);
         receive_notes(&mut nic, &mut receiver, &offer(LONG, 1, |_| {}));
         receiver.accept(&mut nic, NOW);
         receive_notes(&mut nic, &mut receiver, &other);
@@ -101,7 +101,7 @@ fn later_round_of_another_object_is_a_violation() {
     let repeated = [&offer("x", 1, |_| {})[..2], &offer("x", 1, |_| {})[1..]].concat();
     let gap = [offer(LONG, 1, |_| {})[1]];
     for notes in [&without_offer[..], &repeated, &gap, &offer("x", 1, |terms| terms.window = 0)] {
-        let (mut nic, mut receiver) = new_receiver(TakeConfig::MEMORY);
+        let (mut nic, mut receiver) = new_receiver(ReceiverConfig::MEMORY);
         receive_notes(&mut nic, &mut receiver, notes);
         assert_eq!(receiver.outcome().copied(), violation, "{notes:?}");
     }
@@ -110,12 +110,12 @@ fn later_round_of_another_object_is_a_violation() {
 #[test]
 fn offer_beyond_the_memory_limit_is_refused() {
     for (segment, window, memory) in
-        [(100, 4, 899), (u32::MAX, 4, TakeConfig::MEMORY), (4, u32::MAX, 1 << 30)]
+        [(100, 4, 899), (u32::MAX, 4, ReceiverConfig::MEMORY), (4, u32::MAX, 1 << 30)]
     {
         let (mut nic, mut receiver) = new_receiver(memory);
         let large = |terms: &mut Terms| (terms.segment, terms.window) = (segment, window);
         receive_notes(&mut nic, &mut receiver, &offer(LONG, 1, large));
-        assert_eq!(receiver.outcome().copied(), Some(Err(TakeError::Refused(Refusal::Memory))));
+        assert_eq!(receiver.outcome().copied(), Some(Err(ReceiverError::Refused(Refusal::Memory))));
     }
     let (mut nic, mut receiver) = new_receiver(900);
     receive_notes(&mut nic, &mut receiver, &offer(LONG, 1, |terms| terms.segment = 100));
@@ -124,7 +124,7 @@ fn offer_beyond_the_memory_limit_is_refused() {
 
 #[test]
 fn in_network_offer_is_incomplete_without_the_switch() {
-    let (mut nic, mut receiver) = new_receiver(TakeConfig::MEMORY);
+    let (mut nic, mut receiver) = new_receiver(ReceiverConfig::MEMORY);
     let mut notes = offer("x", 1, |terms| terms.algorithm = 4);
     let switch = SwitchAddress { address: [10, 0, 0, 254].into(), port: 18_515 };
     notes.push(Note::Switch { round: 1, switch });

@@ -1,7 +1,7 @@
 //! Configuration, errors and result of a delivery at its root.
 
 use crate::config::{CallError, GroupConfig, StartError};
-use crate::delivery::Lost;
+use crate::delivery::LossReason;
 use crate::schedule::{Algorithm, ScheduleError};
 use core::net::IpAddr;
 use p4ce::SwitchAddress;
@@ -9,7 +9,7 @@ use switch::Nanos;
 
 /// Object to be delivered, and parameters of the delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GiveConfig {
+pub struct SenderConfig {
     /// Addresses of the receivers.
     pub receivers: Vec<IpAddr>,
     /// Name of the object at the receivers: 1 to 255 bytes.
@@ -26,14 +26,14 @@ pub struct GiveConfig {
     /// and the receivers follow in their order.
     pub algorithm: Algorithm,
     /// P4CE switch that copies, for [`Algorithm::InNetwork`]. The root sends it to the receivers.
-    pub through: Option<SwitchAddress>,
+    pub switch: Option<SwitchAddress>,
     /// Maximum number of segments that are sent and that the slowest receiver has not written.
     pub window: u32,
     /// Time for receivers to respond, and to write what they have received.
     pub patience: Nanos,
 }
 
-impl GiveConfig {
+impl SenderConfig {
     /// Returns a delivery by the binomial pipeline in blocks of 1 MiB and segments of 16 blocks. An object
     /// smaller than 1 MiB is one block.
     pub fn new(receivers: Vec<IpAddr>, name: String, len: u64) -> Self {
@@ -45,7 +45,7 @@ impl GiveConfig {
             segment_bytes: block_bytes * 16,
             block_bytes,
             algorithm: Algorithm::Pipeline,
-            through: None,
+            switch: None,
             window: 4,
             patience: Nanos::from_secs(10),
         }
@@ -54,7 +54,7 @@ impl GiveConfig {
 
 /// Reason for which a delivery is impossible, or has ended without success.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GiveError {
+pub enum SenderError {
     /// The object has no bytes.
     #[error("the object is empty")]
     Empty,
@@ -95,7 +95,7 @@ pub enum GiveError {
     Silent(Vec<IpAddr>),
     /// All receivers were lost, for these reasons.
     #[error("no receiver is left")]
-    Alone(Vec<(IpAddr, Lost)>),
+    AllReceiversLost(Vec<(IpAddr, LossReason)>),
     /// The application stopped the delivery.
     #[error("the delivery was stopped before every receiver had the object")]
     Stopped,
@@ -106,11 +106,11 @@ pub enum GiveError {
 
 /// Result of a delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Given {
+pub struct DeliveryReport {
     /// Receivers that have the object, and have compared its digest.
     pub stored: Vec<IpAddr>,
     /// Receivers that do not, and the reasons.
-    pub lost: Vec<(IpAddr, Lost)>,
+    pub lost: Vec<(IpAddr, LossReason)>,
     /// Number of rounds, each with one group.
     pub rounds: u32,
     /// Algorithm of the last round.

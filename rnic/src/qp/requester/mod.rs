@@ -14,7 +14,7 @@ mod receive;
 mod transmit;
 
 use super::ReadyToSend;
-use crate::queue::{Datagram, Operation, SendRequest};
+use crate::queue::{Operation, SendRequest, UdDestination};
 use rocev2::{Msn, Psn};
 use std::collections::VecDeque;
 use switch::Nanos;
@@ -124,7 +124,7 @@ impl Requester {
     }
 
     /// Returns the destination of the request at the front.
-    pub(super) fn datagram(&self) -> Option<Datagram> {
+    pub(super) fn datagram(&self) -> Option<UdDestination> {
         self.queue.front()?.request.to
     }
 

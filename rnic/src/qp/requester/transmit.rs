@@ -3,7 +3,7 @@
 use crate::config::Bug;
 use crate::memory::Access;
 use crate::qp::{MAX_PACKETS, QpContext, State, Transport};
-use crate::queue::{Data, Datagram, Operation, Status};
+use crate::queue::{Data, Operation, Status, UdDestination};
 use crate::wire::Route;
 use rocev2::atomic::AtomicEth;
 use rocev2::deth::Deth;
@@ -260,7 +260,7 @@ impl QpContext<'_> {
     pub(crate) fn transmit_datagram(
         &mut self,
         route: &mut Route,
-        to: &Datagram,
+        to: &UdDestination,
         frame: &mut Vec<u8>,
     ) -> bool {
         let Some(wqe) = self.qp.req.pop() else { return false };

@@ -8,7 +8,7 @@ use crate::system::{now, random_u64};
 use consensus::{Membership, WaitReason};
 use core::fmt::Write as _;
 use core::time::Duration;
-use dataplane::{Control, ControlOutput, Live, Mbuf};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf};
 use rnic::{HostFunction, Rnic};
 use serde::Serialize;
 use std::io::Write as _;
@@ -208,7 +208,7 @@ impl ReplicaControl {
     }
 }
 
-impl Control<Host> for ReplicaControl {
+impl ControlHandler<Host> for ReplicaControl {
     fn on_event(&mut self, _worker: usize, (): (), _out: &mut ControlOutput<'_, Host>) {}
 
     fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Host>) {}

@@ -5,14 +5,14 @@ use crate::functions::report::Report;
 use crate::functions::tunnel;
 use crate::observe::FunctionMetrics;
 use crate::system::random_u64;
-use dataplane::{Control, ControlOutput, Live, Mbuf};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf};
 use switch::forward::{Command, Config, Event, Forward};
 use switch::{Function, PortId};
 
 /// Distributes the MAC addresses that one worker has learned to all workers.
 struct Bridge;
 
-impl<F: Function<Command = Command, Event = Event>> Control<F> for Bridge {
+impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Bridge {
     fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, F>) {
         let Event::Learned(mac, port) = event;
         for other in (0..out.workers()).filter(|&other| other != worker) {

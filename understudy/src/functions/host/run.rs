@@ -5,7 +5,7 @@ use crate::functions::launch::{ClosingReport, Launch};
 use crate::observe::{FunctionMetrics, Row, Table};
 use comfy_table::{Cell, CellAlignment, presets};
 use core::fmt::Write as _;
-use dataplane::{Control, ControlOutput, Live, Mbuf};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf};
 use serde_json::json;
 use std::process::ExitCode;
 use switch::PortId;
@@ -16,7 +16,7 @@ struct ClientWatch {
     done: bool,
 }
 
-impl Control<Host> for ClientWatch {
+impl ControlHandler<Host> for ClientWatch {
     fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, Host>) {
         self.done |= event == Event::Done;
     }

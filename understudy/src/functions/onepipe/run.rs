@@ -7,7 +7,7 @@ use crate::functions::report::Report;
 use crate::functions::tunnel;
 use crate::observe::FunctionMetrics;
 use crate::system::{now, random_u64};
-use dataplane::{Control, ControlOutput, Live, Mbuf};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf};
 use representative::{
     Command, Event, Gauges, LagMonitor, LagReport, LinkId, LinkState, Representative, View,
 };
@@ -124,7 +124,7 @@ impl Plane<'_> {
     }
 }
 
-impl<F: Function<Command = Command, Event = Event>> Control<F> for Plane<'_> {
+impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<'_> {
     fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, F>) {
         match event {
             Event::Dead(link, _) => {

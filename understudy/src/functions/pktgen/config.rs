@@ -162,7 +162,7 @@ fn explain(error: &ProfileError, profile: &Profile, spans: &[stream::Spans], tab
             let at = at(stream).latency.clone().unwrap_or_else(|| at(stream).header.clone());
             Problem::at(at, text).label("no payload").help(help)
         }
-        ProfileError::OneHost { stream, .. } => {
+        ProfileError::SameHost { stream, .. } => {
             Problem::at(at(stream).dst(), text).label("the same as `src`").help(
                 "give `dst` its own address, such as `dst = \"10.0.0.2\"`, which separates requests from \
              responses",
@@ -201,7 +201,7 @@ fn explain(error: &ProfileError, profile: &Profile, spans: &[stream::Spans], tab
         ProfileError::NotAnswered { stream, .. } => Problem::at(at(stream).outstanding(), text)
             .label("would wait for ever")
             .help("remove `outstanding`"),
-        ProfileError::Versions { stream } => Problem::at(at(stream).header.clone(), text)
+        ProfileError::MixedIpVersions { stream } => Problem::at(at(stream).header.clone(), text)
             .label("IPv4 and IPv6")
             .help("write `src` and `dst` of the same IP version"),
         ProfileError::Qpns { stream, .. } => Problem::at(at(stream).qpn(), text).label("out of range").help(

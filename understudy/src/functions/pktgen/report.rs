@@ -245,7 +245,7 @@ impl StreamRow {
             part_of_rate: counters.part_of_rate(stream),
             forfeited: counters.forfeited.get(),
             malformed_sent: counters.malformed.frames.get(),
-            reflected: profile.listens().then(|| counters.reflected.get()),
+            reflected: profile.polls_send_port().then(|| counters.reflected.get()),
             arrived: profile.receive.is_some().then(|| Arrived {
                 received: counters.received.frames.get(),
                 received_bytes: counters.received.bytes.get(),

@@ -9,7 +9,7 @@ use crate::log;
 use crate::observe::{Observer, no_groups};
 use crate::system::now;
 use dataplane::config::Device;
-use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Stop};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, PortInfo, Stop};
 use onepipe::Timestamp;
 use pktgen::{Command, Counters, Event, Pktgen, Profile};
 use rustix::time::{ClockId, clock_gettime};
@@ -56,7 +56,7 @@ struct Lines {
     last: (u64, u64, Instant),
 }
 
-impl Control<Pktgen> for Plane<'_> {
+impl ControlHandler<Pktgen> for Plane<'_> {
     fn on_event(&mut self, _worker: usize, Event::Done: Event, _out: &mut ControlOutput<'_, Pktgen>) {
         self.done = true;
     }

@@ -18,7 +18,7 @@ use settings::tree::{Table, Value, subsections};
 use std::path::PathBuf;
 use switch::Nanos;
 use switch::forward::config::Topology;
-use swordbox::{Config, Connect, FailedCas, Layers, Server};
+use swordbox::{Config, FailedCas, Layers, Server, SwitchOwnedQps};
 
 const SERVER_HEADER: &str = "[[swordbox.server]]";
 const TABLE_HEADER: &str = "[[swordbox.server.table]]";
@@ -131,7 +131,7 @@ fn interface(table: &Table<'_>, mac: Option<MacAddr>) -> Option<Interface> {
 }
 
 /// Reads `connect`, the service to which the switch connects queue pairs of its own.
-fn read_connect(value: Value<'_>, has_address: bool) -> Option<Connect> {
+fn read_connect(value: Value<'_>, has_address: bool) -> Option<SwitchOwnedQps> {
     if !has_address {
         let problem = value.problem("`connect` needs an address of the switch");
         value.add(problem.label("no source address").help(
@@ -156,7 +156,7 @@ fn read_connect(value: Value<'_>, has_address: bool) -> Option<Connect> {
     });
     table.finish();
     let service = service_id_of(PortSpace::Tcp, port? as u16);
-    Some(Connect { service, private_data: private_data?, qps: lanes })
+    Some(SwitchOwnedQps { service, private_data: private_data?, qps: lanes })
 }
 
 /// Reports a layer without a journal: the two sides of a connection may differ only if the difference
@@ -272,7 +272,7 @@ fn server(table: &Table<'_>, host: Option<core::net::IpAddr>, has_address: bool)
 }
 
 /// Reads a range of words in a server's memory.
-fn lock_table(table: Table<'_>) -> Option<swordbox::Table> {
+fn lock_table(table: Table<'_>) -> Option<swordbox::WordTable> {
     let rkey = table.spanned_number("rkey", 0..=u32::MAX.into(), 0x1234).map(|rkey| rkey.into_inner() as u32);
     let va = table.get("va", "0x10000");
     let no_va = va.is_none();
@@ -297,7 +297,7 @@ fn lock_table(table: Table<'_>) -> Option<swordbox::Table> {
         table.problems().add(problem.label("no first address").help("add `va = 0x10000`"));
     }
     table.finish();
-    Some(swordbox::Table { rkey, range: range?, stride: stride?, writable })
+    Some(swordbox::WordTable { rkey, range: range?, stride: stride?, writable })
 }
 
 /// Reads `stride`: the bytes from the start of one word to the start of the next.

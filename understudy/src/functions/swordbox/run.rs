@@ -20,7 +20,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use switch::PortId;
-use swordbox::{ConnectCounters, Connection, Control, Counters, Event, Layers, Memory, Swordbox};
+use swordbox::{ConnectCounters, Connection, Control, Counters, Event, Layers, MemoryBounds, Swordbox};
 use tracing::{info, warn};
 use writer::Writer;
 
@@ -72,8 +72,8 @@ impl Prepared {
 }
 
 /// Describes the capacities of the tables, and the memory that they take.
-fn memory_text(config: &swordbox::Config, memory: Memory) -> String {
-    let Memory { connections, in_flight, lines, held, structures } = memory;
+fn memory_text(config: &swordbox::Config, memory: MemoryBounds) -> String {
+    let MemoryBounds { connections, in_flight, lines, held, structures } = memory;
     let lanes = config.shared_qps();
     format!(
         "Swordbox keeps up to {} connections in {connections} bytes, {} outstanding operations on each of {lanes} shared \
@@ -142,7 +142,7 @@ impl SwordboxControl<'_> {
     }
 }
 
-impl dataplane::Control<Swordbox> for SwordboxControl<'_> {
+impl dataplane::ControlHandler<Swordbox> for SwordboxControl<'_> {
     fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Swordbox>) {
         let Some(writer) = &mut self.writer else { return self.plane.on_event(worker, event, out) };
         match event {
@@ -245,9 +245,13 @@ fn own_lanes(control: &Control) -> [(&'static str, u64); 3] {
     [("own_lanes_asked", requested), ("own_lanes_refused", refused), ("own_lanes_unanswered", unanswered)]
 }
 
-fn swordbox_report(counters: &Counters, control: &SwordboxControl<'_>, memory: Memory) -> SwordboxReport {
+fn swordbox_report(
+    counters: &Counters,
+    control: &SwordboxControl<'_>,
+    memory: MemoryBounds,
+) -> SwordboxReport {
     let [connections, shared, lines, held] = counters.usage();
-    let Memory { connections: tracking, in_flight, lines: words, held: waiting, structures } = memory;
+    let MemoryBounds { connections: tracking, in_flight, lines: words, held: waiting, structures } = memory;
     SwordboxReport {
         layers: layers_text(control.layers),
         counters: counters

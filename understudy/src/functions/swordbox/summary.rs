@@ -5,7 +5,7 @@ use super::run::layers_text;
 use crate::functions::forward::summary::topology;
 use dataplane::config::Port;
 use swordbox::steering::Structure;
-use swordbox::{Config, FailedCas, Memory, Server};
+use swordbox::{Config, FailedCas, MemoryBounds, Server};
 
 pub(super) fn lines(config: &SwordboxConfig, ports: &[Port]) -> Vec<(&'static str, String)> {
     let switch = &config.switch;
@@ -30,7 +30,7 @@ pub(super) fn lines(config: &SwordboxConfig, ports: &[Port]) -> Vec<(&'static st
 fn memory(switch: &Config) -> String {
     let Config { connections, in_flight, lines, held, .. } = switch;
     let mb = |bytes: usize| bytes.div_ceil(1 << 20);
-    let bytes: Memory = switch.memory();
+    let bytes: MemoryBounds = switch.memory();
     format!(
         "up to {connections} connections ({} MB), {in_flight} operations in flight on a shared one ({} MB \
          in all), {lines} cached lines of words ({} MB), {held} held frames ({} MB); {} MB for steering",

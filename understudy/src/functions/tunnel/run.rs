@@ -5,7 +5,7 @@ use crate::functions::report::Section;
 use crate::observe::FunctionMetrics;
 use crate::output::{row, section};
 use core::fmt::Write as _;
-use dataplane::{Control, Outcome};
+use dataplane::{ControlHandler, Outcome};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(in crate::functions) fn run<F, C>(
 ) -> (Outcome, f64, Option<TunnelReport>)
 where
     F: Function + Send,
-    C: Control<F> + Control<Tunnel<F>>,
+    C: ControlHandler<F> + ControlHandler<Tunnel<F>>,
 {
     let Some(config) = run.tunnel else {
         let (outcome, seconds) = run.run(functions, control, metrics);

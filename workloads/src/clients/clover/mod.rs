@@ -47,7 +47,7 @@ pub use store::{Options, Store, Tails};
 use super::account::Kind;
 use super::lock::tag;
 use super::region::Region;
-use super::server::Memory;
+use super::server::ServerMemory;
 use super::threads::{Program, Start, Thread};
 use super::verbs::{Stopped, word};
 use super::ycsb::{OperationKind, Workload};
@@ -86,21 +86,21 @@ impl Layout {
     ///
     /// # Panics
     /// If there are fewer nodes than keys, or the length of a node is invalid.
-    pub fn memory(self, index_va: u64, nodes_va: u64, nodes: usize) -> Vec<Memory> {
+    pub fn memory(self, index_va: u64, nodes_va: u64, nodes: usize) -> Vec<ServerMemory> {
         let keys = self.keys as usize;
         assert!(nodes >= keys, "fewer nodes than keys");
         assert!(
             self.node_len.is_multiple_of(8) && self.node_len > HEADER,
             "node_len has to be a multiple of 8 and more than HEADER"
         );
-        let index = Memory::filled(index_va, self.index_len(), move |bytes| {
+        let index = ServerMemory::filled(index_va, self.index_len(), move |bytes| {
             put_word(bytes, 0, (keys * self.node_len) as u64);
             for key in 0..keys {
                 let first = nodes_va + (key * self.node_len) as u64;
                 put_word(bytes, (ENTRIES + key as u64 * ENTRY) as usize, first);
             }
         });
-        let nodes = Memory::filled(nodes_va, nodes * self.node_len, move |bytes| {
+        let nodes = ServerMemory::filled(nodes_va, nodes * self.node_len, move |bytes| {
             for key in 0..keys {
                 put_word(bytes, key * self.node_len + KEY, key as u64);
             }

@@ -33,7 +33,7 @@ pub use tree::Tree;
 
 use super::account::Kind;
 use super::lock::{Unlock, tag};
-use super::server::Memory;
+use super::server::ServerMemory;
 use super::threads::{Program, Start, Thread};
 use super::ycsb::{OperationKind, Workload, scattered};
 
@@ -52,10 +52,10 @@ pub fn memory(
     tree_va: u64,
     entries: Vec<(u64, u64)>,
     nodes: usize,
-) -> Vec<Memory> {
+) -> Vec<ServerMemory> {
     let len = image_len(entries.len()) + nodes * NODE_LEN;
-    let tree = Memory::filled(tree_va, len, move |memory| build(memory, tree_va, &entries));
-    vec![Memory::zeroed(locks_va, locks * 8), tree]
+    let tree = ServerMemory::filled(tree_va, len, move |memory| build(memory, tree_va, &entries));
+    vec![ServerMemory::zeroed(locks_va, locks * 8), tree]
 }
 
 /// Program that reads, writes and scans keys according to a workload. The keys are [scattered].

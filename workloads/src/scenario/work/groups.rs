@@ -1,6 +1,6 @@
 //! The workload of P4CE's groups: leaders and replicas.
 
-use super::{Workload, clock_of};
+use super::workload::{Workload, clock_of};
 use crate::groups::{self, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups};
 use crate::scenario::{GroupsSpec, HostSpec, Scenario, SwitchKind};
 use core::net::IpAddr;

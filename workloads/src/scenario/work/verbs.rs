@@ -1,6 +1,6 @@
 //! The workload of all verbs between each two hosts.
 
-use super::{Workload, clock_of};
+use super::workload::{Workload, clock_of};
 use crate::scenario::{HostSpec, Scenario, SwitchKind, VerbsSpec};
 use crate::verbs::{self, Shared, Verb, Verbs, VerbsApp};
 use core::net::IpAddr;

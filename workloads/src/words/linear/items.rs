@@ -1,7 +1,7 @@
 //! A history, prepared for the search: the known effect of each operation, and which operations have to
 //! precede which.
 
-use super::{Action, Done, Op, Rules};
+use super::op::{Action, Done, Op, Rules};
 use std::collections::BTreeMap;
 
 /// Effect of an operation on the word.

@@ -1,8 +1,8 @@
 //! The search for an order.
 
-use super::Stuck;
 use super::clusters::Clusters;
 use super::items::{Effect, Item};
+use super::stuck::Stuck;
 use std::collections::{BTreeMap, HashSet};
 use switch::table::mix;
 

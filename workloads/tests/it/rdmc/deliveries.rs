@@ -5,7 +5,7 @@
 
 use crate::environment;
 use rdmc::Algorithm;
-use rdmc::delivery::{GiveError, Lost, Refusal, TakeError};
+use rdmc::delivery::{LossReason, ReceiverError, Refusal, SenderError};
 use sim::{Fault, Link, Queues};
 use switch::{Nanos, Probability, Rng};
 use workloads::rdmc::delivery::{Delivery, ReceiverBehaviour};
@@ -113,9 +113,9 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         draw(seed, &mut rng);
     plant(&mut setup);
     let context = format!("{behaviours:?} {} name of {}, {len} bytes", algorithm.name(), name.len());
-    let mut delivery = Delivery::new(&setup, len, &behaviours, |give| {
-        give.patience = if has_no_faults { Nanos::from_millis(300) } else { Nanos::from_secs(3) };
-        (give.algorithm, give.name, give.window) = (algorithm.clone(), name, WINDOW as u32);
+    let mut delivery = Delivery::new(&setup, len, &behaviours, |config| {
+        config.patience = if has_no_faults { Nanos::from_millis(300) } else { Nanos::from_secs(3) };
+        (config.algorithm, config.name, config.window) = (algorithm.clone(), name, WINDOW as u32);
     })
     .map_err(|error| error.to_string())?;
     let (hosts, within) = (delivery.hosts.clone(), Nanos::from_millis(3));
@@ -143,18 +143,20 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
     } else if !delivery.settle(Nanos::from_secs(180), &live_receivers) {
         return Err(format!("{context}: not over, result at the root: {:?}", delivery.root_outcome()));
     }
-    let given = delivery.root_outcome().filter(|_| !victims.contains(&0));
+    let report = delivery.root_outcome().filter(|_| !victims.contains(&0));
     for host in &live_receivers {
         let behaviour = behaviours[usize::from(*host) - 1];
-        let Some(taken) = delivery.receiver_outcome(*host) else {
+        let Some(outcome) = delivery.receiver_outcome(*host) else {
             return Err(format!("{context}: host {host} has no result"));
         };
-        if taken.is_ok() && !delivery.is_right(*host) {
+        if outcome.is_ok() && !delivery.is_right(*host) {
             return Err(format!("{context}: host {host} has stored something else"));
         }
         // A root that keeps to the protocol is never taken for one that violates it.
-        if is_sound(behaviour) && matches!(taken, Err(TakeError::Violation(_) | TakeError::Refused(_))) {
-            return Err(format!("{context}: host {host}: {taken:?}"));
+        if is_sound(behaviour)
+            && matches!(outcome, Err(ReceiverError::Violation(_) | ReceiverError::Refused(_)))
+        {
+            return Err(format!("{context}: host {host}: {outcome:?}"));
         }
         if delivery.max_unwritten(*host) > WINDOW {
             return Err(format!(
@@ -162,46 +164,46 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
                 delivery.max_unwritten(*host)
             ));
         }
-        let lost = match given {
-            Some(Ok(given)) => given.lost.as_slice(),
-            Some(Err(GiveError::Alone(lost))) => lost,
+        let lost = match report {
+            Some(Ok(report)) => report.lost.as_slice(),
+            Some(Err(SenderError::AllReceiversLost(lost))) => lost,
             _ => &[],
         };
         let lost = lost.iter().find(|(lost, _)| *lost == ip(*host)).map(|(_, why)| *why);
         let expected = match behaviour {
             _ if is_sound(behaviour) => None,
-            ReceiverBehaviour::Full => Some(Lost::Refused(Refusal::NoSpace)),
-            ReceiverBehaviour::Small(_) => Some(Lost::Refused(Refusal::Memory)),
-            _ => Some(Lost::Damaged),
+            ReceiverBehaviour::Full => Some(LossReason::Refused(Refusal::NoSpace)),
+            ReceiverBehaviour::Small(_) => Some(LossReason::Refused(Refusal::Memory)),
+            _ => Some(LossReason::Damaged),
         };
         if has_no_faults && lost != expected {
             return Err(format!(
-                "{context}: the root lists host {host} as {lost:?}, expected {expected:?}: {given:?}"
+                "{context}: the root lists host {host} as {lost:?}, expected {expected:?}: {report:?}"
             ));
         }
     }
-    let Some(Ok(given)) = given else {
+    let Some(Ok(report)) = report else {
         totals.partial += 1;
         return Ok(());
     };
     if let Some(host) =
-        (1..=receivers).find(|host| given.stored.contains(&ip(*host)) && !delivery.is_right(*host))
+        (1..=receivers).find(|host| report.stored.contains(&ip(*host)) && !delivery.is_right(*host))
     {
         return Err(format!("{context}: host {host} is listed as stored but has stored something else"));
     }
     if has_no_faults
         && algorithm == Algorithm::InNetwork
-        && has_switch != (given.algorithm == Algorithm::InNetwork)
+        && has_switch != (report.algorithm == Algorithm::InNetwork)
     {
-        return Err(format!("{context}: {given:?}"));
+        return Err(format!("{context}: {report:?}"));
     }
-    totals.whole += usize::from(given.lost.is_empty());
-    totals.partial += usize::from(!given.lost.is_empty());
+    totals.whole += usize::from(report.lost.is_empty());
+    totals.partial += usize::from(!report.lost.is_empty());
     if algorithm == Algorithm::InNetwork {
-        let copied = given.algorithm == Algorithm::InNetwork;
+        let copied = report.algorithm == Algorithm::InNetwork;
         *(if copied { &mut totals.copied } else { &mut totals.without }) += 1;
     }
-    totals.again += given.rounds - 1;
+    totals.again += report.rounds - 1;
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Delivery of objects of any length to all receivers that do not fail.
 
 use rdmc::Algorithm;
-use rdmc::delivery::{GiveError, Lost, Refusal, TakeError};
+use rdmc::delivery::{LossReason, ReceiverError, Refusal, SenderError};
 use sim::Fault;
 use switch::Nanos;
 use workloads::rdmc::delivery::{Delivery, ReceiverBehaviour};
@@ -17,12 +17,12 @@ fn all_receivers_get_the_object() {
             let behaviours = vec![ReceiverBehaviour::Sound; receivers.into()];
             let context = format!("{len} bytes to {receivers} by {}", algorithm.name());
             let mut delivery =
-                Delivery::new(&setup, len, &behaviours, |give| give.algorithm = algorithm).unwrap();
+                Delivery::new(&setup, len, &behaviours, |config| config.algorithm = algorithm).unwrap();
             let all: Vec<u16> = (1..=receivers).collect();
             assert!(delivery.settle(END, &all), "{context}: {:?}", delivery.root_outcome());
-            let given = delivery.root_outcome().unwrap().as_ref().unwrap();
-            assert_eq!((given.stored.len(), given.rounds), (all.len(), 1), "{context}");
-            assert!(given.lost.is_empty());
+            let report = delivery.root_outcome().unwrap().as_ref().unwrap();
+            assert_eq!((report.stored.len(), report.rounds), (all.len(), 1), "{context}");
+            assert!(report.lost.is_empty());
             for host in all {
                 assert_eq!(delivery.receiver_outcome(host), Some(&Ok(())), "{context}");
                 assert!(delivery.is_right(host), "{context}");
@@ -34,27 +34,28 @@ fn all_receivers_get_the_object() {
 #[test]
 fn invalid_configurations_are_refused_with_the_reason() {
     let setup = Setup { hosts: 3, ..Setup::default() };
-    let new = |change: fn(&mut rdmc::delivery::GiveConfig)| {
+    let new = |change: fn(&mut rdmc::delivery::SenderConfig)| {
         Delivery::new(&setup, 50_000, &[ReceiverBehaviour::Sound, ReceiverBehaviour::Sound], change)
             .unwrap_err()
     };
-    assert_eq!(new(|give| give.len = 0), GiveError::Empty);
-    assert_eq!(new(|give| give.receivers.clear()), GiveError::NoReceivers);
-    assert_eq!(new(|give| give.receivers = vec![ip(1), ip(1)]), GiveError::Twice(ip(1)));
-    assert_eq!(new(|give| give.receivers = vec![ip(0)]), GiveError::Twice(ip(0)));
-    assert_eq!(new(|give| give.name.clear()), GiveError::Name(0));
-    assert_eq!(new(|give| give.name = "x".repeat(256)), GiveError::Name(256));
-    assert_eq!(new(|give| give.block_bytes = 0), GiveError::Block { block: 0, len: 50_000 });
-    let above = new(|give| give.block_bytes = 50_001);
-    assert_eq!(above, GiveError::Block { block: 50_001, len: 50_000 });
+    assert_eq!(new(|config| config.len = 0), SenderError::Empty);
+    assert_eq!(new(|config| config.receivers.clear()), SenderError::NoReceivers);
+    assert_eq!(new(|config| config.receivers = vec![ip(1), ip(1)]), SenderError::Twice(ip(1)));
+    assert_eq!(new(|config| config.receivers = vec![ip(0)]), SenderError::Twice(ip(0)));
+    assert_eq!(new(|config| config.name.clear()), SenderError::Name(0));
+    assert_eq!(new(|config| config.name = "x".repeat(256)), SenderError::Name(256));
+    assert_eq!(new(|config| config.block_bytes = 0), SenderError::Block { block: 0, len: 50_000 });
+    let above = new(|config| config.block_bytes = 50_001);
+    assert_eq!(above, SenderError::Block { block: 50_001, len: 50_000 });
     assert_eq!(above.to_string(), "blocks of 50001 bytes of an object of 50000: 1 to 50000 are possible");
-    assert_eq!(new(|give| give.segment_bytes = 2999), GiveError::Segment);
-    assert_eq!(new(|give| give.window = 0), GiveError::Segment);
-    let many = |give: &mut rdmc::delivery::GiveConfig| (give.block_bytes, give.segment_bytes) = (1, 1 << 21);
-    assert_eq!(new(many), GiveError::Segment);
+    assert_eq!(new(|config| config.segment_bytes = 2999), SenderError::Segment);
+    assert_eq!(new(|config| config.window = 0), SenderError::Segment);
+    let many =
+        |config: &mut rdmc::delivery::SenderConfig| (config.block_bytes, config.segment_bytes) = (1, 1 << 21);
+    assert_eq!(new(many), SenderError::Segment);
     let racks = rdmc::Racks::new(&[1, 2, 2, 2]).unwrap();
-    let hybrid = Delivery::new(&setup, 50_000, &[ReceiverBehaviour::Sound; 2], |give| {
-        give.algorithm = Algorithm::Hybrid(racks);
+    let hybrid = Delivery::new(&setup, 50_000, &[ReceiverBehaviour::Sound; 2], |config| {
+        config.algorithm = Algorithm::Hybrid(racks);
     });
     assert_eq!(
         hybrid.unwrap_err().to_string(),
@@ -78,8 +79,8 @@ fn receivers_that_fail_are_named_and_the_other_receivers_get_the_object() {
         ReceiverBehaviour::Sound,
         ReceiverBehaviour::Absent,
     ]);
-    assert_eq!(delivery.root_outcome(), Some(&Err(GiveError::Silent(vec![ip(2), ip(4)]))));
-    assert_eq!(delivery.receiver_outcome(1), Some(&Err(TakeError::Silent(ip(0)))));
+    assert_eq!(delivery.root_outcome(), Some(&Err(SenderError::Silent(vec![ip(2), ip(4)]))));
+    assert_eq!(delivery.receiver_outcome(1), Some(&Err(ReceiverError::NoOffer(ip(0)))));
 
     let delivery = run([
         ReceiverBehaviour::Sound,
@@ -87,9 +88,9 @@ fn receivers_that_fail_are_named_and_the_other_receivers_get_the_object() {
         ReceiverBehaviour::Sound,
         ReceiverBehaviour::Slow(40),
     ]);
-    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
-    assert_eq!(given.lost, [(ip(2), Lost::Refused(Refusal::NoSpace))]);
-    assert_eq!(delivery.receiver_outcome(2), Some(&Err(TakeError::Refused(Refusal::NoSpace))));
+    let report = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!(report.lost, [(ip(2), LossReason::Refused(Refusal::NoSpace))]);
+    assert_eq!(delivery.receiver_outcome(2), Some(&Err(ReceiverError::Refused(Refusal::NoSpace))));
     for host in [1, 3, 4] {
         assert!(delivery.receiver_outcome(host) == Some(&Ok(())) && delivery.is_right(host), "host {host}");
     }
@@ -100,9 +101,9 @@ fn receivers_that_fail_are_named_and_the_other_receivers_get_the_object() {
         ReceiverBehaviour::Sound,
         ReceiverBehaviour::Small(40_000),
     ]);
-    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
-    assert_eq!(given.lost, [(ip(4), Lost::Refused(Refusal::Memory))]);
-    assert_eq!(delivery.receiver_outcome(4), Some(&Err(TakeError::Refused(Refusal::Memory))));
+    let report = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!(report.lost, [(ip(4), LossReason::Refused(Refusal::Memory))]);
+    assert_eq!(delivery.receiver_outcome(4), Some(&Err(ReceiverError::Refused(Refusal::Memory))));
 
     let delivery = run([
         ReceiverBehaviour::Sound,
@@ -110,10 +111,10 @@ fn receivers_that_fail_are_named_and_the_other_receivers_get_the_object() {
         ReceiverBehaviour::Careless,
         ReceiverBehaviour::Sound,
     ]);
-    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
-    assert_eq!(given.lost, [(ip(3), Lost::Damaged)]);
-    assert_eq!(delivery.receiver_outcome(3), Some(&Err(TakeError::Damaged)));
-    assert_eq!(given.stored, [ip(1), ip(2), ip(4)]);
+    let report = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!(report.lost, [(ip(3), LossReason::Damaged)]);
+    assert_eq!(delivery.receiver_outcome(3), Some(&Err(ReceiverError::Damaged)));
+    assert_eq!(report.stored, [ip(1), ip(2), ip(4)]);
 }
 
 /// Receivers crash at moments spread over a delivery. All other receivers get the object, and segments that
@@ -145,9 +146,9 @@ fn survivors_continue_where_they_were() {
                 continue;
             }
             assert!(delivery.settle(END, &others), "{context}: {:?}", delivery.root_outcome());
-            let given = delivery.root_outcome().unwrap();
-            let Ok(given) = given else {
-                assert_eq!(given, &Err(GiveError::Silent(vec![ip(victim)])), "{context}");
+            let report = delivery.root_outcome().unwrap();
+            let Ok(report) = report else {
+                assert_eq!(report, &Err(SenderError::Silent(vec![ip(victim)])), "{context}");
                 continue;
             };
             for host in others {
@@ -155,8 +156,8 @@ fn survivors_continue_where_they_were() {
                 assert!(delivery.is_right(host), "{context}: {host}");
             }
             let segments = 30;
-            assert!(delivery.read() >= segments && given.stored.len() >= 4, "{context}: {given:?}");
-            if given.rounds > 1 {
+            assert!(delivery.read() >= segments && report.stored.len() >= 4, "{context}: {report:?}");
+            if report.rounds > 1 {
                 resumed += 1;
                 spared += u64::from(delivery.read() < 2 * segments - 4);
             }
@@ -166,7 +167,7 @@ fn survivors_continue_where_they_were() {
     assert!(resumed > 10 && spared > 5, "{resumed} {spared}");
 }
 
-/// A receiver that restarts while the root still waits for another one is called again.
+/// A receiver that restarts while the root still waits for another one gets a link again.
 #[test]
 fn receivers_may_start_late_and_restart() {
     let mut delivery = Delivery::new(
@@ -187,8 +188,8 @@ fn receivers_may_start_late_and_restart() {
         delivery.world.schedule(at, fault);
     }
     assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.root_outcome());
-    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
-    assert_eq!((given.stored.len(), given.lost.len(), given.rounds), (2, 0, 1), "{given:?}");
+    let report = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!((report.stored.len(), report.lost.len(), report.rounds), (2, 0, 1), "{report:?}");
     assert!((1..=2).all(|host| delivery.is_right(host)));
 }
 
@@ -201,8 +202,8 @@ fn a_stuck_receiver_is_left_behind() {
             [ReceiverBehaviour::Sound, ReceiverBehaviour::Stuck(after), ReceiverBehaviour::Sound];
         let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
         assert!(delivery.settle(END, &[1, 3]), "{after}: {:?}", delivery.root_outcome());
-        let given = delivery.root_outcome().unwrap().as_ref().unwrap();
-        assert_eq!(given.lost, [(ip(2), Lost::Silent)], "{after}");
+        let report = delivery.root_outcome().unwrap().as_ref().unwrap();
+        assert_eq!(report.lost, [(ip(2), LossReason::Silent)], "{after}");
         assert!([1, 3].iter().all(|host| delivery.is_right(*host)), "{after}");
     }
 }
@@ -231,8 +232,8 @@ fn a_slow_disk_is_waited_for_while_it_writes() {
     let behaviours = [ReceiverBehaviour::Sound, ReceiverBehaviour::Disk(Nanos::from_millis(120))];
     let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
     assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.root_outcome());
-    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
-    assert_eq!((given.stored.len(), given.lost.len(), given.rounds), (2, 0, 1), "{given:?}");
+    let report = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!((report.stored.len(), report.lost.len(), report.rounds), (2, 0, 1), "{report:?}");
     assert!(delivery.is_right(2));
 }
 
@@ -241,17 +242,17 @@ fn a_slow_disk_is_waited_for_while_it_writes() {
 #[test]
 fn a_switch_goes_on_copying_after_a_receiver_crashes() {
     let setup = Setup { hosts: 5, create_timeout: Nanos::from_secs(3), ..Setup::default() };
-    let mut delivery = Delivery::new(&setup, 4_000_000, &[ReceiverBehaviour::Sound; 4], |give| {
-        give.algorithm = Algorithm::InNetwork;
-        give.patience = Nanos::from_secs(4);
+    let mut delivery = Delivery::new(&setup, 4_000_000, &[ReceiverBehaviour::Sound; 4], |config| {
+        config.algorithm = Algorithm::InNetwork;
+        config.patience = Nanos::from_secs(4);
     })
     .unwrap();
     delivery.world.schedule(Nanos::from_micros(600), Fault::Crash(delivery.hosts[2]));
     let others = [1, 3, 4];
     assert!(delivery.settle(Nanos::from_secs(30), &others), "{:?}", delivery.root_outcome());
-    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
-    assert_eq!(given.lost, [(ip(2), Lost::Gone)]);
-    assert_eq!(given.algorithm, Algorithm::InNetwork, "{given:?}");
+    let report = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!(report.lost, [(ip(2), LossReason::Gone)]);
+    assert_eq!(report.algorithm, Algorithm::InNetwork, "{report:?}");
     assert!(others.iter().all(|host| delivery.is_right(*host)));
 }
 
@@ -259,13 +260,13 @@ fn a_switch_goes_on_copying_after_a_receiver_crashes() {
 #[test]
 fn an_absent_switch_is_replaced_by_a_pipeline() {
     let setup = Setup { switch_address: ip(99), ..Setup::default() };
-    let mut delivery = Delivery::new(&setup, 400_000, &[ReceiverBehaviour::Sound; 3], |give| {
-        give.algorithm = Algorithm::InNetwork;
+    let mut delivery = Delivery::new(&setup, 400_000, &[ReceiverBehaviour::Sound; 3], |config| {
+        config.algorithm = Algorithm::InNetwork;
     })
     .unwrap();
     assert!(delivery.settle(END, &[1, 2, 3]), "{:?}", delivery.root_outcome());
-    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
-    assert_eq!((given.stored.len(), given.algorithm.clone()), (3, Algorithm::Pipeline), "{given:?}");
+    let report = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert_eq!((report.stored.len(), report.algorithm.clone()), (3, Algorithm::Pipeline), "{report:?}");
 }
 
 /// Some receivers cannot reach each other: as few as possible are left out, and all other receivers get the
@@ -280,10 +281,10 @@ fn unreachable_receivers_are_the_only_ones_left_out() {
         let mut delivery = Delivery::new(&setup, 100_000, &[ReceiverBehaviour::Sound; 5], |_| {}).unwrap();
         let others: Vec<u16> = (1..=5).filter(|host| !left_out.contains(host)).collect();
         assert!(delivery.settle(END, &others), "{apart:?}: {:?}", delivery.root_outcome());
-        let given = delivery.root_outcome().unwrap().as_ref().unwrap();
-        let lost: Vec<_> = given.lost.iter().map(|(ip, _)| *ip).collect();
-        assert_eq!(lost, left_out.iter().map(|host| ip(*host)).collect::<Vec<_>>(), "{apart:?}: {given:?}");
-        assert!(given.lost.iter().all(|(_, why)| matches!(why, Lost::Apart(_))), "{given:?}");
+        let report = delivery.root_outcome().unwrap().as_ref().unwrap();
+        let lost: Vec<_> = report.lost.iter().map(|(ip, _)| *ip).collect();
+        assert_eq!(lost, left_out.iter().map(|host| ip(*host)).collect::<Vec<_>>(), "{apart:?}: {report:?}");
+        assert!(report.lost.iter().all(|(_, why)| matches!(why, LossReason::Unreachable(_))), "{report:?}");
         assert!(others.iter().all(|host| delivery.is_right(*host)), "{apart:?}");
     }
 }
@@ -295,8 +296,8 @@ fn survivors_continue_with_the_racks_that_are_left() {
     for victim in [None, Some(3_u16), Some(6)] {
         let setup = Setup { hosts: 7, ..Setup::default() };
         let racks = rdmc::Racks::new(&["a", "a", "b", "b", "b", "a", "c"]).unwrap();
-        let mut delivery = Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Sound; 6], |give| {
-            give.algorithm = Algorithm::Hybrid(racks);
+        let mut delivery = Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Sound; 6], |config| {
+            config.algorithm = Algorithm::Hybrid(racks);
         })
         .unwrap();
         if let Some(victim) = victim {
@@ -305,10 +306,10 @@ fn survivors_continue_with_the_racks_that_are_left() {
         }
         let others: Vec<u16> = (1..=6).filter(|host| Some(*host) != victim).collect();
         assert!(delivery.settle(END, &others), "{victim:?}: {:?}", delivery.root_outcome());
-        let given = delivery.root_outcome().unwrap().as_ref().unwrap();
-        assert_eq!(given.stored.len(), others.len(), "{given:?}");
-        let Algorithm::Hybrid(left) = &given.algorithm else { panic!("{given:?}") };
-        assert_eq!(left.nodes(), others.len() + 1, "{given:?}");
+        let report = delivery.root_outcome().unwrap().as_ref().unwrap();
+        assert_eq!(report.stored.len(), others.len(), "{report:?}");
+        let Algorithm::Hybrid(left) = &report.algorithm else { panic!("{report:?}") };
+        assert_eq!(left.nodes(), others.len() + 1, "{report:?}");
         assert!(others.iter().all(|host| delivery.is_right(*host)), "{victim:?}");
     }
 }
@@ -326,18 +327,18 @@ fn all_hosts_are_notified_when_one_stops() {
             delivery.stop(stops);
             let context = format!("{stops} stops after {at} us");
             if stops == 0 {
-                assert_eq!(delivery.root_outcome(), Some(&Err(GiveError::Stopped)), "{context}");
+                assert_eq!(delivery.root_outcome(), Some(&Err(SenderError::Stopped)), "{context}");
                 delivery.world.run_until(delivery.world.now() + notification_limit);
                 for host in 1..=3 {
-                    // A receiver that has not been called yet continues to wait.
-                    let taken = delivery.receiver_outcome(host);
-                    let expected = if at > 10 { Some(&Err(TakeError::Left(ip(0)))) } else { taken };
-                    assert_eq!(taken, expected, "{context}: {host}");
+                    // A receiver to which the sender has no link yet continues to wait.
+                    let outcome = delivery.receiver_outcome(host);
+                    let expected = if at > 10 { Some(&Err(ReceiverError::Stopped(ip(0)))) } else { outcome };
+                    assert_eq!(outcome, expected, "{context}: {host}");
                 }
             } else if at > 10 {
                 assert!(delivery.settle(delivery.world.now() + notification_limit, &[1, 2, 3]), "{context}");
-                let given = delivery.root_outcome().unwrap().as_ref().unwrap();
-                assert_eq!(given.lost, [(ip(2), Lost::Refused(Refusal::Stopped))], "{context}");
+                let report = delivery.root_outcome().unwrap().as_ref().unwrap();
+                assert_eq!(report.lost, [(ip(2), LossReason::Refused(Refusal::Stopped))], "{context}");
                 assert!([1, 3].iter().all(|host| delivery.is_right(*host)), "{context}");
             }
         }
@@ -347,16 +348,16 @@ fn all_hosts_are_notified_when_one_stops() {
 #[test]
 fn a_switch_that_fails_is_replaced() {
     let setup = Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() };
-    let mut delivery = Delivery::new(&setup, 4_000_000, &[ReceiverBehaviour::Sound; 3], |give| {
-        give.algorithm = Algorithm::InNetwork;
-        give.patience = Nanos::from_secs(4);
+    let mut delivery = Delivery::new(&setup, 4_000_000, &[ReceiverBehaviour::Sound; 3], |config| {
+        config.algorithm = Algorithm::InNetwork;
+        config.patience = Nanos::from_secs(4);
     })
     .unwrap();
     let at = Nanos::from_micros(600);
     delivery.world.schedule(at, Fault::Crash(delivery.switch));
     delivery.world.schedule(at + Nanos::from_micros(200), Fault::Restart(delivery.switch));
     assert!(delivery.settle(Nanos::from_secs(30), &[1, 2, 3]), "{:?}", delivery.root_outcome());
-    let given = delivery.root_outcome().unwrap().as_ref().unwrap();
-    assert!(given.rounds > 1 && given.stored.len() == 3, "{given:?}");
+    let report = delivery.root_outcome().unwrap().as_ref().unwrap();
+    assert!(report.rounds > 1 && report.stored.len() == 3, "{report:?}");
     assert!((1..=3).all(|host| delivery.is_right(host)));
 }

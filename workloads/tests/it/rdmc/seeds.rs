@@ -262,7 +262,7 @@ fn check_failures_are_explained(
         let Some((failure, at)) = failed(*host) else { continue };
         let (is_loss, is_late) = match failure {
             Failure::Gone(_) | Failure::Switch(_) => (true, false),
-            Failure::Silent(_) | Failure::Unjoined(_) => (true, true),
+            Failure::NotCreated(_) | Failure::NotJoined(_) => (true, true),
             _ => (false, false),
         };
         let member = hosts.iter().find(|host| ip(**host) == failure.member());
@@ -311,7 +311,7 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         let config = GroupConfig {
             algorithm: algorithm(&mut rng, hosts.len() as u16),
             block_bytes: *rng.pick(&[1, 700, 1024, 5000, 40_000]),
-            ahead: rng.between(1, 4) as u32,
+            max_in_flight: rng.between(1, 4) as u32,
             ..GroupConfig::new(number, Vec::new())
         };
         cluster.create(&config, &hosts).map_err(|error| error.to_string())?;

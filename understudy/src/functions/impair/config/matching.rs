@@ -5,7 +5,7 @@ use rocev2::{Opcode, Psn, Qpn};
 use settings::port::Ports;
 use settings::tree::Value;
 use settings::words::{closest, one_of};
-use switch::impair::{Match, Network, Operations, PsnRange};
+use switch::impair::{IpPrefix, Match, Operations, PsnRange};
 
 /// Largest 24-bit number
 const MAX_24: u64 = 0xff_ffff;
@@ -83,15 +83,15 @@ fn qpns(value: &Value<'_>) -> Option<Vec<Qpn>> {
 }
 
 /// Reads an address, or a network in CIDR notation.
-fn network(value: &Value<'_>) -> Option<Network> {
+fn network(value: &Value<'_>) -> Option<IpPrefix> {
     let text = value.text()?;
     let parsed = match text.split_once('/') {
         None => text.parse().ok().map(|address: IpAddr| (address, None)),
         Some((address, prefix)) => address.parse().ok().zip(prefix.parse().ok().map(Some)),
     };
     let network = parsed.and_then(|(address, prefix)| match prefix {
-        None => Some(Network::host(address)),
-        Some(prefix) => Network::new(address, prefix),
+        None => Some(IpPrefix::host(address)),
+        Some(prefix) => IpPrefix::new(address, prefix),
     });
     let (Some(network), Some((address, prefix))) = (network, parsed) else {
         let problem =

@@ -3,7 +3,7 @@
 use crate::config::tests::{PORTS, fails, problems_in, read};
 use crate::functions::FunctionConfig;
 use rocev2::{Opcode, Psn, Qpn};
-use switch::impair::{Action, Config, Field, Match, Network, Operations, PsnRange, Rule};
+use switch::impair::{Action, Config, Field, IpPrefix, Match, Operations, PsnRange, Rule};
 use switch::{Nanos, PortId, Probability};
 
 const PAIRS: &str = "[impair]\npairs = [[\"a\", \"b\"]]\n";
@@ -92,8 +92,8 @@ fn every_key_is_read() {
         matching: Match {
             operations: Operations::class("ack").map(|ack| ack.and(opcodes[0]).and(opcodes[1])),
             qpns: vec![Qpn::new(0x11), Qpn::new(18)],
-            src: Some(Network::host("10.0.0.1".parse().unwrap())),
-            dst: Network::new("fd00::".parse().unwrap(), 64),
+            src: Some(IpPrefix::host("10.0.0.1".parse().unwrap())),
+            dst: IpPrefix::new("fd00::".parse().unwrap(), 64),
             port: Some(PortId(1)),
             psn: range(0xff_fff0, 15),
             psn_offset: range(3, 3),

@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 use core::ops::Range;
 use onepipe::OnePipe;
-use pktgen::profile::{Host, MAX_OUTSTANDING, MAX_QPS, MAX_SLOTS, Memory, STAMP_LEN};
+use pktgen::profile::{HostAddress, MAX_OUTSTANDING, MAX_QPS, MAX_SLOTS, RemoteMemory, STAMP_LEN};
 use pktgen::{Choice, Rate, Stream, Unit, Verb};
 use rocev2::ethernet::MacAddr;
 use rocev2::ipv4::Ipv4;
@@ -133,8 +133,8 @@ pub(super) fn read(
     let stream = Stream {
         name: name?,
         verb,
-        src: Host { mac: src_mac?, ip: src? },
-        dst: Host { mac: dst_mac?, ip: dst? },
+        src: HostAddress { mac: src_mac?, ip: src? },
+        dst: HostAddress { mac: dst_mac?, ip: dst? },
         first_qpn: Qpn::new(first_qpn),
         qps,
         pick: pick?,
@@ -242,10 +242,10 @@ fn mac(table: &Table<'_>, key: &'static str, example: &'static str, default: Mac
 
 /// Reads `"turn"`, `"uniform"` or `{ zipf = 0.99 }`. The default is `"turn"`.
 fn choice(table: &Table<'_>, key: &'static str) -> Option<Choice> {
-    let Some(value) = table.get(key, "\"uniform\"") else { return Some(Choice::Turn) };
+    let Some(value) = table.get(key, "\"uniform\"") else { return Some(Choice::RoundRobin) };
     if value.text_if_any().is_some() {
         return Some(if value.word(&["turn", "uniform"])? == "turn" {
-            Choice::Turn
+            Choice::RoundRobin
         } else {
             Choice::Uniform
         });
@@ -299,14 +299,14 @@ fn mtu(table: &Table<'_>) -> Option<u16> {
     Some(mtu as u16)
 }
 
-fn memory(table: &Table<'_>) -> Option<Memory> {
+fn memory(table: &Table<'_>) -> Option<RemoteMemory> {
     let va = table
         .get("va", "0x7f0000000000")
         .map_or(Some(0x7f00_0000_0000), |value| value.number(0..=u64::MAX, 0));
     let rkey = table.number("rkey", 0..=u32::MAX.into(), 0x1000) as u32;
     let slots = table.number("slots", 1..=MAX_SLOTS.into(), 1) as u32;
     let choice = choice(table, "slot");
-    Some(Memory { va: va?, rkey, slots, choice: choice? })
+    Some(RemoteMemory { va: va?, rkey, slots, choice: choice? })
 }
 
 /// Reads `"max"`, `{ packets_per_s = N }`, `{ bits_per_s = N }`, or a ramp, which has `[from, to]` and

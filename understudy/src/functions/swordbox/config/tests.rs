@@ -9,7 +9,7 @@ use switch::Nanos;
 use switch::drop::FaultSet;
 use switch::forward::config::{MacTable, Topology};
 use swordbox::steering::{ListsConfig, LocksConfig, Structure};
-use swordbox::{Config, Connect, FailedCas, Layers, Server, Table};
+use swordbox::{Config, FailedCas, Layers, Server, SwitchOwnedQps, WordTable};
 
 const SERVER: &str = "[[swordbox.server]]\nhost = \"10.0.0.9\"\n";
 const BRIDGE: &str = "mac_table = {}\n";
@@ -91,13 +91,13 @@ fn every_key_is_read() {
         Structure::Locks(LocksConfig { range: 0x2000..0x2040, rkey: Some(17), stride: 16 }),
     ];
     let tables = vec![
-        Table { rkey: Some(0x1234), range: 0..u64::MAX, stride: 8, writable: true },
-        Table { rkey: None, range: 0x7fff_0000_0000..0x7fff_0000_1000, stride: 64, writable: false },
+        WordTable { rkey: Some(0x1234), range: 0..u64::MAX, stride: 8, writable: true },
+        WordTable { rkey: None, range: 0x7fff_0000_0000..0x7fff_0000_1000, stride: 64, writable: false },
     ];
     let never_cached = vec![0xffff..0x1_0000, 0..8];
     let host = [0xfd00, 0, 0, 0, 0, 0, 0, 9].into();
     let service = rnic::cm::service_id_of(rnic::cm::PortSpace::Tcp, 7471);
-    let connect = Some(Connect { service, private_data: b"lane".to_vec(), qps: 3 });
+    let connect = Some(SwitchOwnedQps { service, private_data: b"lane".to_vec(), qps: 3 });
     let interface = Interface {
         gateways: vec![[10, 0, 0, 1].into()],
         vlan: Some(10),

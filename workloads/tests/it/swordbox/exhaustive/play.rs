@@ -15,7 +15,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use switch::forward::Config as ForwardConfig;
 use switch::memory::{FrameCollector, MemoryFrame};
 use switch::{Function as _, Nanos, PortId, Verdict};
-use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
+use swordbox::{Command, Config, Event, Layers, Server, Swordbox, WordTable};
 use workloads::words::linear::Rules;
 
 /// The longest time for which a request is on its way from the switch to the server. A client pauses for
@@ -219,7 +219,7 @@ pub(super) struct Play {
 }
 
 fn switch(options: &Options) -> Swordbox {
-    let table = Table { rkey: None, range: VA..VA + WORDS as u64 * STRIDE, stride: 8, writable: true };
+    let table = WordTable { rkey: None, range: VA..VA + WORDS as u64 * STRIDE, stride: 8, writable: true };
     let server = Server { tables: vec![table], rd_atomic: 4, client_owned_qps: 2, ..Server::new(address(0)) };
     let config = Config {
         servers: vec![server],
