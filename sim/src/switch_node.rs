@@ -21,8 +21,8 @@ pub struct Switch<F: Function> {
     polled: Nanos,
 }
 
-/// Time between two turns of a polling worker. A function whose timer stays due because it waits for room at
-/// a port is polled again after this time.
+/// Time between two iterations of a polling worker. A function whose timer stays due because it waits for
+/// room at a port is polled again after this time.
 const TURN: Nanos = Nanos(200);
 
 /// Counters of a switch, in frames.
@@ -41,7 +41,7 @@ pub struct Counters {
 }
 
 impl<F: Function> Switch<F> {
-    /// Creates a switch. `make` makes its function: at the beginning, and after each crash.
+    /// Creates a switch. `make` creates its function: once at the beginning, and once after each crash.
     pub fn new(mut make: impl FnMut() -> F + Send + 'static) -> Self {
         Self {
             function: make(),
