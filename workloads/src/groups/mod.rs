@@ -175,7 +175,7 @@ impl SharedGroups {
     }
 }
 
-/// Reports an operation that a replica of an open group lacks although the switch takes it to hold it.
+/// Reports an operation that a replica of an open group lacks although the switch counts it as held there.
 /// `replicas` are all replicas that the leaders name, in this order.
 pub fn check_open(
     control: &Control,

@@ -143,7 +143,7 @@ struct Stuck {
     latest: Vec<u32>,
     /// Operation that has to come next
     next: Option<u32>,
-    /// Set if no operation wrote the value that `next` found
+    /// Whether no operation wrote the value that `next` found
     unwritten: bool,
 }
 
