@@ -20,7 +20,7 @@ fn main() {
     println!("cargo::rerun-if-env-changed=PKG_CONFIG_PATH");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
 
-    let statik = env::var_os("CARGO_FEATURE_STATIC").is_some();
+    let is_static = env::var_os("CARGO_FEATURE_STATIC").is_some();
     if let Err(error) =
         pkg_config::Config::new().cargo_metadata(false).atleast_version("21.11").probe("libdpdk")
     {
@@ -58,7 +58,7 @@ fn main() {
     }
     build.compile("understudy_dpdk_static_inline");
 
-    link(statik);
+    link(is_static);
 }
 
 /// Returns the words that `pkg-config ARGUMENTS libdpdk` prints.
@@ -73,8 +73,8 @@ fn pkg_config(arguments: &[&str]) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-fn link(statik: bool) {
-    if !statik {
+fn link(is_static: bool) {
+    if !is_static {
         // The EAL loads the driver libraries from its plug-in folder.
         for word in pkg_config(&["--libs"]) {
             if let Some(dir) = word.strip_prefix("-L") {

@@ -1,15 +1,15 @@
 //! Failure detector (P4CE, section III, after Mu's pull-score): every server increments a word in its memory,
 //! and the other servers read it by RDMA READ. A server whose word grows gains trust. A server whose word
-//! stands still loses trust. The state changes at two different thresholds, so that one late READ does not
+//! does not change loses trust. The state changes at two different thresholds, so that one late READ does not
 //! change the leader.
 
 /// Maximum and initial trust of a server
 const MAX_TRUST: u8 = 15;
 /// Trust gained when the word has grown; each other READ costs 1
 const GAIN: u8 = 3;
-/// A server with less trust is considered dead, ...
+/// Trust below which a server is considered dead
 const DEAD_BELOW: u8 = 2;
-/// ... until its trust is at least this value again
+/// Trust from which on a dead server is considered alive again
 const ALIVE_FROM: u8 = 6;
 
 /// State of the detector for one server.

@@ -90,9 +90,9 @@ pub(super) struct Follower {
     pub(super) stalled_since: Option<(u64, Nanos)>,
     /// Whether a snapshot is being written to it
     pub(super) loading: bool,
-    /// Round of the latest check that was posted, ...
+    /// Round of the latest check that was posted
     pub(super) check_posted: u64,
-    /// ... and of the latest check that completed
+    /// Round of the latest check that completed
     pub(super) check_completed: u64,
     /// First round in which other members have to confirm before it becomes a member; 0 if none
     pub(super) confirmed_from: u64,

@@ -77,12 +77,12 @@ pub struct Port {
     pub device: Device,
     /// MTU: largest IP packet, in bytes
     pub mtu: u16,
-    /// Count of receive queues, over which RSS spreads the frames if the device supports it; 0 for one queue
+    /// Number of receive queues, over which RSS spreads the frames if the device supports it; 0 for one queue
     /// per worker, limited by the device
     pub rx_queues: u16,
-    /// Count of descriptors of each queue; a power of two
+    /// Number of descriptors of each queue; a power of two
     pub descriptors: u16,
-    /// Count of packet buffers in the port's pool
+    /// Number of packet buffers in the port's pool
     pub buffers: u32,
     /// Payload length, in bytes, from which on copies share the payload instead of copying it; `None` for the
     /// length from which on sharing is faster, if the driver can send multi-segment frames

@@ -76,12 +76,12 @@ impl<'a, F: Function> ControlOutput<'a, F> {
         Self { to_workers, pool, ports }
     }
 
-    /// Returns the count of workers.
+    /// Returns the number of workers.
     pub fn workers(&self) -> usize {
         self.to_workers.len()
     }
 
-    /// Returns the count of ports.
+    /// Returns the number of ports.
     pub fn ports(&self) -> u16 {
         self.ports
     }

@@ -64,7 +64,7 @@ impl Eal {
 impl Drop for Eal {
     fn drop(&mut self) {
         if self.memif {
-            // `rte_eal_cleanup` would wait for the EAL's interrupt thread, which is parked, for ever. The end
+            // `rte_eal_cleanup` would wait forever for the EAL's interrupt thread, which is parked. The end
             // of the process frees the rest.
             park_interrupts();
         } else if port::all_buffers_returned() {

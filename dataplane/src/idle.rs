@@ -4,7 +4,7 @@ use crate::config::Idle;
 use core::time::Duration;
 use switch::Nanos;
 
-/// Count of empty iterations before a worker yields: the next frames of a burst in progress arrive within a
+/// Number of empty iterations before a worker yields: the next frames of a burst in progress arrive within a
 /// few iterations
 const SPINS: u32 = 32;
 /// Idle time below which a worker with `Idle::Sleep` yields instead of sleeping: a sleep lasts longer than
@@ -27,7 +27,7 @@ enum Action {
 #[derive(Debug)]
 pub(crate) struct Idler {
     policy: Idle,
-    /// Count of consecutive empty iterations, saturated at `SPINS`
+    /// Number of consecutive empty iterations, saturated at `SPINS`
     empty: u32,
     /// Time of the last iteration with work
     busy: Nanos,

@@ -1,4 +1,4 @@
-//! A running instance, as the control plane sees it.
+//! A running instance: the control plane's view of its ports and workers.
 
 use crate::counters::WorkerCounters;
 use crate::port::{Port, PortInfo};
@@ -80,7 +80,7 @@ impl DeviceCounters {
         }
     }
 
-    /// Returns the count of frames lost on this side, for any reason.
+    /// Returns the number of frames lost on this side, for any reason.
     pub const fn lost(&self) -> u64 {
         self.missed + self.rx_errors + self.no_buffer + self.tx_errors
     }

@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Count of buffers in a worker's cache of the pool
+/// Number of buffers in a worker's cache of the pool
 const POOL_CACHE: u32 = 256;
 
 /// Payload length from which on sharing is faster than copying, in bytes (`understudy bench p4ce`,
@@ -39,7 +39,7 @@ fn device_name(index: usize, device: &Device) -> String {
     }
 }
 
-/// Returns the count of receive queues of a port: the configured one, or one suitable for the device.
+/// Returns the number of receive queues of a port: the configured one, or one suitable for the device.
 pub(crate) fn rx_queues(port: &PortConfig, workers: usize) -> u16 {
     match (&port.device, port.rx_queues) {
         (Device::Pcap { rx, .. }, _) => rx.len().max(1) as u16,
@@ -309,7 +309,7 @@ impl Port {
         let rx_queues = rx_queues(port, workers).min(dev.max_rx_queues.max(1));
         let max_queues = (workers as u16).min(dev.max_tx_queues.max(1));
         let tx_queues = match port.device {
-            // Equal to the count of receive queues: the tap driver requires it, and so does memif's peer,
+            // Equal to the number of receive queues: the tap driver requires it, and so does memif's peer,
             // whose queues have to match.
             Device::Tap { .. } | Device::Memif { .. } => rx_queues,
             // Their sockets are used in both directions.

@@ -104,7 +104,7 @@ impl Runtime {
     /// the control plane ends the run. Returns when the workers have drained.
     ///
     /// # Panics
-    /// If the count of `functions` is not that of the configured workers, or if a worker panicked.
+    /// If the number of `functions` is not that of the configured workers, or if a worker panicked.
     pub fn run<F, C>(&mut self, functions: Vec<F>, control: &mut C, stop: &Stop) -> Outcome
     where
         F: Function + Send,
@@ -181,7 +181,7 @@ impl Runtime {
                     .spawn_scoped(scope, move || run_worker(worker, cpu, sleeps, quit, running))
                     .expect("the system can create a thread");
             }
-            // Also set if the control plane panics, or the scope would wait for ever.
+            // Also set if the control plane panics; otherwise the scope would wait forever.
             let _quit_when_done = SetOnDrop(&quit);
             loop {
                 let mut idle = true;

@@ -1,5 +1,5 @@
-//! Time that a function costs per frame: from the first frame of a burst until the function has handled all
-//! of them, and that of its timer. The drivers' receive and send functions are excluded; allocating and
+//! Time that a function takes per frame: from the first frame of a burst until the function has handled all
+//! of them, plus the time of its timer. The drivers' receive and send functions are excluded; allocating and
 //! freeing buffers is included, and so is sending frames beyond the 32 that wait for a port.
 
 use crate::time::{cycles, hz};
@@ -8,9 +8,9 @@ use std::sync::Arc;
 use switch::counters::Counter;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
-/// Count of frames after which a lap ends: few enough that the thread is not preempted in most laps
+/// Number of frames after which a lap ends: few enough that the thread is not preempted in most laps
 const LAP: u64 = 1024;
-/// Count of histogram bins per cycle, and maximum count of cycles
+/// Number of histogram bins per cycle, and maximum number of cycles
 const BINS_PER_CYCLE: u64 = 8;
 const MAX_CYCLES: u64 = 4096;
 
@@ -109,7 +109,7 @@ impl<F: Function> Function for Stopwatch<F> {
         self.add_time(start);
     }
 
-    /// Called by a worker after each burst, which ends the measurement of the burst.
+    /// Ends the measurement of a burst: a worker calls this after each burst.
     #[inline]
     fn next_timer(&self) -> Option<Nanos> {
         let start = self.start.take();

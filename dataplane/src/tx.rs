@@ -7,10 +7,10 @@ use dpdk_sys::{rte_eth_fp_ops, rte_mbuf, rte_mempool};
 use rtrb::Producer;
 use switch::{DropReason, Frame as _, Full, Output, PortId};
 
-/// Maximum count of frames that wait for a port. Frames that a port does not accept are offered again, in
+/// Maximum number of frames that wait for a port. Frames that a port does not accept are offered again, in
 /// order, up to this count: a burst of a lossless network should survive a short stall.
 pub const QUEUE: usize = 512;
-/// Count of waiting frames at which they are offered to the port before the end of an iteration
+/// Number of waiting frames at which they are offered to the port before the end of an iteration
 const BURST: usize = 32;
 
 /// A frame for a port whose send queue another worker owns.
@@ -147,7 +147,7 @@ impl Drop for Queue {
     }
 }
 
-/// Calls the send function of a port directly, as `rte_eth_tx_burst` does. Returns the count of frames that
+/// Calls the send function of a port directly, as `rte_eth_tx_burst` does. Returns the number of frames that
 /// the port accepted.
 ///
 /// # Safety
@@ -163,7 +163,7 @@ unsafe fn tx_burst(port: u16, queue: u16, frames: *mut *mut rte_mbuf, len: u16) 
     }
 }
 
-/// Calls the receive function of a port directly, as `rte_eth_rx_burst` does. Returns the count of frames
+/// Calls the receive function of a port directly, as `rte_eth_rx_burst` does. Returns the number of frames
 /// written to `frames`.
 ///
 /// # Safety

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Time to wait for another process that creates a socket in the same folder, and interval of attempts, in ms
 const LOCK_TIMEOUT_MS: u64 = 2_000;
 const RETRY_MS: u64 = 10;
-/// Maximum count of connections that wait to be accepted
+/// Maximum number of connections that wait to be accepted
 const BACKLOG: i32 = 128;
 
 /// A socket on which this process listens. Dropping it removes its path, unless another socket has the path

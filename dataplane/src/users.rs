@@ -37,7 +37,7 @@ pub(crate) enum DrainState {
     Late,
 }
 
-/// Count of the threads that use a resource.
+/// Number of the threads that use a resource.
 #[derive(Debug, Default)]
 pub(crate) struct Users<C = AtomicUsize>(C);
 
@@ -48,14 +48,14 @@ impl Users {
 }
 
 impl<C: Count> Users<C> {
-    /// Calls `give_up`, then decrements the count: a thread that reads the lower count sees the effects of
-    /// `give_up`.
+    /// Calls `give_up`, then decrements the count: a thread that reads the lower count observes the effects
+    /// of `give_up`.
     pub(crate) fn leave(&self, give_up: impl FnOnce()) {
         give_up();
         self.0.subtract_one();
     }
 
-    /// Returns the count of threads that still use the resource.
+    /// Returns the number of threads that still use the resource.
     pub(crate) fn count(&self) -> usize {
         self.0.get()
     }

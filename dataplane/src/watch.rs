@@ -12,7 +12,7 @@ use switch::{DropReason, Frame as _, Full, Nanos, Output, PortId, Verdict};
 
 /// Maximum length that is copied of a frame, in bytes: all headers, and the start of the payload
 pub const SNAP_LEN: usize = 256;
-/// Maximum count of sent frames that are recorded for one received frame, besides the received frame and its
+/// Maximum number of sent frames that are recorded for one received frame, besides the received frame and its
 /// result
 const MAX_TX_RECORDS: usize = 32;
 
@@ -23,10 +23,10 @@ pub struct FrameRecord {
     pub event_id: u64,
     /// Time since the watch was created
     pub at: Nanos,
-    /// Count of selected frames before this one that could not be recorded, since the watch was created
+    /// Number of selected frames before this one that could not be recorded, since the watch was created
     pub missed: u64,
-    /// Count of frames sent for the same received frame before this one that were not recorded, because there
-    /// were too many
+    /// Number of frames sent for the same received frame before this one that were not recorded, because
+    /// there were too many
     pub omitted: u64,
     /// What happened to the frame
     pub action: TraceAction,
@@ -144,7 +144,7 @@ impl Watcher {
         self.ring.is_abandoned()
     }
 
-    /// Returns the count of selected frames that were not recorded because the ring was full.
+    /// Returns the number of selected frames that were not recorded because the ring was full.
     pub fn missed(&self) -> u64 {
         self.missed.get()
     }

@@ -18,7 +18,7 @@ use dpdk_sys::rte_mbuf;
 use rtrb::Consumer;
 use switch::{DropReason, Function, Nanos, PortId, Verdict};
 
-/// Maximum count of frames per burst
+/// Maximum number of frames per burst
 const BURST: usize = 32;
 /// Distance, in frames, at which headers are prefetched
 const HEADER_DISTANCE: usize = 12;
@@ -106,7 +106,7 @@ impl<F: Function> Worker<F> {
         self.drain(running);
     }
 
-    /// Receives a burst and runs the function on it. Returns the count of frames.
+    /// Receives a burst and runs the function on it. Returns the number of frames.
     #[inline]
     fn poll(&mut self, rx: RxQueue, now: Nanos) -> usize {
         let mut burst = [null_mut::<rte_mbuf>(); BURST];

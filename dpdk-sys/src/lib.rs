@@ -1,4 +1,4 @@
-//! Bindings to the system's libdpdk, generated at build time. The crate adds neither types nor policy.
+//! Bindings to the system's libdpdk, generated at build time. The crate adds no types and makes no decisions.
 //!
 //! The build script compiles DPDK's static inline functions into a small library, so each of them costs a
 //! call into C. `dataplane` therefore accesses in Rust what it needs for each packet (mbuf fields,

@@ -52,7 +52,7 @@ impl Settings {
 /// Clock of the machine, synchronised by PTP, for example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Clock {
-    /// Coordinated Universal Time: stands still, or goes back, for a second at a leap second
+    /// Coordinated Universal Time, which stands still or goes back for a second at a leap second
     #[default]
     Realtime,
     /// International Atomic Time: no leap seconds. The kernel's offset from UTC has to be configured

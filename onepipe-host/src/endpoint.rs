@@ -164,7 +164,7 @@ impl Handle {
         self.0.shared.closed.load(Ordering::Acquire)
     }
 
-    /// Leaves (1Pipe, Table 1, `onepipe_exit`): waits some time-outs for messages to be acknowledged; then
+    /// Leaves (1Pipe, Table 1, `onepipe_exit`): waits some timeouts for messages to be acknowledged; then
     /// beacons announce that nothing follows, so that no receiver waits for this process; then its threads
     /// end. Returns when they have. Dropping all handles, senders and receivers of the endpoint does the
     /// same. Messages delivered, and failures, before that can still be received and are called back;

@@ -53,8 +53,8 @@ fn read_all(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Option<Co
 
 /// Checks `[runtime]` for settings that are not valid with `[process]`.
 pub fn check_runtime(runtime: &Runtime, problems: &Problems) {
-    let why = "[process] has one worker, its polling thread: its frames leave in one order";
-    runtime.check_one_worker(why, problems);
+    let reason = "[process] has one worker, its polling thread: its frames leave in one order";
+    runtime.check_one_worker(reason, problems);
     runtime.reject_stop_when_idle("[process]", "a process runs until it leaves", problems);
 }
 
@@ -83,7 +83,7 @@ pub fn read(table: &Table<'_>, ports: &Ports) -> Option<Settings> {
     Some(Settings { process, mac: mac.flatten(), prefix, switch, clock, tell_settled })
 }
 
-/// Numeric and boolean keys, all of which have a default
+/// Numeric and boolean keys, each of which has a default
 struct Numbers {
     barriers_in_messages: bool,
     qkey: u32,
@@ -173,7 +173,7 @@ fn mtu(table: &Table<'_>, ports: &Ports, own: Option<IpAddr>, default: usize) ->
     default
 }
 
-/// Reads the time-out of messages, which has to be longer than the delay of acknowledgements.
+/// Reads the timeout of messages, which has to be longer than the delay of acknowledgements.
 fn timeout(table: &Table<'_>, default: &process::Config, ack_delay: Nanos) -> Nanos {
     let delay = ack_delay.0 / 1_000;
     let Some(given) = table.spanned_number("timeout_us", 2..=10 * MAX_US, default.timeout.0 / 1_000) else {

@@ -20,7 +20,7 @@ const SENDS_PER_TURN: usize = 64;
 const PORT: PortId = PortId(0);
 /// Number of beacons that announce that a process leaves; the switch may miss some
 const FINAL_BEACONS: u64 = 3;
-/// Number of message time-outs for which a leaving process waits for unsettled messages
+/// Number of message timeouts for which a leaving process waits for unsettled messages
 const LEAVE_TIMEOUTS: u64 = 4;
 /// Next-header value of ICMPv6, which includes neighbour discovery
 const ICMPV6: u8 = 58;
@@ -116,7 +116,7 @@ pub struct ProcessFunction {
     tell_settled: bool,
     shared: Arc<Shared>,
     outbox: Outbox,
-    /// A frame or command has arrived that may have caused messages, events or ACKs.
+    /// Whether a frame or command has arrived that may have caused messages, events or ACKs.
     has_input: bool,
     /// Event for which the ring had no room
     event: Option<Event>,
@@ -235,7 +235,7 @@ impl ProcessFunction {
         }
     }
 
-    /// Advances the process's leaving, if it is to leave.
+    /// Advances the process's departure, if it is to leave.
     fn advance_leaving(&mut self, now: Nanos) {
         match self.leaving {
             Some(Leaving::Settling(until)) => {
@@ -261,7 +261,7 @@ impl ProcessFunction {
             || self.event.is_some()
             || !self.refused.is_empty()
             || !self.sends.is_empty()
-            // Includes window updates for messages that the application has just taken.
+            // The call also sends window updates for messages that the application has just taken.
             || self.process.has_acks_to_send()
     }
 }
@@ -322,8 +322,8 @@ impl Function for ProcessFunction {
         if self.process.next_timer().is_some_and(|at| at <= now) {
             self.process.on_timer(now);
         }
-        // First the frames that precede the application's new scatterings; then what these could not send at
-        // once.
+        // First the frames that precede the application's new scatterings; then those frames of the
+        // scatterings that could not be sent at once.
         self.transmit(now, out);
         self.take_sends(now, out);
         self.transmit(now, out);

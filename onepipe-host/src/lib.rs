@@ -34,11 +34,12 @@
 //! thread waits for windows or for the port; or when as many messages are unsettled as the configuration
 //! allows, including those whose events the application has not taken. A receiver that does not receive stops
 //! its senders: its rings fill, then its windows, then the senders' rings. A sender probes for room with one
-//! message per time-out, which fails as [`Failure::NoRoom`] if there is none.
+//! message per timeout, which fails as [`Failure::NoRoom`] if there is none.
 //!
 //! # One endpoint per program
 //!
-//! DPDK's environment can be started once per program, so there can be one endpoint, once.
+//! DPDK's environment can be started once per program, so a program can have only one endpoint, and only
+//! once.
 
 #![forbid(unsafe_code)]
 

@@ -173,7 +173,7 @@ impl<const HEAD: usize> Writer<HEAD> {
             return Err(body);
         }
         self.vector_bytes.fetch_add(body.len(), Ordering::Relaxed);
-        // The vector before its record: a reader that sees the record must find the vector.
+        // The vector is pushed before its record: a reader of the record must find the vector.
         if let Err(rtrb::PushError::Full(body)) = self.vectors.push(body) {
             self.vector_bytes.fetch_sub(body.len(), Ordering::Relaxed);
             return Err(body);
@@ -257,9 +257,9 @@ impl<const HEAD: usize> Reader<HEAD> {
 /// Result for a record passed to a reader's closure
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// Not taken: it is read again.
+    /// Not taken; the record is read again.
     Not,
-    /// Taken, and no other is wanted now.
+    /// Taken; the closure wants no further record now.
     Last,
     /// Taken.
     Yes,

@@ -46,7 +46,7 @@ impl Limits {
         self.peers.get(&id).map(|index| index as usize)
     }
 
-    /// Checks whether the process would accept a scattering if it had room; `dead` returns whether the peer
+    /// Checks whether the process would accept a scattering if it had room. `dead` returns whether the peer
     /// with this index has failed.
     pub(crate) fn check(
         &mut self,

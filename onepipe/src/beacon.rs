@@ -3,11 +3,10 @@
 //!
 //! All beacons of one sender to one receiver differ only in PSN, timestamps, IPv4 identification and
 //! checksums. The offset of every header is therefore known in advance, and one masked comparison of all
-//! other bytes replaces parsing ([`ExpectedBeacon`]). The ICRC is linear (a CRC): the contribution of the constant
-//! bytes is computed once, and that of each changing field is added with one multiplication
-//! ([`rocev2::template`]). For beacons that
-//! carry the same times to many receivers the header's contribution is computed once as well ([`BeaconHeader`],
-//! [`Template`]).
+//! other bytes replaces parsing ([`ExpectedBeacon`]). The ICRC is linear (a CRC): the contribution of the
+//! constant bytes is computed once, and that of each changing field is added with one multiplication
+//! ([`rocev2::template`]). For beacons that carry the same times to many receivers, the contribution of the
+//! 1Pipe header is computed once as well ([`BeaconHeader`], [`Template`]).
 
 use crate::header::OnePipe;
 use rocev2::checksum;
@@ -23,27 +22,27 @@ use rocev2::{Bth, Opcode, Psn, Qpn};
 use rocev2::{ICRC_LEN, Layout, Packet};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Offset of the BTH in a frame without VLAN tags, IPv4 options and IPv6 extension headers
+/// Returns the offset of the BTH in a frame without VLAN tags, IPv4 options and IPv6 extension headers.
 const fn bth_offset(v6: bool) -> usize {
     Ethernet::LEN + if v6 { Ipv6::LEN } else { Ipv4::LEN } + Udp::LEN
 }
 
-/// Offset of the word that holds the PSN
+/// Returns the offset of the word that holds the PSN.
 const fn psn_offset(v6: bool) -> usize {
     bth_offset(v6) + Bth::PSN_WORD
 }
 
-/// Offset of the 1Pipe header, in a UD SEND or (`write`) in an RDMA WRITE
+/// Returns the offset of the 1Pipe header, in a UD SEND or (`write`) in an RDMA WRITE.
 const fn onepipe_offset(v6: bool, write: bool) -> usize {
     bth_offset(v6) + Bth::LEN + if write { size_of::<Reth>() } else { size_of::<Deth>() }
 }
 
-/// Offset of the ICRC
+/// Returns the offset of the ICRC.
 const fn icrc_offset(v6: bool, write: bool) -> usize {
     onepipe_offset(v6, write) + OnePipe::LEN
 }
 
-/// Length of the frame, in bytes
+/// Returns the length of the frame, in bytes.
 const fn frame_len(v6: bool, write: bool) -> usize {
     icrc_offset(v6, write) + ICRC_LEN
 }
@@ -92,10 +91,10 @@ const fn mask(v6: bool, write: bool) -> Mask {
     let mut at = 0;
     while at < icrc_offset(v6, write) {
         let header = onepipe_offset(v6, write);
-        let counts = !v6 && (at >> 1 == IPV4_ID >> 1 || at >> 1 == IPV4_CHECKSUM >> 1);
+        let varies_in_ipv4 = !v6 && (at >> 1 == IPV4_ID >> 1 || at >> 1 == IPV4_CHECKSUM >> 1);
         let psn = psn_offset(v6) < at && at < psn_offset(v6) + 4;
         let times = header <= at && at < header + OnePipe::OPCODE;
-        mask[at] = if counts || psn || times { 0 } else { 0xff };
+        mask[at] = if varies_in_ipv4 || psn || times { 0 } else { 0xff };
         at += 1;
     }
     mask
@@ -268,7 +267,7 @@ impl ExpectedBeacon {
         let (end, at) = const { (icrc_offset(V6, WRITE), onepipe_offset(V6, WRITE)) };
         let wire = frame[at..].first_chunk::<{ OnePipe::LEN }>().expect("a header");
         // The comparison above covers AckReq and the reserved bits beside the PSN; the template's ICRC
-        // contains them.
+        // includes them.
         let psn_word = word(psn_offset(V6)) & 0xffff_ff00;
         let mut right = self.template.zeroed.icrc() ^ icrc::end(psn_word, end - psn_offset(V6) - 4, wire);
         if !V6 && id_and_checksum(frame) != self.id_and_checksum {

@@ -19,12 +19,12 @@ use rocev2::{Bth, MAX_PAYLOAD, Opcode, Qpn, UDP_PORT, icrc};
 use rocev2::{ICRC_LEN, Packet};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Offset of the UDP header
+/// Returns the offset of the UDP header.
 const fn udp_offset(v6: bool) -> usize {
     Ethernet::LEN + if v6 { Ipv6::LEN } else { Ipv4::LEN }
 }
 
-/// Length of all headers in front of the payload, in bytes
+/// Returns the length of all headers in front of the payload, in bytes.
 const fn headers_len(v6: bool) -> usize {
     udp_offset(v6) + Udp::LEN + Bth::LEN + Deth::LEN
 }
@@ -122,7 +122,7 @@ pub struct Datagram<'a> {
     pub payload: &'a [u8],
 }
 
-/// Count of 64-bit words that are compared: up to and including the Q_Key
+/// Number of 64-bit words that are compared: up to and including the Q_Key
 const WORDS: usize = (HEADERS_V6 - 4).div_ceil(8);
 const WORDS_V4: usize = (HEADERS_V4 - 4).div_ceil(8);
 type Words = [u64; WORDS];

@@ -19,9 +19,9 @@
 //! run carry the sender's clock and the flag "timestamp follows". A large message therefore does not hold
 //! back any barrier while it is being sent.
 //!
-//! A barrier of 0 means "no barrier known": a switch that does not know one yet still has to overwrite the
-//! sender's value. A barrier whose value happens to be 0 is written as the preceding nanosecond, which is a
-//! valid barrier as well.
+//! A barrier of 0 means "no barrier known": a switch without a barrier still has to overwrite the sender's
+//! value. A barrier whose value happens to be 0 is written as the preceding nanosecond, which is a valid
+//! barrier as well.
 
 use core::fmt;
 use rocev2::{Packet, Psn};
@@ -182,19 +182,19 @@ impl OnePipe {
     }
 
     /// Returns the start of the payload as a 1Pipe header, if the payload is long enough. The caller has to
-    /// know that it is one: by the Q_Key of a datagram, or by the address of a WRITE.
+    /// have identified the packet, by the Q_Key of a datagram or by the address of a WRITE.
     #[inline]
     pub fn of<'a>(packet: &Packet<'a>) -> Option<&'a Self> {
         Self::ref_from_prefix(packet.payload()).ok().map(|(header, _)| header)
     }
 
-    /// Timestamp of the message, the same for all messages of a scattering
+    /// Returns the timestamp of the message, the same for all messages of a scattering.
     pub fn timestamp(&self) -> Timestamp {
         Timestamp::from_wire(self.timestamp)
     }
 
-    /// Best-effort barrier: no best-effort message that follows on this link has an earlier timestamp. `None`
-    /// if none is known
+    /// Returns the best-effort barrier: no best-effort message that follows on this link has an earlier
+    /// timestamp. `None` if none is known.
     #[inline]
     pub fn barrier(&self) -> Option<Timestamp> {
         Timestamp::barrier_from_wire(self.barrier)
@@ -206,7 +206,8 @@ impl OnePipe {
         self.barrier = Timestamp::barrier_to_wire(barrier);
     }
 
-    /// Commit barrier: every reliable message up to this timestamp is committed. `None` if none is known
+    /// Returns the commit barrier: every reliable message up to this timestamp is committed. `None` if none
+    /// is known.
     #[inline]
     pub fn commit(&self) -> Option<Timestamp> {
         Timestamp::barrier_from_wire(self.commit)
@@ -226,12 +227,12 @@ impl OnePipe {
         words.map(|word| (word as u32).to_be_bytes())
     }
 
-    /// Packet sequence number within the connection
+    /// Returns the packet sequence number within the connection.
     pub const fn psn(&self) -> Psn {
         Psn::from_wire(self.psn)
     }
 
-    /// Kind of the packet
+    /// Returns the kind of the packet.
     pub const fn opcode(&self) -> OnePipeOpcode {
         OnePipeOpcode(self.opcode)
     }
@@ -309,9 +310,9 @@ impl fmt::Display for OnePipe {
 pub struct AckBody {
     /// Bit n: the run that ended n packets before the highest PSN was accepted
     pub accepted: U128,
-    /// Count of packets received since the connection began
+    /// Number of packets received since the connection began
     pub packets: U32,
-    /// Count of received packets that a switch had marked "congestion experienced"
+    /// Number of received packets that a switch had marked "congestion experienced"
     pub marked: U32,
     /// Receive window from [`next`](Self::next) on, in bytes as the sender counts them
     pub window: U32,
@@ -324,7 +325,7 @@ pub struct AckBody {
 impl AckBody {
     /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
-    /// Count of packets that [`accepted`](Self::accepted) covers
+    /// Number of packets that [`accepted`](Self::accepted) covers
     pub const HISTORY: u32 = u128::BITS;
 
     /// Returns the PSN before which everything is decided: runs that ended earlier and are not set in

@@ -1,4 +1,5 @@
-//! What a requester of groups needs: the switch's address. [`wire`](crate::wire) has its requests.
+//! Address of the switch, for a leader that requests groups. [`wire`](crate::wire) has the layout of its
+//! requests.
 
 use core::net::IpAddr;
 

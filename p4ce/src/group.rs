@@ -64,7 +64,7 @@ pub struct GroupConfig {
     pub replicas: Vec<Replica>,
     /// Number of replicas that have to acknowledge
     pub quorum: usize,
-    /// See [`GroupRequest::outvote`](crate::wire::GroupRequest::outvote)
+    /// Whether a quorum outvotes NAKs; see [`GroupRequest::outvote`](crate::wire::GroupRequest::outvote)
     pub outvote: bool,
     /// Limit of packets that a replica may be behind a quorum before it is excluded, at most
     /// [`MAX_LAG`](crate::gather::MAX_LAG)

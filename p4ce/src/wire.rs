@@ -12,11 +12,15 @@ const MAGIC: [u8; 2] = *b"P4";
 /// Version of all layouts in this module
 pub const VERSION: u8 = 1;
 
+/// Flag: the addresses are IPv6
 const IPV6: u8 = 1;
+/// Flag: the number of a configured list follows instead of addresses
 const BY_REFERENCE: u8 = 2;
+/// Flag: a quorum outvotes NAKs of a minority
 const OUTVOTE: u8 = 4;
-/// A leader's address follows: the switch connects on its behalf
+/// Flag: the address of a leader follows, on whose behalf the switch connects
 const MEMBER: u8 = 8;
+/// Flags that are valid in a leader's request
 const FLAGS: u8 = IPV6 | BY_REFERENCE | OUTVOTE;
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -51,7 +55,7 @@ pub enum Replicas {
 pub struct GroupRequest {
     /// The replicas
     pub replicas: Replicas,
-    /// f: the number of replicas that have to acknowledge; 0 for as many as make a majority together with the
+    /// Number of replicas that have to acknowledge (f in the paper); 0 for a majority that includes the
     /// leader
     pub quorum: u8,
     /// Port on which the replicas listen, in `rdma_cm`'s TCP port space
@@ -113,6 +117,10 @@ impl GroupRequest {
     }
 
     /// Decodes private data, which may be padded with zeros.
+    ///
+    /// # Errors
+    /// If the private data does not start with the magic bytes, is of another version, is too short for its
+    /// list of replicas, or has reserved flags.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RequestError> {
         let (head, list) = Head::ref_from_prefix(bytes).map_err(|_| RequestError::Truncated)?;
         if head.magic != MAGIC {
@@ -164,7 +172,7 @@ impl Region {
         Self { va: va.into(), rkey: rkey.into(), zero: 0.into(), size: size.into() }
     }
 
-    /// Decodes private data; `None` if it does not contain a region.
+    /// Decodes private data. Returns `None` if it does not contain a region.
     pub fn from_private_data(bytes: &[u8]) -> Option<Self> {
         let (region, _) = Self::read_from_prefix(bytes).ok()?;
         (region.zero.get() == 0 && region.size.get() > 0 && region.last().is_some()).then_some(region)
@@ -217,7 +225,7 @@ impl MemberRequest {
         [head.as_bytes(), &octets].concat()
     }
 
-    /// Decodes private data; `None` if it is not from a switch.
+    /// Decodes private data. Returns `None` if it is not from a switch.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (head, rest) = Head::ref_from_prefix(bytes).ok()?;
         if head.magic != MAGIC || head.version != VERSION {
@@ -295,6 +303,7 @@ struct RefusalLayout {
     replica: [u8; 16],
 }
 
+/// Address in refusals that name no replica
 const NO_REPLICA: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl Refusal {
@@ -318,7 +327,7 @@ impl Refusal {
         }
     }
 
-    /// As private data.
+    /// Encodes the refusal as private data.
     pub fn to_bytes(self) -> Vec<u8> {
         let (code, reason, replica) = self.parts();
         let (family, octets) = match replica {
@@ -336,7 +345,7 @@ impl Refusal {
         layout.as_bytes().to_vec()
     }
 
-    /// Reads the private data of a REJ; `None` if it is not from a switch.
+    /// Decodes the private data of a REJ. Returns `None` if it is not from a switch.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (layout, _) = RefusalLayout::ref_from_prefix(bytes).ok()?;
         if layout.magic != MAGIC || layout.version != VERSION {
@@ -405,8 +414,9 @@ mod tests {
         let mixed =
             GroupRequest { replicas: listed(&["10.0.0.1", "fd00::1"]), quorum: 0, port: 1, outvote: false };
         assert_eq!(mixed.to_bytes(), Err(RequestError::Malformed));
-        let far = GroupRequest { replicas: Replicas::Configured(77), quorum: 0, port: 1, outvote: false };
-        assert_eq!(GroupRequest::from_bytes(&far.to_bytes().unwrap()), Ok(far));
+        let by_reference =
+            GroupRequest { replicas: Replicas::Configured(77), quorum: 0, port: 1, outvote: false };
+        assert_eq!(GroupRequest::from_bytes(&by_reference.to_bytes().unwrap()), Ok(by_reference));
     }
 
     #[test]

@@ -39,8 +39,8 @@ const AWAITED: u64 = 0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// A link that was silent for more ticks than this is dead. Ticks are beacon intervals for which this
-    /// node was running, not elapsed time: if this node's own worker did not run, its neighbours are not to
-    /// blame.
+    /// node was running, not elapsed time: while this node's own worker does not run, silence of its
+    /// neighbours does not count.
     pub dead_after_ticks: u64,
     /// A removed link that is behind the output by at most this time, in nanoseconds, is waited for when it
     /// returns. Bounds the time for which a returning link can stop the output
@@ -383,8 +383,8 @@ impl Barrier {
         self.best_effort.remove(input)
     }
 
-    /// Removes a link from the commit barrier. To be called when the controller has told all receivers what
-    /// becomes of the link's messages (1Pipe, section 5.2, "Resume"). Returns whether the link took part.
+    /// Removes a link from the commit barrier. To be called when the controller has notified all receivers of
+    /// the outcome of the link's messages (1Pipe, section 5.2, "Resume"). Returns whether the link took part.
     pub fn remove_commit(&mut self, input: usize) -> bool {
         self.commit.remove(input)
     }
@@ -399,7 +399,7 @@ impl Barrier {
         removed
     }
 
-    /// Exempts a link from expiry, because it is inside this node.
+    /// Exempts a link from expiry, for a link inside this node.
     pub fn never_expire(&mut self, input: usize) {
         self.links[input].updated_at = NEVER_EXPIRES;
     }

@@ -79,7 +79,7 @@ pub enum Pace {
     /// network, a barrier waits for the next instant at every switch.
     Instants,
     /// When the barrier passes a multiple of the interval, that is, when the last input link has passed it:
-    /// the hosts' clocks set the pace, and a barrier waits at no switch. That, too, is one beacon per
+    /// the hosts' clocks set the pace, and a barrier waits at no switch. This also makes one beacon per
     /// interval; a barrier that does not rise is repeated every other interval.
     Passing,
 }
@@ -115,13 +115,13 @@ pub struct Link {
     pub beacon: BeaconForm,
     /// Whether messages carry barriers on this link, in both directions: true for hosts and for switches that
     /// are [`Chip`](Incarnation::Chip). Other switches leave in a message the barrier that its sender wrote,
-    /// which is not valid for this link, and take no barriers from messages: they get their beacons however
-    /// many messages pass
+    /// which is not valid for this link, and take no barriers from messages. They get beacons even while
+    /// messages pass
     pub barriers_in_messages: bool,
 }
 
 /// Switches that a beacon has to pass, as the addresses at which their tunnels end, in this order: the beacon
-/// goes to the first switch in one tunnel, and from there to the second in another one, which is nested in
+/// goes to the first switch in one tunnel, and from there to the second in another tunnel, which is nested in
 /// the first. So it passes the link between the two switches, if they are neighbours; each switch removes one
 /// header, and routes lead the beacon the rest of the way. (The paper has S2 -> H2 as the innermost header.
 /// Here its source is the sender, by which receivers identify their neighbours.)

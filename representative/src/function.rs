@@ -115,7 +115,7 @@ pub struct Representative {
     forward: Forward,
     halves: [Half; 2],
     links: Box<[LinkEnds]>,
-    /// What the next beacon of each link is expected to look like
+    /// Expected beacon of each link
     expected: Box<[Expected]>,
     /// Link at each port, or [`NO_LINK`]; unused with [`Incarnation::Host`](crate::Incarnation::Host)
     by_port: Box<[u16]>,
@@ -326,7 +326,7 @@ impl Function for Representative {
         let ticked = self.next_tick.is_none_or(|at| at <= now);
         if ticked {
             self.tick(now);
-            // Stations are forgotten after minutes, so an interval more or less does not matter.
+            // Stations age out after minutes, so an interval more or less does not matter.
             if self.forward.next_timer().is_some_and(|at| at <= now) {
                 self.forward.on_timer(now, out);
             }

@@ -27,7 +27,8 @@ impl Half {
     }
 
     /// Returns whether the barrier has passed another instant since the last call. Where 48-bit timestamps
-    /// wrap, an interval is cut short, because hosts with longer clocks see an instant at that point, too.
+    /// wrap, an interval is cut short, because hosts whose clocks have more bits have an instant at that
+    /// point, too.
     #[inline]
     pub(crate) fn pass_instant(&mut self, interval: u64) -> bool {
         let position = self.barrier.position();

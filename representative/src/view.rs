@@ -186,7 +186,7 @@ pub struct LinkView {
     pub ahead: Option<Nanos>,
     /// How far the barrier that the link last carried is behind the median of the links that are inputs of
     /// the same barrier. Half of the links are at the median or later, so one fast clock does not make the
-    /// other links look slow. `None` unless the link is alive
+    /// other links lag. `None` unless the link is alive
     pub lag: Option<Nanos>,
 }
 

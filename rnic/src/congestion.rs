@@ -71,7 +71,7 @@ struct Rate {
 pub(crate) struct Pacer {
     rate: Option<Box<Rate>>,
     next: Nanos,
-    /// A packet is ready and has to wait until `next`
+    /// Whether a packet is ready and has to wait until `next`
     waiting: bool,
 }
 
@@ -138,7 +138,7 @@ impl Rate {
     /// Applies the timers that have expired, and counts bytes.
     fn advance(&mut self, now: Nanos, bytes: u64, dcqcn: &Dcqcn) {
         let step = dcqcn.alpha_timer.0.max(1);
-        // After 10,000 steps alpha is as good as zero; the bound keeps a long idle period cheap.
+        // After 10,000 steps alpha is practically zero; the bound keeps a long idle period cheap.
         let mut left = (now.since(self.alpha_at).0 / step).min(10_000);
         self.alpha_at = self.alpha_at + Nanos(now.since(self.alpha_at).0 / step * step);
         while left > 0 && self.alpha > 0 {

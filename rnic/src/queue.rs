@@ -243,8 +243,8 @@ pub(crate) struct CompletionQueue {
     capacity: usize,
     /// Send and receive queues that complete here
     pub(crate) users: u32,
-    /// A completion found the queue full (IB 11.6.3.2): it and later ones are lost, and the queue pairs go
-    /// into the error state.
+    /// Whether a completion found the queue full (IB 11.6.3.2). That completion and later ones are lost, and
+    /// the queue pairs go into the error state.
     overrun: bool,
 }
 

@@ -27,7 +27,8 @@ impl Aeth {
         Syndrome::from_wire(self.syndrome)
     }
 
-    /// Message sequence number: the count of messages that the responder has completed, modulo 2^24
+    /// Returns the message sequence number: the number of messages that the responder has completed, modulo
+    /// 2^24.
     pub const fn msn(&self) -> Msn {
         Msn::from_wire(self.msn)
     }

@@ -51,7 +51,7 @@ impl Bth {
         }
     }
 
-    /// Opcode
+    /// Returns the opcode.
     pub const fn opcode(&self) -> Opcode {
         Opcode(self.opcode)
     }
@@ -61,7 +61,7 @@ impl Bth {
         self.opcode = opcode.0;
     }
 
-    /// Solicited event: whether the receiver raises a completion event when the message completes
+    /// Returns the solicited-event bit: the receiver raises a completion event when the message completes.
     pub const fn solicited(&self) -> bool {
         self.flags & SOLICITED != 0
     }
@@ -71,7 +71,7 @@ impl Bth {
         set_bit(&mut self.flags, SOLICITED, on);
     }
 
-    /// `MigReq`, the path migration bit; NICs usually set it
+    /// Returns the path migration bit (`MigReq`), which NICs usually set.
     pub const fn mig_req(&self) -> bool {
         self.flags & MIG_REQ != 0
     }
@@ -81,7 +81,7 @@ impl Bth {
         set_bit(&mut self.flags, MIG_REQ, on);
     }
 
-    /// Count of padding bytes behind the payload, 0 to 3
+    /// Returns the number of padding bytes behind the payload, 0 to 3.
     pub const fn pad_count(&self) -> u8 {
         (self.flags >> 4) & 3
     }
@@ -91,7 +91,7 @@ impl Bth {
         self.flags = (self.flags & !0x30) | ((pad & 3) << 4);
     }
 
-    /// Transport header version; 0 in the current specification
+    /// Returns the transport header version; 0 in the current specification.
     pub const fn version(&self) -> u8 {
         self.flags & 0x0f
     }
@@ -101,7 +101,7 @@ impl Bth {
         self.flags = (self.flags & !0x0f) | (version & 0x0f);
     }
 
-    /// Forward explicit congestion notification
+    /// Returns the forward explicit congestion notification bit (FECN).
     pub const fn fecn(&self) -> bool {
         self.ecn & FECN != 0
     }
@@ -111,7 +111,7 @@ impl Bth {
         set_bit(&mut self.ecn, FECN, on);
     }
 
-    /// Backward explicit congestion notification; set in a CNP
+    /// Returns the backward explicit congestion notification bit (BECN), set in a CNP.
     pub const fn becn(&self) -> bool {
         self.ecn & BECN != 0
     }
@@ -121,7 +121,7 @@ impl Bth {
         set_bit(&mut self.ecn, BECN, on);
     }
 
-    /// Destination queue pair
+    /// Returns the destination queue pair number.
     pub const fn dest_qp(&self) -> Qpn {
         Qpn::from_wire(self.dest_qp)
     }
@@ -131,7 +131,7 @@ impl Bth {
         self.dest_qp = qpn.to_wire();
     }
 
-    /// `AckReq`: whether the responder has to acknowledge this packet
+    /// Returns the `AckReq` bit: the responder has to acknowledge this packet.
     pub const fn ack_req(&self) -> bool {
         self.ack & ACK_REQ != 0
     }
@@ -141,7 +141,7 @@ impl Bth {
         set_bit(&mut self.ack, ACK_REQ, on);
     }
 
-    /// Packet sequence number
+    /// Returns the packet sequence number.
     pub const fn psn(&self) -> Psn {
         Psn::from_wire(self.psn)
     }

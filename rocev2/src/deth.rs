@@ -28,7 +28,7 @@ impl Deth {
         Self { qkey: U32::new(qkey), reserved: 0, src_qp: src_qp.to_wire() }
     }
 
-    /// Source queue pair
+    /// Returns the source queue pair number.
     pub const fn src_qp(&self) -> Qpn {
         Qpn::from_wire(self.src_qp)
     }

@@ -47,7 +47,7 @@ impl Layout {
         Some(Self(self.0 & !ICRC | u64::from(icrc) << 48))
     }
 
-    /// Opcode
+    /// Returns the opcode.
     pub const fn opcode(&self) -> Opcode {
         Opcode(self.0 as u8)
     }
@@ -57,42 +57,42 @@ impl Layout {
         self.0 & 1 << 8 != 0
     }
 
-    /// Offset of the IP header
+    /// Returns the offset of the IP header.
     pub const fn l3(&self) -> usize {
         (self.0 >> 16) as u16 as usize
     }
 
-    /// Offset of the UDP header
+    /// Returns the offset of the UDP header.
     pub const fn udp(&self) -> usize {
         self.bth() - Udp::LEN
     }
 
-    /// Offset of the BTH
+    /// Returns the offset of the BTH.
     pub const fn bth(&self) -> usize {
         (self.0 >> 32) as u16 as usize
     }
 
-    /// Offset of the payload, where the extended headers end
+    /// Returns the offset of the payload, where the extended headers end.
     pub const fn payload(&self) -> usize {
         self.bth() + Bth::LEN + (self.0 >> 9 & 0x7f) as usize
     }
 
-    /// Offset of the ICRC, where payload and padding end
+    /// Returns the offset of the ICRC, where payload and padding end.
     pub const fn icrc(&self) -> usize {
         (self.0 >> 48) as usize
     }
 
-    /// Offset of the packet's end; Ethernet padding may follow
+    /// Returns the offset of the packet's end; Ethernet padding may follow.
     pub const fn end(&self) -> usize {
         self.icrc() + ICRC_LEN
     }
 
-    /// Length of the IP packet, in bytes
+    /// Returns the length of the IP packet, in bytes.
     pub const fn ip_len(&self) -> usize {
         self.end() - self.l3()
     }
 
-    /// Count of VLAN tags between the Ethernet header and the IP header
+    /// Returns the number of VLAN tags between the Ethernet header and the IP header.
     pub const fn tags(&self) -> usize {
         (self.l3() - Ethernet::LEN) / VlanTag::LEN
     }

@@ -9,8 +9,8 @@ const ARP_TARGET: usize = 24;
 const ICMPV6: u8 = 58;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 
-/// Returns the address that an ARP packet or a neighbour solicitation asks to resolve, or `None` for any
-/// other frame.
+/// Returns the address to be resolved by an ARP packet or a neighbour solicitation, or `None` for any other
+/// frame.
 pub fn resolution_target(frame: &[u8]) -> Option<IpAddr> {
     let mut kind = u16::from_be_bytes(*frame.get(12..Ethernet::LEN)?.first_chunk()?);
     let mut rest = &frame[Ethernet::LEN..];

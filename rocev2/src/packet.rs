@@ -17,10 +17,10 @@ use crate::{Bth, MAX_PAYLOAD, Opcode, UDP_PORT, icrc};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-/// Maximum count of VLAN tags that [`classify`] skips; frames with more than a service and a customer tag do
+/// Maximum number of VLAN tags that [`classify`] skips; frames with more than a service and a customer tag do
 /// not occur in practice
 pub const MAX_TAGS: usize = 3;
-/// Maximum count of IPv6 extension headers that [`classify`] skips
+/// Maximum number of IPv6 extension headers that [`classify`] skips
 const MAX_EXTENSIONS: usize = 4;
 
 /// Classification of a frame.
@@ -30,7 +30,7 @@ pub enum Class {
     Roce(Layout),
     /// Any other protocol: ARP, TCP, another UDP port
     Other,
-    /// An IP packet that does not parse, or a RoCEv2 packet that violates a rule
+    /// A malformed IP packet, or a RoCEv2 packet that fails a check
     Malformed(Fault),
 }
 
@@ -323,7 +323,7 @@ impl<'a> Packet<'a> {
         self.layout
     }
 
-    /// The whole frame
+    /// Returns the whole frame.
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -339,30 +339,30 @@ impl<'a> Packet<'a> {
         headers.contains(header).then(|| self.at(self.layout.bth() + Bth::LEN + headers.before(header)))
     }
 
-    /// The Ethernet header
+    /// Returns the Ethernet header.
     pub fn ethernet(&self) -> &'a Ethernet {
         self.at(0)
     }
 
-    /// The VLAN tags, outermost first
+    /// Returns the VLAN tags, outermost first.
     pub fn tags(&self) -> &'a [VlanTag] {
         <[VlanTag]>::ref_from_bytes(&self.bytes[Ethernet::LEN..self.layout.l3()])
             .expect("the layout is not that of this frame")
     }
 
-    /// The IPv4 header, if the packet is IPv4
+    /// Returns the IPv4 header, if the packet is IPv4.
     #[inline]
     pub fn ipv4(&self) -> Option<&'a Ipv4> {
         (!self.layout.is_ipv6()).then(|| self.at(self.layout.l3()))
     }
 
-    /// The IPv6 header, if the packet is IPv6
+    /// Returns the IPv6 header, if the packet is IPv6.
     #[inline]
     pub fn ipv6(&self) -> Option<&'a Ipv6> {
         self.layout.is_ipv6().then(|| self.at(self.layout.l3()))
     }
 
-    /// Source address
+    /// Returns the source address.
     pub fn src(&self) -> IpAddr {
         match self.ipv4() {
             Some(ip) => Ipv4Addr::from(ip.src).into(),
@@ -370,7 +370,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Destination address
+    /// Returns the destination address.
     pub fn dst(&self) -> IpAddr {
         match self.ipv4() {
             Some(ip) => Ipv4Addr::from(ip.dst).into(),
@@ -385,66 +385,66 @@ impl<'a> Packet<'a> {
         self.bytes[at] >> shift & 3
     }
 
-    /// The UDP header
+    /// Returns the UDP header.
     #[inline]
     pub fn udp(&self) -> &'a Udp {
         self.at(self.layout.udp())
     }
 
-    /// The base transport header
+    /// Returns the base transport header.
     #[inline]
     pub fn bth(&self) -> &'a Bth {
         self.at(self.layout.bth())
     }
 
-    /// RETH, of WRITE First and Only, READ Request, FLUSH and ATOMIC WRITE
+    /// Returns the RETH of WRITE First and Only, READ Request, FLUSH and ATOMIC WRITE.
     #[inline]
     pub fn reth(&self) -> Option<&'a Reth> {
         self.extended(Headers::RETH)
     }
 
-    /// AETH, of acknowledgements and of READ Response First, Last and Only
+    /// Returns the AETH of acknowledgements and of READ Response First, Last and Only.
     #[inline]
     pub fn aeth(&self) -> Option<&'a Aeth> {
         self.extended(Headers::AETH)
     }
 
-    /// `AtomicETH`, of `CmpSwap` and `FetchAdd`
+    /// Returns the `AtomicETH` of `CmpSwap` and `FetchAdd`.
     #[inline]
     pub fn atomic(&self) -> Option<&'a AtomicEth> {
         self.extended(Headers::ATOMIC)
     }
 
-    /// `AtomicAckETH`, of ATOMIC Acknowledge
+    /// Returns the `AtomicAckETH` of ATOMIC Acknowledge.
     #[inline]
     pub fn atomic_ack(&self) -> Option<&'a AtomicAckEth> {
         self.extended(Headers::ATOMIC_ACK)
     }
 
-    /// DETH, of UD
+    /// Returns the DETH of UD packets.
     #[inline]
     pub fn deth(&self) -> Option<&'a Deth> {
         self.extended(Headers::DETH)
     }
 
-    /// Immediate data
+    /// Returns the immediate data.
     pub fn immediate(&self) -> Option<&'a ImmDt> {
         self.extended(Headers::IMM)
     }
 
-    /// IETH, of SEND with invalidate
+    /// Returns the IETH of SEND with invalidate.
     pub fn ieth(&self) -> Option<&'a Ieth> {
         self.extended(Headers::IETH)
     }
 
-    /// The payload without its padding
+    /// Returns the payload without its padding.
     #[expect(clippy::inline_always, reason = "a few additions")]
     #[inline(always)]
     pub fn payload(&self) -> &'a [u8] {
         &self.bytes[self.layout.payload()..self.layout.icrc() - usize::from(self.bth().pad_count())]
     }
 
-    /// ICRC as the packet carries it
+    /// Returns the ICRC that the packet carries, right or wrong.
     #[inline]
     pub fn icrc(&self) -> u32 {
         u32::from_le_bytes(*self.at(self.layout.icrc()))

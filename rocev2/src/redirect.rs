@@ -2,8 +2,8 @@
 //! all packets are computed once, so that a packet costs little more than the stores.
 //!
 //! The ICRC is linear: the effect of the constant changes is one polynomial for all packets, and a single
-//! multiplication moves it to the end of a given packet. A [`Template`](crate::template::Template) does not
-//! fit: packets of all lengths arrive, with payloads that are not known.
+//! multiplication moves it to the end of a given packet. A [`Template`](crate::template::Template) cannot be
+//! used here, because the packets have any length and unknown payloads.
 
 use crate::ethernet::MacAddr;
 use crate::icrc::{self, Changes};

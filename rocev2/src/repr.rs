@@ -26,7 +26,7 @@ pub struct Repr<'a> {
     pub ethernet: Ethernet,
     /// VLAN tags, outermost first; the first `tag_count` are valid
     pub tags: [VlanTag; MAX_TAGS],
-    /// Count of VLAN tags, at most [`MAX_TAGS`]
+    /// Number of VLAN tags, at most [`MAX_TAGS`]
     pub tag_count: usize,
     /// IP header
     pub ip: Ip<'a>,

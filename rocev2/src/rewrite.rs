@@ -60,7 +60,7 @@ impl<'a> Rewriter<'a> {
         old
     }
 
-    /// Writes consecutive words, on the condition of [`set_word`](Self::set_word).
+    /// Writes consecutive words, under the same condition as [`set_word`](Self::set_word).
     #[allow(clippy::inline_always, reason = "as above")]
     #[inline(always)]
     fn set_words<const N: usize>(&mut self, at: usize, new: [[u8; 4]; N]) {

@@ -20,7 +20,7 @@ macro_rules! serial24 {
             /// The number 0.
             pub const ZERO: Self = Self(0);
 
-            /// Returns the number of the low 24 bits of `value`.
+            /// Returns a number from the low 24 bits of `value`.
             pub const fn new(value: u32) -> Self {
                 Self(value & MASK)
             }
@@ -92,7 +92,7 @@ serial24! {
     Psn
 }
 serial24! {
-    /// A message sequence number (IB 9.7.7, AETH:MSN): the count of messages that the responder has
+    /// A message sequence number (IB 9.7.7, AETH:MSN): the number of messages that the responder has
     /// completed.
     Msn
 }
@@ -105,7 +105,7 @@ impl Qpn {
     /// QP 1, the general services interface, which the CM uses (IB 3.9.3)
     pub const GSI: Self = Self(1);
 
-    /// Returns the number of the low 24 bits of `value`.
+    /// Returns a number from the low 24 bits of `value`.
     pub const fn new(value: u32) -> Self {
         Self(value & MASK)
     }

@@ -6,10 +6,10 @@
 //! contributions. A contribution that several copies have in common, such as that of a destination, is
 //! computed once and added to each.
 //!
-//! A receiver of such copies needs no parser either: [`differences`] compares the bytes that do not vary, and
-//! the ICRC that the varying fields lead to has to be that of the frame.
+//! A receiver of such copies needs no parser either. It compares the bytes that do not vary
+//! ([`differences`]), and compares the ICRC in the frame with the one computed from the varying fields.
 //!
-//! [`Rewriter`](crate::rewrite::Rewriter) changes packets that arrived, whatever they contain.
+//! To change received packets of any content, use [`Rewriter`](crate::rewrite::Rewriter).
 
 use crate::checksum::Sum;
 use crate::icrc::{self, Changes, Weight};
@@ -45,7 +45,7 @@ impl Template {
         Weight::of(self.icrc_at - at - 4)
     }
 
-    /// Returns what eight bytes at offset `at` contribute to the ICRC.
+    /// Returns the contribution of eight bytes at offset `at` to the ICRC.
     #[inline]
     pub fn effect_of_u64(&self, at: usize, value: u64) -> u32 {
         let mut changes = Changes::new();
@@ -111,7 +111,7 @@ impl Fields<'_> {
         self.changes.add_word(value.swap_bytes(), self.template.icrc_at - at - 4);
     }
 
-    /// Writes bytes, whose count has to be a multiple of four.
+    /// Writes bytes, whose number has to be a multiple of four.
     #[inline]
     pub fn set_words(&mut self, at: usize, value: &[u8]) {
         self.bytes[at..at + value.len()].copy_from_slice(value);
@@ -129,7 +129,7 @@ impl Fields<'_> {
     }
 }
 
-/// Count of bytes that [`differences`] compares at once
+/// Number of bytes that [`differences`] compares at once
 pub const BLOCK: usize = 32;
 
 /// Returns the bits in which `frame` differs from `expected` and that `mask` contains, as four words. All

@@ -99,7 +99,7 @@ impl<C: Control> Controlled<C> {
         self.up.extend(punts.map(|(frame, port)| (at, Upward::Punt(frame, port))));
     }
 
-    /// Hands the control plane everything that is due.
+    /// Passes everything that is due to the control plane.
     fn run_control(&mut self, now: Nanos, out: &mut Ports<'_>) {
         while self.up.front().is_some_and(|(at, _)| *at <= now) {
             match self.up.pop_front() {

@@ -65,8 +65,8 @@ pub struct ForgerConfig {
     /// First virtual address of its requests, and the number of words from there
     pub words: (u64, u64),
     /// Whether hosts connect by the communication manager. It trusts the source address of its messages: a
-    /// forged REQ for a queue pair in use ends that connection, whatever switch is between the hosts. So no
-    /// messages of the communication manager are forged in that case
+    /// forged REQ for a queue pair in use ends that connection, whatever switch is between the hosts. In that
+    /// case, no messages of the communication manager are forged
     pub by_cm: bool,
     /// Number of rounds; each sends one or two packets
     pub rounds: u32,
@@ -98,7 +98,7 @@ impl Forger {
 
     fn qpn(&mut self, of: Address) -> Qpn {
         let first = match self.config.switch {
-            // The lowest number that is not reserved and maps to slot 0 (`p4ce::control::places`)
+            // The lowest number that is not reserved and belongs to slot 0 of the switch's queue pairs
             Some((switch, queue_pairs)) if switch == of => (queue_pairs as u64).max(FIRST_QPN),
             _ => FIRST_QPN,
         };

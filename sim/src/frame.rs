@@ -4,7 +4,7 @@ use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use rocev2::rewrite::Rewriter;
 use rocev2::{Class, Packet, classify};
 
-/// Returns the offset of the network-layer header, and the EtherType. None if the frame is too short.
+/// Returns the offset of the network-layer header, and the EtherType; `None` if the frame is too short.
 fn l3(frame: &[u8]) -> Option<(usize, u16)> {
     let mut at = Ethernet::LEN;
     loop {
@@ -29,8 +29,8 @@ pub(crate) fn is_checked(frame: &[u8], at: usize) -> bool {
 }
 
 /// Returns the index of the bit that damage flips: the first one, from bit `start` (modulo the length) on,
-/// that equals `set`. None if there is none. In one world all damage sets bits, or all of it clears bits. So
-/// no damage undoes earlier damage; on real links the frame check sequence of each link prevents that.
+/// that equals `set`; `None` if there is none. In one world all damage sets bits, or all of it clears bits.
+/// So no damage undoes earlier damage; on real links the frame check sequence of each link prevents that.
 pub(crate) fn bit_to_flip(frame: &[u8], start: u64, set: bool) -> Option<usize> {
     let bits = frame.len() * 8;
     let from = start as usize % bits.max(1);

@@ -54,7 +54,7 @@ impl<A: App> Host<A> {
         self.responder.as_ref().map(|responder| responder.1.executed())
     }
 
-    /// Hands the requests to the NIC that are executed by now.
+    /// Passes the requests that are executed by now to the NIC.
     fn execute(&mut self, now: Nanos, out: &mut Ports<'_>) {
         let Some(responder) = &mut self.responder else { return };
         while let Some(frame) = responder.1.poll(now) {

@@ -98,7 +98,7 @@ impl Ecn {
     }
 }
 
-/// Frames of one direction of a link, by their fate.
+/// Frames of one direction of a link, by outcome.
 ///
 /// `offered + duplicated` is the sum of `too_long`, `queue_full`, `lost`, `cut`, `undelivered`, `arrived` and the
 /// frames that are still [under way](Self::under_way).
@@ -110,9 +110,9 @@ pub struct Counters {
     pub too_long: u64,
     /// Frames dropped because the queue was full
     pub queue_full: u64,
-    /// Frames put on the link
+    /// Frames sent on the link
     pub sent: u64,
-    /// Bytes put on the link
+    /// Bytes sent on the link
     pub bytes: u64,
     /// Frames lost at random
     pub lost: u64,

@@ -1,4 +1,4 @@
-//! Links between nodes: queues, the fate of frames, and the event queue.
+//! Links between nodes: queues, loss and damage of frames, and the event queue.
 
 use crate::frame::{Digest, bit_to_flip, fits, is_between, is_checked, mark};
 use crate::link::{Counters, Link};
@@ -8,7 +8,7 @@ use rocev2::ethernet::MacAddr;
 use std::collections::{BinaryHeap, VecDeque};
 use switch::{Full, Nanos, PortId, Rng};
 
-/// An entry of the event queue. Small, because the heap moves entries about.
+/// An entry of the event queue. Small, because the heap moves entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
     /// The frame in this slot of the store arrives at the end of this direction
@@ -313,8 +313,8 @@ impl Net {
         let mut arrival = now + transmission_time + link.delay + Nanos(jitter);
         let is_cut = direction.cuts > 0 || is_partitioned;
         let bit = damaged.then(|| bit_to_flip(&frame, first_bit, self.seed.is_multiple_of(2))).flatten();
-        // No checksum in the frame covers this byte. On a real link the frame check sequence, which frames
-        // have not here, does, and the frame is dropped.
+        // No checksum in the frame covers this byte. On a real link, the frame check sequence would, and the
+        // frame would be dropped; simulated frames have none.
         let lost = lost || bit.is_some_and(|bit| !is_checked(&frame, bit / 8));
         let dropped = is_cut || lost;
         if is_cut {

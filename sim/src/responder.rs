@@ -142,7 +142,7 @@ struct Request {
 }
 
 impl Request {
-    /// Parses the request in a frame; None if it has none.
+    /// Parses the request in a frame. Returns `None` if the frame has none.
     fn of(frame: &[u8]) -> Option<(Qpn, Kind, Option<Range<u64>>)> {
         let Class::Roce(layout) = classify(frame) else { return None };
         let packet = Packet::new(frame, layout);

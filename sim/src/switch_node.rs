@@ -41,7 +41,7 @@ pub struct Counters {
 }
 
 impl<F: Function> Switch<F> {
-    /// Creates a switch. `make` makes its function: at the beginning, and after each crash.
+    /// Creates a switch. `make` creates its function: once at the beginning, and once after each crash.
     pub fn new(mut make: impl FnMut() -> F + Send + 'static) -> Self {
         Self {
             function: make(),

@@ -20,8 +20,8 @@ const INBOX: usize = 1024;
 enum RunState {
     Up,
     Down,
-    /// Stopped for a while, with the frames that arrived since, their ports, and the directions that they
-    /// came on
+    /// Stopped for a while, with the frames that arrived since, each with its port and the link direction
+    /// that it came on
     Paused(VecDeque<(Vec<u8>, PortId, usize)>),
 }
 
@@ -43,9 +43,11 @@ struct Slot {
 /// seed are identical to the byte.
 ///
 /// Usage: [`add`](Self::add) nodes, [`connect`](Self::connect) them, [`schedule`](Self::schedule) faults,
-/// then advance with [`run_until`](Self::run_until) or [`step`](Self::step). The nodes start with the first
-/// of these, or with the first call of [`with`](Self::with). All functions panic if a [`NodeId`] or a
-/// [`LinkId`] is of another world with more nodes or links.
+/// then advance with [`run_until`](Self::run_until) or [`step`](Self::step). The nodes start at the first
+/// call of one of the last two, or of [`with`](Self::with).
+///
+/// # Panics
+/// Functions panic if a [`NodeId`] or a [`LinkId`] is of another world with more nodes or links.
 pub struct World {
     net: Net,
     nodes: Vec<Slot>,
@@ -98,13 +100,16 @@ impl World {
         self.net.schedule(at, Event::Fault { number });
     }
 
-    /// Captures every frame that is put on a link, in both directions, as a pcap file with nanosecond
+    /// Captures every frame that is sent on a link, in both directions, as a pcap file with nanosecond
     /// timestamps.
     pub fn capture(&mut self, link: LinkId, to: impl Write + Send + 'static) {
         self.net.captures[link.0] = Some(Capture::new(Box::new(to)));
     }
 
-    /// Ends all captures. Returns the first error of writing one, if there was any.
+    /// Ends all captures.
+    ///
+    /// # Errors
+    /// The first error of writing a capture.
     pub fn finish_captures(&mut self) -> io::Result<()> {
         let mut result = Ok(());
         for capture in self.net.captures.iter_mut().filter_map(Option::take) {
@@ -153,7 +158,7 @@ impl World {
         (self.events, self.net.arrivals)
     }
 
-    /// Returns a number that depends on every byte that was put on any link and on the time of it; equal for
+    /// Returns a digest of every byte that was sent on any link and of the times of sending; equal for
     /// identical runs.
     pub fn digest(&self) -> u64 {
         self.net.digest.value()
@@ -218,7 +223,7 @@ impl World {
         result
     }
 
-    /// Returns when the next event is due.
+    /// Returns the time of the world at which the next event is due; `None` if no event is left.
     pub fn next_at(&mut self) -> Option<Nanos> {
         self.start();
         self.net.peek()

@@ -65,9 +65,9 @@ impl Node for Numberer {
 }
 
 /// Builds a network of a sender, a receiver and a link between them.
-fn pair(seed: u64, talker: Numberer, link: Link) -> (World, NodeId, NodeId, LinkId) {
+fn pair(seed: u64, sender: Numberer, link: Link) -> (World, NodeId, NodeId, LinkId) {
     let mut world = World::new(seed);
-    let a = world.add("a", talker, Clock::default());
+    let a = world.add("a", sender, Clock::default());
     let b = world.add("b", Numberer::receiver(), Clock::default());
     let link = world.connect(a, b, link);
     (world, a, b, link)
@@ -241,9 +241,9 @@ fn a_resumed_host_receives_the_frames_that_were_queued() {
     world.schedule(Nanos::from_micros(100), Fault::Pause(b));
     world.schedule(Nanos::from_micros(5000), Fault::Resume(b));
     world.run_until(LATER);
-    let unheard = world.counters(link)[0].undelivered;
-    assert!(unheard > 500, "more frames arrived than the receive queue holds: {unheard} were lost");
-    assert_eq!(received(&world, b).len() as u64 + unheard, 2000);
+    let undelivered = world.counters(link)[0].undelivered;
+    assert!(undelivered > 500, "more frames arrived than the receive queue holds: {undelivered} were lost");
+    assert_eq!(received(&world, b).len() as u64 + undelivered, 2000);
     let resumed = EPOCH + Nanos::from_micros(5000);
     let at_once = world.node::<Numberer>(b).received.iter().filter(|(_, at)| *at == resumed).count();
     assert_eq!(at_once, 1024);

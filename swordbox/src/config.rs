@@ -124,13 +124,13 @@ pub struct WordTable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each layer is enabled independently")]
 pub struct Layers {
-    /// Operations on a tracked word are multiplexed onto one shared QP
+    /// Whether operations on a tracked word are multiplexed onto one shared QP
     pub remap: bool,
-    /// A CAS or FETCH_ADD whose result is known is forwarded as a WRITE; needs `remap`
+    /// Whether a CAS or FETCH_ADD whose result is known is forwarded as a WRITE; needs `remap`
     pub cas_to_write: bool,
-    /// A CAS that appends to a known data structure is redirected to its last node
+    /// Whether a CAS that appends to a known data structure is redirected to its last node
     pub steer_writes: bool,
-    /// A READ of a known data structure is redirected to the current location
+    /// Whether a READ of a known data structure is redirected to the current location
     pub steer_reads: bool,
 }
 

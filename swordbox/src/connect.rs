@@ -335,7 +335,7 @@ impl Connector {
         if let Some((conn, qpn)) = shared_qp.stage.conn() {
             let cm = self.endpoint.cm_mut();
             if cm.disconnect(conn, &[], now).is_err() {
-                // The connection is not established yet, or no more.
+                // The connection is not established yet, or is over.
                 _ = cm.reject(conn, rocev2::cm::RejReason::CONSUMER, &[], now);
             }
             self.qpns.remove(&qpn);

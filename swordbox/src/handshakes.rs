@@ -20,7 +20,7 @@ pub(crate) struct Request {
     pub psn: Psn,
     pub mtu: u16,
     pub port: PortId,
-    /// The REP has been seen
+    /// Whether the REP has been seen
     pub replied: bool,
     /// Sequence number; later REQs have larger ones
     pub number: u64,

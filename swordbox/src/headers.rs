@@ -69,8 +69,8 @@ impl BthFields {
 pub(crate) enum Payload<'a> {
     /// Bytes to be copied, and padded
     Copied(&'a [u8]),
-    /// This number of bytes that are already in the frame behind the same extended headers, without padding,
-    /// in a packet with a valid ICRC
+    /// Payload of this length that is already in the frame, behind the same extended headers and without
+    /// padding, in a packet with a valid ICRC
     InPlace(usize),
 }
 

@@ -8,7 +8,7 @@ use switch::PortId;
 pub(crate) const LONGEST: usize = 512;
 /// Divisor of the slot count that gives the limit of one queue
 const SHARE: usize = 8;
-/// Least limit of one queue, in frames; half of all slots if those are fewer
+/// Minimum limit of one queue, in frames; half of all slots if that is less
 const FEWEST: usize = 16;
 
 /// Slots for frames, in queues.

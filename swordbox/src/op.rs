@@ -35,7 +35,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Op {
     pub kind: Kind,
-    /// The packet is the last one of its message
+    /// Whether the packet is the last one of its message
     pub is_last: bool,
 }
 

@@ -7,15 +7,15 @@ use rocev2::Psn;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     pub psn: Psn,
-    /// Number of PSNs, which is that of its response packets
+    /// Number of PSNs, which equals the number of response packets
     pub count: u32,
     /// The server's PSN of the request on the client's own connection
     pub server_psn: Psn,
-    /// Number of initial PSNs that `server_psn` does not cover, or that the server no longer has: the READ
-    /// was read again from the PSN after them
+    /// Number of initial PSNs that `server_psn` does not cover, or whose data the server no longer repeats:
+    /// the READ was requested again from the PSN after them
     pub skipped: u32,
     pub kind: RecordKind,
-    /// The response has been seen
+    /// Whether the response has been seen
     pub done: bool,
     /// Result of an atomic; address of the node that a READ was forwarded to
     pub value: u64,
@@ -28,11 +28,11 @@ pub(crate) struct Record {
 /// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordKind {
-    /// READ on the client's own connection. A retransmission is read again by the server
+    /// READ on the client's own connection. The server executes a retransmission again
     Read,
-    /// Atomic with a known result, which answers retransmissions
+    /// Atomic with a known result, with which the switch answers retransmissions
     Atomic,
-    /// One or more READs whose PSN count is unknown. A retransmission is read again by the server
+    /// One or more READs whose PSN count is unknown. The server executes a retransmission again
     UncountedReads,
     /// Atomic whose result is unknown. The server still has it while no other client's atomics use the
     /// connection

@@ -32,7 +32,7 @@ struct Source {
     /// Last time at which a packet of the host was forwarded without a tracked connection: responses may
     /// belong to it
     last_untracked: Option<Nanos>,
-    /// The host has used a right to a server's memory
+    /// Whether the host has used a right to a server's memory
     proven: bool,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Successor {
     pub client_port: PortId,
     pub server_port: PortId,
     pub at: Nanos,
-    /// A request from the starting PSN on has been forwarded
+    /// Whether a request from the starting PSN on has been forwarded
     pub request_seen: bool,
 }
 

@@ -60,12 +60,12 @@ impl Tester for Device {
         if self.trials > self.interrupted_after {
             return Err(Interrupted);
         }
-        let asked = match trial.load {
+        let requested = match trial.load {
             Load::Fastest => self.generator,
             Load::PacketsPerS(rate) => rate as f64,
             Load::Burst(_) => trial.max_rate.unwrap() as f64,
         };
-        let rate = asked.min(self.generator);
+        let rate = requested.min(self.generator);
         let sent = match trial.load {
             Load::Burst(frames) => frames as f64,
             _ => rate * trial.seconds,
@@ -90,7 +90,7 @@ impl Tester for Device {
             lost: lost / 2,
             unseen: lost - lost / 2,
             sent_per_s: rate,
-            offered: rate >= asked,
+            offered: rate >= requested,
             adds_up: true,
             on_cpu: 0.99 * core,
             core,

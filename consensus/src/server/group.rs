@@ -2,10 +2,10 @@
 //! members hold it.
 //!
 //! A group starts where its members' logs are equal. While the switch sets the group up, entries are written
-//! to each server directly. Then the leader stops writing until all members hold what was written, and from
-//! there on all entries go through the group. If the group fails in any way, the leader requests permission
-//! again, in the same term, from every server. That fences off the group together with the direct connection,
-//! and each log is read and brought up to date as at the start of the leadership.
+//! to each server directly. Then the leader stops writing until all members hold the entries written so far.
+//! From then on, all entries go through the group. If the group fails in any way, the leader requests
+//! permission again, in the same term, from every server. That fences off the group together with the direct
+//! connection, and each log is read and brought up to date as at the start of the leadership.
 
 use super::Server;
 use super::watch::Membership;
@@ -34,7 +34,7 @@ const GRACE_HEARTBEATS: u64 = 50;
 pub(super) struct Group {
     pub(super) qpn: Qpn,
     conn: Conn,
-    /// When it was requested
+    /// Time of the request
     since: Nanos,
     pub(super) members: Vec<u8>,
     state: State,
@@ -77,16 +77,17 @@ impl Group {
 }
 
 impl Server {
-    /// Does everything that is due for the group.
+    /// Advances the group: requests it, opens it when its members have caught up, and replaces it when a
+    /// member lags or a server can join.
     pub(super) fn maintain_group(&mut self, nic: &mut Rnic, now: Nanos) {
-        let Some(through) = self.config.switch else { return };
+        let Some(switch) = self.config.switch else { return };
         let Some(leadership) = &self.leadership else { return };
         if !leadership.is_established() {
             return;
         }
         let Some(group) = &leadership.group else {
             if now >= leadership.group_at {
-                self.request_group(nic, through, now);
+                self.request_group(nic, switch, now);
             }
             return;
         };
@@ -100,9 +101,8 @@ impl Server {
                         && leadership.has_counted_for(*server, now, self.heartbeats(GRACE_HEARTBEATS))
                 };
                 let caught_up = now >= leadership.group_at && self.peers().any(|server| outside(&server));
-                // A server outside of the group has caught up and joins a new group; or so few members are
-                // left that they decide nothing; or a member lacks an entry that the switch will not send
-                // again.
+                // A server outside of the group has caught up and joins a new group; or too few members are
+                // left to decide anything; or a member lacks an entry that the switch will not send again.
                 let too_few = group.members.len() < self.config.quorum();
                 if caught_up || too_few || self.has_stalled_member(now) {
                     self.fall_back(nic, now, 0);
@@ -135,10 +135,10 @@ impl Server {
         late
     }
 
-    fn request_group(&mut self, nic: &mut Rnic, through: SwitchAddress, now: Nanos) {
+    fn request_group(&mut self, nic: &mut Rnic, switch: SwitchAddress, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
         let (members, in_progress) = leadership.counting_members();
-        // Waits for servers that are about to count, for a limited time.
+        // Wait for servers that are about to count, for a limited time.
         let waits = in_progress && now.since(leadership.group_at) < self.heartbeats(GRACE_HEARTBEATS);
         if members.len() < self.config.quorum().max(1) || waits {
             return;
@@ -151,8 +151,8 @@ impl Server {
             // A NAK reports that a member has left: the group then ends, and another one starts without it.
             outvote: false,
         };
-        let at = (through.address, through.port);
-        let private_data = request.to_bytes().ok().zip(self.config.to(through.address));
+        let at = (switch.address, switch.port);
+        let private_data = request.to_bytes().ok().zip(self.config.to(switch.address));
         let connection = private_data
             .map(|(request, envelope)| envelope.seal(request))
             .and_then(|private_data| self.connect(nic, at, private_data, QpRole::Group, now));

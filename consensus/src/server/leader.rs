@@ -101,7 +101,7 @@ impl Server {
         });
     }
 
-    /// Does everything that is due as candidate or leader.
+    /// Advances a candidacy or leadership: gives up without a majority, and sends everything that is due.
     pub(super) fn lead(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
         let late = now.since(leadership.since) > self.heartbeats(CANDIDACY_HEARTBEATS);
@@ -394,8 +394,8 @@ impl Server {
         if value.len() > layout.max_value() {
             return Err(ProposeError::TooLong);
         }
-        // Neither exceeds the window, nor overwrites an entry that has not been applied by all followers, at
-        // least f: one member of any majority has to know every decided entry.
+        // The value must neither exceed the window, nor overwrite an entry that has not been applied by all
+        // followers, at least f: one member of any majority has to know every decided entry.
         let follow = self
             .leadership
             .as_ref()

@@ -140,7 +140,7 @@ impl Server {
         self.leadership.as_ref().is_some_and(Leadership::is_established)
     }
 
-    /// Returns the leader, as far as this server knows.
+    /// Returns the leader, if this server knows one.
     pub fn leader(&self) -> Option<u8> {
         let follows = self.leadership.is_none() && self.writer.is_some();
         (follows || self.is_leader()).then(|| self.promised.server())

@@ -2,13 +2,13 @@
 //! the bootstrap of a group.
 //!
 //! A server's state is in its memory only. A restarted server has lost its promises and its log, and does not
-//! count until a leader has admitted it again ([`super::admit`]). At the very first start there is no leader.
-//! So the operator bootstraps one blank server ([`Server::bootstrap`]). It succeeds only if the server has
-//! observed that at one moment all other servers were blank, too. It then publishes the incarnations of all
-//! servers that it observed, and a blank server that finds its own incarnation among them becomes a member as
-//! well. A blank server may hold entries of a leader that is gone since: it has to restart first. Servers
-//! that have all lost their memory look the same as servers that never had any. Only the operator can know
-//! that no state of value is lost by starting empty.
+//! count until a leader has admitted it again ([`super::admit`]). At the very first start there is no leader,
+//! so the operator bootstraps one blank server ([`Server::bootstrap`]). The bootstrap succeeds only if the
+//! server has observed that at one moment all other servers were blank, too. The server then publishes the
+//! incarnations of all servers that it observed, and a blank server that finds its own incarnation among them
+//! becomes a member as well. A blank server that may hold entries of a lost leader has to restart first.
+//! Servers that have all lost their memory look the same as servers that never had any. Only the operator can
+//! know that no state of value is lost by starting empty.
 
 use super::Server;
 use crate::config::{BootstrapError, Config, WaitReason};
@@ -24,10 +24,11 @@ use switch::Nanos;
 pub(super) const CANDIDACY_DELAY: u64 = 20;
 /// Heartbeats after which a connection that is not established is requested again
 const RETRY_HEARTBEATS: u64 = 5;
+
 /// Membership of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Membership {
-    /// Blank: started with empty memory, and does not count.
+    /// Started with empty memory, and does not count.
     Blank,
     /// A member.
     Member,
@@ -78,10 +79,10 @@ pub(super) struct PeerState {
     membership: Membership,
     /// Incarnations at the bootstrap that it has joined
     bootstrap_incarnations: Vec<u64>,
-    /// Whether it was read since this server started
+    /// Whether its control words were read since this server started
     seen: bool,
-    /// Whether it rejected the last request without a reason, because this server's group configuration
-    /// differs
+    /// Whether it rejected the last request without a reason, which means that the group configurations
+    /// differ
     pub(super) refuses: bool,
 }
 
@@ -226,9 +227,10 @@ impl Server {
         let own = usize::from(self.config.id);
         let incarnation = self.config.incarnation;
         let mut others = self.peers().map(|server| &self.watch.peers[usize::from(server)]);
-        if let Some(begun) = others.find(|other| other.bootstrap_incarnations.get(own) == Some(&incarnation))
+        if let Some(bootstrapped) =
+            others.find(|other| other.bootstrap_incarnations.get(own) == Some(&incarnation))
         {
-            self.watch.bootstrap_incarnations = begun.bootstrap_incarnations.clone();
+            self.watch.bootstrap_incarnations = bootstrapped.bootstrap_incarnations.clone();
             self.membership = Membership::Member;
         }
         if self.config.has_bug(crate::config::Bug::BootstrapsByItself) {

@@ -12,7 +12,7 @@ use super::socket::{ACK, ADD_REGION, ADD_RING, CONNECT, CONNECTED, DISCONNECT, H
 use rustix::fs::{OFlags, SealFlags, fcntl_get_seals, fcntl_getfl, fcntl_setfl, fstat};
 use std::os::fd::OwnedFd;
 
-/// Maximum count of regions that the driver supports
+/// Maximum number of regions that the driver supports
 const MAX_REGIONS: usize = 256;
 /// Maximum ring size, as a power of two
 const MAX_LOG2_RING: u8 = 14;
@@ -28,7 +28,7 @@ pub(super) type Refusal = String;
 /// Validation state of one peer.
 #[derive(Debug)]
 pub(super) struct Audit {
-    /// Count of queues of this port in each direction, each of which needs a ring
+    /// Number of queues of this port in each direction, each of which needs a ring
     queues: u16,
     stage: Stage,
 }

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 const PREFIX: &str = "understudy-memif-";
 /// Maximum length of a socket's path in front of the file name, in bytes
 const MAX_FOLDER_LEN: usize = 90;
-/// Maximum count of attempts to create a folder, in case another instance removes it before it is locked
+/// Maximum number of attempts to create a folder, in case another instance removes it before it is locked
 const ATTEMPTS: usize = 16;
 
 /// A folder that only this user can access. It is removed when dropped; if the instance is killed, the next

@@ -2,7 +2,7 @@
 //!
 //! DPDK's driver detects the end of a peer in the EAL's interrupt thread and immediately unmaps the shared
 //! memory. A worker in the middle of a burst is then killed by SIGSEGV, and surviving the death of a peer is
-//! the purpose of memif ports here. Moreover, a client's driver never reconnects. Therefore no driver gets a
+//! the purpose of memif ports here. Also, a client's driver never reconnects. Therefore no driver gets a
 //! peer's socket. Each driver connects to a socket of this process, in a folder that no other user can
 //! access. Messages and the descriptors that they carry are validated and forwarded, but the end of a peer is
 //! not. Frames do not pass through this process's sockets: the drivers exchange them in shared memory as
@@ -45,7 +45,7 @@ use switch::{Nanos, PortId};
 const RETRY: Nanos = Nanos::from_millis(20);
 /// Time that a peer may take to send its request, or to complete the handshake
 const HANDSHAKE_TIMEOUT: Nanos = Nanos::from_millis(5_000);
-/// Maximum count of peers that have not sent their request yet
+/// Maximum number of peers that have not sent their request yet
 const MAX_PENDING_PEERS: usize = 64;
 
 /// Message of the control thread to a worker about a port.
@@ -58,7 +58,7 @@ pub(crate) enum Signal {
 
 /// Interface of the channels to the rest of the runtime.
 pub(crate) trait MemifHooks {
-    /// Returns the count of workers.
+    /// Returns the number of workers.
     fn workers(&self) -> usize;
     /// Sends a signal to a worker. Returns `false` if its queue is full.
     fn signal(&mut self, worker: usize, signal: Signal) -> bool;
@@ -110,7 +110,7 @@ struct ControlChannel {
 /// A memif port.
 struct Port {
     index: usize,
-    /// Count of queues in each direction
+    /// Number of queues in each direction
     queues: u16,
     /// A user whose processes may be the peer, in addition to this user and root
     peer_uid: Option<u32>,

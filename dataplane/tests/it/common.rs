@@ -24,7 +24,7 @@ pub(crate) fn play(file: &Path, to: Option<&Path>) -> Device {
     Device::Pcap { rx: vec![file.into()], tx: to.map(Into::into), infinite: false }
 }
 
-/// Returns a configuration without privileges, huge pages or files, with this count of workers.
+/// Returns a configuration without privileges, huge pages or files, with this number of workers.
 pub(crate) fn config(ports: Vec<Port>, workers: usize) -> Config {
     Config {
         eal: Eal {

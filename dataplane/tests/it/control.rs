@@ -19,7 +19,7 @@ struct Punting {
 
 impl Function for Punting {
     type Command = u64;
-    /// Count of frames, count of timers, sum of commands
+    /// Number of frames, number of timers, sum of commands
     type Event = (u64, u64, u64);
 
     fn on_frame<O: Output>(
@@ -189,7 +189,7 @@ fn full_queue_to_the_control_plane_drops_and_counts() {
     assert_eq!(worker.punted.get() + lost, worker.received());
 }
 
-/// Ends after some ticks: the ring returns the frames sent to it, for ever.
+/// Ends after some ticks, because the ring returns the frames sent to it forever.
 struct Limited<C>(C, u32);
 
 impl<C: ControlHandler<Punting>> ControlHandler<Punting> for Limited<C> {

@@ -73,7 +73,7 @@ impl<S: Job> Function for Sends<S> {
     }
 }
 
-/// Frame lengths around the size of a copied chunk, and counts of copies around a burst
+/// Frame lengths around the size of a copied chunk, and numbers of copies around a burst
 const LENS: [usize; 10] = [14, 31, 32, 33, 64, 138, 255, 256, 257, 3000];
 const COUNTS: [usize; 6] = [1, 2, 31, 32, 33, 100];
 
@@ -124,7 +124,7 @@ fn copies_leave_in_order_as_they_were_finished() {
     assert_eq!(worker.made.get(), expected.len() as u64);
 }
 
-/// Requests more copies than possible, twice; stores the counts of frames made, and of calls of `finish`.
+/// Requests more copies than possible, twice; stores the numbers of frames made, and of calls of `finish`.
 struct TooMany(Arc<Mutex<Vec<usize>>>);
 
 impl Job for TooMany {
@@ -140,7 +140,7 @@ impl Job for TooMany {
     }
 }
 
-/// Runs with a pool of `buffers` buffers. Returns the stored counts, and the counts of sent and dropped
+/// Runs with a pool of `buffers` buffers. Returns the stored counts, and the numbers of sent and dropped
 /// frames.
 fn request_too_many(buffers: u32) -> (Vec<usize>, u64, u64) {
     let ring = Port { buffers, ..port("out", Device::Ring) };

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use switch::{Function, Nanos, Output, PortId, Verdict};
 use understudy_tests::alone;
 
-/// Returns the count of the calling thread's voluntary context switches.
+/// Returns the number of the calling thread's voluntary context switches.
 fn sleeps() -> u64 {
     // SAFETY: the call fills in the structure, for which all-zero is valid.
     let usage = unsafe {
@@ -70,7 +70,7 @@ impl Function for Waits {
     }
 }
 
-/// Ends the run after a count of timers, or of sleeps.
+/// Ends the run after a number of timers, or of sleeps.
 struct Until {
     timers: u64,
     sleeps: u64,
@@ -88,7 +88,7 @@ impl ControlHandler<Waits> for Until {
     }
 }
 
-/// Returns the counts of timers and of sleeps when one of the limits was reached.
+/// Returns the numbers of timers and of sleeps when one of the limits was reached.
 fn run(by_frames: bool, timers: u64, sleeps: u64) -> (u64, u64) {
     let mut config = config(vec![port("in", Device::Null { size: 64, copy: false })], 1);
     config.workers.idle = Idle::Sleep;

@@ -19,7 +19,7 @@ use switch::forward::{Config as ForwardConfig, Forward};
 use switch::{DropReason, Function, PortId};
 use understudy_tests::alone;
 
-/// Ends the run when a count of frames has been received from a port.
+/// Ends the run when a number of frames has been received from a port.
 struct Until<'a> {
     frames: u64,
     port: usize,
@@ -117,7 +117,7 @@ fn other_users_cannot_reach_the_sockets_of_a_driver() {
 fn socket_in_a_locked_folder_is_reported_as_an_error() {
     alone!();
     let folder = tempfile::tempdir().unwrap();
-    // As any user can who may read the folder
+    // Any user with read permission for the folder can hold its lock.
     let held = std::fs::File::open(folder.path()).unwrap();
     held.lock().unwrap();
     let error = Runtime::start(config(vec![port("server", memif(folder.path(), true))], 1)).unwrap_err();
@@ -228,7 +228,7 @@ fn peer_with_an_unsealed_region_is_refused_with_the_reason() {
 /// Sends frames to a peer that accepts none, and makes it disconnect when one of its frames was received;
 /// then sends a frame to a ring, which returns it.
 struct DisconnectPeer {
-    /// Whether there is a peer, and the count of ticks since that changed
+    /// Whether there is a peer, and the number of ticks since that changed
     link: (bool, u32),
     /// Dropped to make the peer disconnect
     stay: Option<mpsc::Sender<()>>,
@@ -305,7 +305,7 @@ fn file_at_the_path_of_the_socket_is_left_alone() {
     assert!(folder.path().join("m.sock").exists());
 }
 
-/// Runs an idle worker with this strategy. Returns its count of iterations, and the time in microseconds.
+/// Runs an idle worker with this strategy. Returns its number of iterations, and the time in microseconds.
 fn idle_turns(idle: Idle) -> (u64, u64) {
     let mut config: Config = config(vec![port("ring", Device::Ring)], 1);
     config.workers.idle = idle;

@@ -27,7 +27,7 @@ enum First {
 struct DropOrConsume {
     first: Option<First>,
     received: u64,
-    /// Count of frames that the first iteration allocated
+    /// Number of frames that the first iteration allocated
     made: Arc<AtomicUsize>,
 }
 
@@ -70,7 +70,7 @@ impl Function for DropOrConsume {
     }
 }
 
-/// Ends the run when the first iteration is over and a count of frames have been received.
+/// Ends the run when the first iteration is over and a number of frames has been received.
 struct Until {
     made: Arc<AtomicUsize>,
     frames: u64,
@@ -88,7 +88,7 @@ impl ControlHandler<DropOrConsume> for Until {
 
 const NOT_YET: usize = usize::MAX;
 
-/// Runs until a count of frames have been received. Returns the count of frames that the first iteration
+/// Runs until a number of frames has been received. Returns the number of frames that the first iteration
 /// allocated.
 fn run(runtime: &mut Runtime, first: First, frames: usize) -> usize {
     let made = Arc::new(AtomicUsize::new(NOT_YET));

@@ -15,11 +15,11 @@ const OUT: PortId = PortId(0);
 /// Length of each frame, in bytes
 const LEN: usize = 64;
 
-/// A driver that accepts a chosen count of frames.
+/// A driver that accepts a chosen number of frames.
 struct Driver {
-    /// Returns the count of offered frames that the port accepts
+    /// Returns the number of offered frames that the port accepts
     accepts: fn(&Driver) -> usize,
-    /// Count of frames in each offer, and the worker's iterations until then
+    /// Number of frames in each offer, and the worker's iterations until then
     offers: Vec<(usize, u64)>,
     /// First byte of each accepted frame
     accepted: Vec<u8>,
@@ -52,7 +52,7 @@ unsafe extern "C" fn send(_queue: *mut c_void, frames: *mut *mut rte_mbuf, len: 
     })
 }
 
-/// Sends this count of frames in its first iteration. The first byte of each is its number.
+/// Sends this number of frames in its first iteration. The first byte of each is its number.
 struct Sends(u8);
 
 impl Function for Sends {

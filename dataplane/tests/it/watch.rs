@@ -10,9 +10,9 @@ use understudy_tests::alone;
 
 const IN: PortId = PortId(0);
 const OUT: PortId = PortId(1);
-/// Count of copies of each frame that are sent before the frame itself
+/// Number of copies of each frame that are sent before the frame itself
 const COPIES: usize = 40;
-/// Count of copies that are recorded
+/// Number of copies that are recorded
 const SHOWN: usize = 32;
 
 /// Sends copies of each frame, and then the frame itself.
@@ -98,7 +98,8 @@ fn seen(device: Device, condition: impl Fn(&[FrameRecord]) -> bool) -> Vec<Frame
     let (counted, device) = (outcome.workers[0].ports[0].rx.get(), outcome.devices[0]);
     assert_eq!(counted, (device.rx_frames, device.rx_bytes));
     let records = control.found.expect("the run ended because the condition was met");
-    // The received frame, some of the copies, and the result, with the count of copies that were not recorded
+    // The received frame, some of the copies, and the result, with the number of copies that were not
+    // recorded
     assert_eq!((records.len(), records[0].action), (1 + SHOWN + 1, TraceAction::In(IN)));
     assert_eq!(records[SHOWN].omitted, 0);
     assert_eq!(records[SHOWN + 1].omitted, (COPIES - SHOWN) as u64);

@@ -83,13 +83,13 @@ fn failure_text(failure: c_int) -> &'static CStr {
     found.map_or(c"no such failure", |(.., text)| *text)
 }
 
-/// See `onepipe.h`.
+/// Returns the message of an error number; see `onepipe.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn onepipe_strerror(error: c_int) -> *const c_char {
     error_text(error).as_ptr()
 }
 
-/// See `onepipe.h`.
+/// Returns the message of a failure number; see `onepipe.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn onepipe_strfailure(failure: c_int) -> *const c_char {
     failure_text(failure).as_ptr()

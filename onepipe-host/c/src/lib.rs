@@ -1,7 +1,7 @@
 //! 1Pipe's host library for C: `include/onepipe.h` (1Pipe, Table 1).
 //!
-//! Each function checks its pointers for null. Everything else that the header requires of a pointer is up to
-//! the caller: that is the contract of every `unsafe` here.
+//! Each function checks its pointers for null. The caller guarantees everything else that the header requires
+//! of a pointer: this is the safety contract of every `unsafe` block here.
 
 #![allow(clippy::missing_safety_doc, reason = "documented in the header")]
 
@@ -57,7 +57,7 @@ pub struct OnePipeFailed {
     pub timestamp: u64,
     /// Receiver
     pub dst: u32,
-    /// Index of the message in the call
+    /// Index of the message among those of the call
     pub part: u32,
     /// Value of `enum onepipe_failure`
     pub why: c_int,
@@ -89,7 +89,7 @@ fn number(result: Result<(), Error>) -> c_int {
     result.map_or_else(Error::number, |()| 0)
 }
 
-/// See `onepipe.h`.
+/// Starts the endpoint of a configuration file; see `onepipe.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut OnePipe) -> c_int {
     LAST_ERROR.take();
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut
     }
 }
 
-/// See `onepipe.h`.
+/// Leaves, and frees the endpoint; see `onepipe.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onepipe_exit(endpoint: *mut OnePipe) {
     // SAFETY: null, or from `onepipe_init`.
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn onepipe_exit(endpoint: *mut OnePipe) {
     }
 }
 
-/// See `onepipe.h`.
+/// Leaves, and returns when the process has left; see `onepipe.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onepipe_leave(endpoint: *mut OnePipe) {
     // SAFETY: null, or from `onepipe_init`.
@@ -150,14 +150,14 @@ pub unsafe extern "C" fn onepipe_leave(endpoint: *mut OnePipe) {
     }
 }
 
-/// See `onepipe.h`.
+/// Returns 1Pipe's time in nanoseconds, or `NO_TIMESTAMP` for a null pointer; see `onepipe.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onepipe_get_timestamp(endpoint: *const OnePipe) -> u64 {
     // SAFETY: null, or from `onepipe_init`.
     unsafe { endpoint.as_ref() }.map_or(NO_TIMESTAMP, |endpoint| endpoint.handle.timestamp().nanos())
 }
 
-/// See `onepipe.h`.
+/// Sends `count` messages as one scattering; see `onepipe.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onepipe_unreliable_send(
     endpoint: *mut OnePipe,
@@ -247,7 +247,7 @@ impl Target {
     }
 }
 
-/// See `onepipe.h`.
+/// Receives the next message, and waits for it for up to `timeout_us` microseconds; see `onepipe.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onepipe_unreliable_recv(
     endpoint: *mut OnePipe,
@@ -300,7 +300,7 @@ pub unsafe extern "C" fn onepipe_unreliable_recv(
     }
 }
 
-/// See `onepipe.h`.
+/// Sets the callback for messages that fail; see `onepipe.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onepipe_send_fail_callback(
     endpoint: *mut OnePipe,
@@ -330,7 +330,7 @@ pub unsafe extern "C" fn onepipe_send_fail_callback(
     0
 }
 
-/// See `onepipe.h`.
+/// Sets whether a process is alive; see `onepipe.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onepipe_set_alive(endpoint: *mut OnePipe, id: u32, alive: c_int) -> c_int {
     // SAFETY: null, or from `onepipe_init`.
@@ -345,7 +345,7 @@ pub unsafe extern "C" fn onepipe_set_alive(endpoint: *mut OnePipe, id: u32, aliv
     })
 }
 
-/// See `onepipe.h`.
+/// Returns the message of the last failed `onepipe_init` of this thread; see `onepipe.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn onepipe_last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())

@@ -21,7 +21,7 @@ use switch::{Frame as _, Nanos, PortId};
 /// Interval at which the polling thread gets the machine's clock. In between, it extrapolates by the time
 /// stamp counter, which is off by microseconds at most after this time
 const CLOCK_INTERVAL: Duration = Duration::from_millis(10);
-/// Maximum time that a polling thread may take to leave, which includes waiting for some time-outs of
+/// Maximum time that a polling thread may take to leave, which includes waiting for some timeouts of
 /// messages
 const MAX_LEAVE_TIME: Duration = Duration::from_secs(10);
 

@@ -1,5 +1,5 @@
-//! The polling thread's function on frames in memory: what it sends comes back to it, because its peer and
-//! its switch are itself.
+//! The polling thread's function on frames in memory: the process receives the frames that it sends, because
+//! its peer and its switch are itself.
 
 use super::*;
 use crate::ring::ring;
@@ -158,7 +158,7 @@ fn window_updates_do_not_wait_for_a_beacon() {
     });
     let mut updates = 0;
     for n in 0..10u8 {
-        // As many messages as fit, none of which is delivered before the barrier passes them
+        // The maximum number of messages; none is delivered before the barrier passes it
         for _ in 0..6 {
             bench.send(&[(TWIN, &[n; 200])]);
         }
@@ -226,7 +226,7 @@ fn leaving_waits_for_messages_announces_the_end_and_reports_once() {
         turns += 1;
         assert!(turns < 1000);
     }
-    // One time-out without an ACK was waited for; and three beacons take three intervals.
+    // One timeout without an ACK was waited for; and three beacons take three intervals.
     assert!((100..400).contains(&turns), "{turns}");
     assert!(bench.host.poll_event().is_none(), "reported once");
     let failed = bench.events.pop().unwrap();
@@ -250,7 +250,7 @@ fn leaving_does_not_wait_for_ever() {
         turns += 1;
         assert!(turns < 1000);
     }
-    assert!(turns >= 400, "four time-outs: {turns}");
+    assert!(turns >= 400, "four timeouts: {turns}");
 }
 
 #[test]

@@ -152,7 +152,7 @@ fn receiver_that_does_not_receive_stops_the_sender() {
     config.process.tell_settled = false;
     config.process.process.max_unsettled = 512;
     // The rings and the window have room for less than is sent, however fast the polling thread is; and the
-    // time-out is so long that no zero window is probed.
+    // timeout is so long that no zero window is probed.
     config.process.process.receive_window = 1 << 20;
     config.process.process.timeout = switch::Nanos::from_millis(60_000);
     let (mut sender, mut receiver) = Endpoint::init(config).unwrap().split();
@@ -291,7 +291,7 @@ fn receiver_gets_everything_while_the_endpoint_leaves() {
     handle.exit();
 }
 
-/// A message in flight to a process that does not exist fails after the time-out, which is called back before
+/// A message in flight to a process that does not exist fails after the timeout, which is called back before
 /// the endpoint is gone.
 #[test]
 fn exit_calls_back_for_messages_that_have_failed() {

@@ -64,8 +64,8 @@ impl Barriers {
         if is_final && self.is_ahead(time, clock, now) {
             return Err(Refusal::Ahead);
         }
-        // A late or repeated announcement has no barrier by which that could be detected, and would raise
-        // this process's barrier above timestamps that still arrive.
+        // A late or repeated announcement carries no barrier that would reveal its age, and would raise this
+        // process's barrier above timestamps that still arrive.
         let old = time.saturating_add(self.ahead_max) < clock.without_setbacks(now);
         if is_final && (old || time < self.last_tor_beacon) {
             return Err(Refusal::Stale);
@@ -85,7 +85,8 @@ impl Barriers {
         self.update(header, clock, now)?;
         self.last_tor_beacon = self.last_tor_beacon.max(time + u64::from(is_final));
         if is_final {
-            // No sender is left to wait for. One that returns is later, or its messages are refused.
+            // No sender is left to wait for. A sender that returns uses later timestamps, or its messages are
+            // refused.
             self.best_effort = self.best_effort.max(clock.read(now));
         }
         Ok(())

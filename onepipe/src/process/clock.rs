@@ -19,7 +19,7 @@ pub(super) struct Clock {
 impl Clock {
     /// Creates a clock that shows `clock` when the runner's clock is 0.
     pub(super) const fn new(clock: Timestamp) -> Self {
-        // One 48-bit period on, so that there are times before it
+        // Starts one 48-bit period after 0, so that earlier times exist
         let epoch = (1 << 48) + clock.nanos();
         Self { epoch, epoch_max: epoch, issued: 0, stamped: 0 }
     }
@@ -35,7 +35,8 @@ impl Clock {
         self.unclamped(now).max(self.issued)
     }
 
-    /// Returns the time, to be sent or returned to the application: the clock shows no less from now on.
+    /// Returns the time, to be sent or returned to the application. From now on the clock shows no earlier
+    /// time.
     #[inline]
     pub(super) fn issue(&mut self, now: Nanos) -> u64 {
         self.issued = self.read(now);

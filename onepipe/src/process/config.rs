@@ -14,11 +14,12 @@ use super::types::ProcessId;
 
 /// Maximum length of a message, in bytes
 pub const MAX_MESSAGE: usize = 16 << 20;
-/// Bytes of a window that a packet takes beside its payload: the receiver's cost of buffering a small packet
+/// Bytes of a window that a packet takes in addition to its payload: the receiver's cost of buffering a small
+/// packet
 pub const PACKET_COST: usize = 64;
 /// Maximum number of packets in flight to one receiver: a quarter of all PSNs
 const MAX_PACKETS: usize = 1 << 22;
-/// Maximum number of NAKs waiting to be sent; also of saved ACKs, beside one per peer
+/// Maximum number of NAKs waiting to be sent; also of saved ACKs, in addition to one per peer
 pub(super) const MAX_ANSWERS: usize = 1024;
 /// ECN-capable (RFC 3168, ECT(0))
 const ECN_CAPABLE: u8 = 2;
@@ -33,10 +34,10 @@ pub(super) const fn cost(payload: usize) -> usize {
 pub struct Config {
     /// This process
     pub own: Peer,
-    /// Processes that it exchanges messages with
+    /// Processes with which this process exchanges messages
     pub peers: Vec<Peer>,
-    /// Node that keeps the barrier of this process's link: the ToR switch, or its representative. Beacons go
-    /// to it and come from it
+    /// Node that keeps the barrier of this process's link: the ToR switch, or its representative. Beacons are
+    /// sent to this node and received from it
     pub tor: BeaconPeer,
     /// Whether messages arrive with the barrier of the link, as from a switching chip that keeps barriers.
     /// Other incarnations of a switch leave the barrier that the sender wrote, which is not valid for this
@@ -61,9 +62,10 @@ pub struct Config {
     /// also assumed of the peers before they have advertised their windows. [`PACKET_COST`] is added for each
     /// packet. A longer message cannot be sent
     pub receive_window: u32,
-    /// Maximum number of bytes that it buffers for all senders, counted alike
+    /// Maximum number of bytes that this process buffers for all senders, counted as for `receive_window`
     pub receive_buffer: usize,
-    /// Initial congestion window of a receiver in bytes (1Pipe, section 6.1: DCTCP), counted alike
+    /// Initial congestion window of a receiver in bytes (1Pipe, section 6.1: DCTCP), counted as for
+    /// `receive_window`
     pub initial_window: u32,
     /// Time after which a message that has not been acknowledged has failed
     pub timeout: Nanos,
@@ -105,7 +107,7 @@ pub struct BeaconPeer {
     pub address: IpAddr,
     /// Queue pair
     pub qpn: Qpn,
-    /// Switches through which beacons are tunnelled onto the link if routes would not lead them over it. A
+    /// Switches through which beacons are tunnelled onto the link if routes would lead them elsewhere. A
     /// process whose host represents its own switch needs that switch here (1Pipe, section 6.2.3)
     pub detour: Vec<IpAddr>,
 }
@@ -117,8 +119,8 @@ impl Config {
         cfg!(debug_assertions) && self.bug == Some(bug)
     }
 
-    /// Returns a configuration with the paper's values where it has any: beacons every 3 us, best effort. It
-    /// has no peers, and no chip at the other end of the link.
+    /// Returns a configuration with the paper's values where the paper gives any: beacons every 3 us, best
+    /// effort. There are no peers, and the other end of the link is not a chip.
     pub fn new(own: Peer, tor: BeaconPeer) -> Self {
         Self {
             own,
@@ -156,7 +158,7 @@ impl Config {
         core::iter::once(self.own.address).chain(ends.iter().copied()).zip(ends.iter().copied()).collect()
     }
 
-    /// Prepares datagrams to a queue pair.
+    /// Returns the template of datagrams to a queue pair.
     pub(super) fn template(&self, mac: MacAddr, address: IpAddr, qpn: Qpn) -> Result<Template, ConfigError> {
         let own = &self.own;
         // One path for each pair of queue pairs, different from pair to pair (IB A17.4.5)
@@ -237,7 +239,7 @@ pub enum ConfigError {
     /// Every message would fail before it could be acknowledged
     #[error("message timeout of {} ns is too short; set more than the ack delay of {} ns", .timeout.0, .ack_delay.0)]
     Timeout {
-        /// Time-out of messages
+        /// Timeout of messages
         timeout: Nanos,
         /// Delay of acknowledgements
         ack_delay: Nanos,

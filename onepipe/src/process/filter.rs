@@ -7,7 +7,7 @@ use rocev2::{Opcode, Packet};
 use super::config::{Config, Peer};
 use super::counters::Refusal;
 
-/// What a datagram for this process has to match.
+/// Headers that a datagram for this process has to match.
 #[derive(Debug)]
 pub(super) struct Filter {
     /// Expected headers of datagrams without options

@@ -5,7 +5,7 @@
 //! and sender. Each message is delivered at most once, below the barrier; otherwise its sender is notified
 //! that it failed.
 //!
-//! # How to use it
+//! # Usage
 //!
 //! The owner of a [`Process`]
 //!
@@ -18,9 +18,9 @@
 //!   [`unreliable_send`](Process::unreliable_send), [`unreliable_recv`](Process::unreliable_recv), and
 //!   [`poll_event`](Process::poll_event) in place of the callback.
 //!
-//! All times are [`switch::Nanos`] of one clock that does not go back, the runner's clock. 1Pipe's clock is
-//! another one, which may be [set](Process::set_clock), and which stands still where it was set back. The
-//! same calls produce the same frames, byte for byte.
+//! All times are [`switch::Nanos`] of the runner's clock, which is monotonic. 1Pipe's clock is a different
+//! one. It may be [set](Process::set_clock), and stands still instead of going back. The same calls produce
+//! the same frames, byte for byte.
 //!
 //! # When a scattering gets its timestamp
 //!
@@ -116,8 +116,8 @@ impl Process {
         Timestamp::new(self.clock.issue(now))
     }
 
-    /// Corrects 1Pipe's clock after it has been found to be off. A clock that would go back stands still
-    /// until that time has come again.
+    /// Corrects 1Pipe's clock. A clock that would be set back stands still instead, until the corrected time
+    /// has caught up.
     pub fn set_clock(&mut self, clock: Timestamp, now: Nanos) {
         self.clock.set(clock, now);
         if self.clock.is_clamped(now) {
@@ -171,7 +171,10 @@ impl Process {
         self.sender.events()
     }
 
-    /// Removes the next `count` events. Panics if there are fewer.
+    /// Removes the next `count` events.
+    ///
+    /// # Panics
+    /// If there are fewer events.
     pub fn take_events(&mut self, count: usize) {
         self.sender.remove_events(count);
     }
@@ -270,8 +273,11 @@ impl Process {
         [beacon, self.sender.next_timer(), self.receiver.next_timer()].into_iter().flatten().min()
     }
 
-    /// Handles a received frame. Returns the reason why the frame, or the barrier in it, was refused: that is
-    /// counted, and needs no action.
+    /// Handles a received frame.
+    ///
+    /// # Errors
+    /// The reason why the frame, or the barrier in it, was refused. The process counts it; the caller need not
+    /// act on it.
     pub fn on_frame(&mut self, frame: &[u8], now: Nanos) -> Result<(), Refusal> {
         let result = self.receive_datagram(frame, now);
         if let Err(why) = result {

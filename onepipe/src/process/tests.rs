@@ -345,7 +345,7 @@ fn lost_messages_fail_and_later_ones_do_not() {
     }
     group.run(12);
     assert_eq!(group.received(1), [(0, b"three".to_vec())]);
-    assert_eq!(group.failures(0), [(1, 0, Failure::Lost), (1, 0, Failure::Lost)], "long before the time-out");
+    assert_eq!(group.failures(0), [(1, 0, Failure::Lost), (1, 0, Failure::Lost)], "long before the timeout");
     // No later packet reveals the loss of the last one.
     group.loses = Box::new(|_, _, header| header.opcode() == OnePipeOpcode::DATA);
     group.scatter(0, &[(1, b"four")]).unwrap();
@@ -371,7 +371,7 @@ fn message_whose_ack_is_lost_may_have_arrived() {
     assert_eq!((group.received(1).len(), group.failures(0)), (2, vec![]));
 }
 
-/// As after a long sleep of the receiver's thread: many packets arrive before the first ACK can be sent.
+/// The receiver's thread has slept for long: many packets arrive before the first ACK can be sent.
 #[test]
 fn all_messages_are_acknowledged_however_late() {
     let mut group = Group::new(2, |config| config.initial_window = 1 << 20);

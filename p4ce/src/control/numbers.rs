@@ -18,7 +18,7 @@ const FIRST: u32 = 16;
 #[derive(Debug)]
 pub(super) struct NumberPool {
     unused: VecDeque<u32>,
-    /// Number of slots; consecutive numbers of a slot differ by it.
+    /// Number of slots, by which consecutive numbers of a slot differ
     count: u32,
     end: u32,
     allocated: u32,

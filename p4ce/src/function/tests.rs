@@ -548,7 +548,7 @@ fn a_moved_replica_is_found_when_the_leader_retransmits() {
 }
 
 #[test]
-fn a_replica_dropped_for_its_lag_is_no_longer_written_to_and_reported() {
+fn a_replica_dropped_for_its_lag_is_reported_and_no_longer_written_to() {
     let mut function = empty();
     let config = GroupConfig { max_lag: 4, ..group(false, 2, 1, false).config().clone() };
     function.on_command(Command::Open(Group::new(config).unwrap()), Nanos::ZERO);

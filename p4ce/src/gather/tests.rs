@@ -118,7 +118,7 @@ fn a_quorum_outvotes_a_minority_on_request() {
 }
 
 /// A NAK acknowledges everything before its PSN, also if the replica is then excluded (seed 5000273 of
-/// sim/tests/groups.rs).
+/// workloads/tests/it/groups.rs).
 #[test]
 fn an_outvoted_fatal_nak_still_acknowledges_earlier_packets() {
     let mut gather = Gather::new(3, 2, true, FIRST);

@@ -73,7 +73,8 @@ fn dead_link_is_removed_from_the_best_effort_barrier_alone() {
     }
     for tick in 1..=10 {
         barrier.tick(at(100));
-        // Link 0 does not rise, as it waits for others; link 1 is silent; link 2 is inside the node.
+        // The barrier of link 0 does not rise, as that link waits for other links; link 1 is silent; link 2
+        // is inside the node.
         barrier.update(0, Some(at(100)), Some(at(50 + tick)));
         barrier.update(2, None, Some(at(50 + tick)));
         assert_eq!(barrier.expire(), None, "dead after more than ten intervals only");
@@ -297,9 +298,9 @@ impl Oracle {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
-    /// Compares the barrier with the oracle, and checks the invariants.
+    /// Compares the barrier with the reference implementation, and checks the invariants.
     #[test]
-    fn barrier_equals_the_oracle_s(
+    fn barrier_equals_that_of_the_reference_implementation(
         start in 0i128..1 << 48,
         (inputs, acts) in (1usize..20).prop_flat_map(|n| (Just(n), proptest::collection::vec(act(n), 0..300))),
     ) {

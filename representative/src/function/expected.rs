@@ -4,8 +4,7 @@ use onepipe::beacon::ExpectedBeacon;
 use rocev2::Packet;
 use switch::PortId;
 
-/// Of the beacons that differ from the expected ones of their link, one in this many replaces what is
-/// expected
+/// Interval, in beacons that differ from the expected one of their link, at which such a beacon replaces it
 const LEARN_EVERY: u8 = 16;
 
 /// Expected beacons of a link.
@@ -24,7 +23,7 @@ impl Expected {
         Self { port, template: None, mismatches: 0 }
     }
 
-    /// Returns what beacons are compared with that arrive on this port.
+    /// Returns the expected beacon of this port, with which received beacons are compared.
     #[inline]
     pub(super) fn template(&self, port: PortId) -> Option<&ExpectedBeacon> {
         self.template.as_ref().filter(|_| port == self.port)

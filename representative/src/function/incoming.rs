@@ -81,8 +81,8 @@ impl Representative {
             Some(_) => return self.refuse(Refusal::OtherVersion, DropReason::Unexpected),
             None => return self.refuse(Refusal::NoHeader, DropReason::Unexpected),
         };
-        // A beacon for another node says nothing about the links that it passes. (Beacons are few: for the
-        // chip, the destination is checked for beacons only.)
+        // A beacon for another node carries no barriers of the links that it passes. (For the chip, the
+        // destination is checked for beacons only, which are few.)
         let is_for_us = || own || incarnation == Incarnation::Chip && self.is_own(frame.bytes());
         if header.opcode() == OnePipeOpcode::BEACON && is_for_us() {
             let link = self.link_of(packet.bth().dest_qp());

@@ -119,8 +119,8 @@ impl Representative {
                 (Pace::Passing, _) => (half.passed, every_link.and(self.ticks.checked_sub(2)), None),
             }
         };
-        // The neighbour may have refused the barriers in messages: those of a damaged one, or of a sender it
-        // does not know.
+        // The neighbour may have refused the barriers in messages: those of a damaged message, or of an
+        // unknown sender.
         let beacon_ticks = u64::from(self.config.dead_after_intervals / BESIDE_MESSAGES);
         let beaconed_before = every_link.and(self.ticks.checked_sub(beacon_ticks));
         Announcement {

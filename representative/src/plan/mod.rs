@@ -301,8 +301,8 @@ impl Planner<'_> {
         detour
     }
 
-    /// Returns the MAC address that a host sends to: a neighbour in its own subnet, or its switch, which
-    /// routes.
+    /// Returns the destination MAC address of a host's frames: a neighbour in the same subnet, or the switch,
+    /// which routes.
     fn next_hop(&mut self, path: BeaconPath, has_detour: bool) -> MacAddr {
         self.topology.next_hop_via(path.from, path.via, path.to, has_detour).unwrap_or_else(|| {
             let missing = Problem::NoMac { switch: path.via, host: path.from };

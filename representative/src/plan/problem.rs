@@ -136,7 +136,7 @@ pub enum About {
 }
 
 impl Problem {
-    /// Returns the part of the topology that the problem is about, and a second one that is involved.
+    /// Returns the part of the topology that has the problem, and a second part that is involved.
     pub fn about(&self) -> (About, Option<About>) {
         let node = |node| (About::Node(node), None);
         match *self {
@@ -161,7 +161,7 @@ impl Problem {
         }
     }
 
-    /// Returns what is wrong, and what to do about it.
+    /// Returns a description of the problem, and a remedy.
     pub fn describe(&self, topology: &Topology) -> (String, String) {
         let name = |node| format!("`{}`", topology.name(node));
         let switch = |number| name(Node::Switch(number));

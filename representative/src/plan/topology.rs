@@ -23,7 +23,7 @@ pub struct Topology {
 /// Settings of the whole network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Interval between beacons
+    /// Interval between beacons, 1 us to 1 ms
     pub beacon_interval: Nanos,
     /// Number of beacon intervals after which a silent link is dead
     pub dead_after_intervals: u32,
@@ -39,7 +39,7 @@ pub struct Settings {
     /// First queue pair of the first representative at a host. Its registers begin at `registers`; those of
     /// further representatives follow
     pub first_qp: Qpn,
-    /// See `first_qp`
+    /// Registers of the first representative at a host; see [`first_qp`](Self::first_qp)
     pub registers: Registers,
 }
 
@@ -63,8 +63,8 @@ impl Default for Settings {
 pub struct Switch {
     /// Name
     pub name: String,
-    /// Distance from the hosts: 1 for a ToR switch. If `None`, one more than the distance to the nearest
-    /// switch with hosts
+    /// Distance from the hosts, in links: 1 for a ToR switch. If `None`, one more than the distance to the
+    /// nearest switch with hosts
     pub layer: Option<u32>,
     /// Address at which its tunnels end. Needed for detours
     pub tunnel: Option<IpAddr>,
@@ -120,8 +120,8 @@ impl Topology {
         }
     }
 
-    /// Returns the MAC address that a host sends to for another host: that of a neighbour in its own subnet,
-    /// or that of its switch, which routes; `None` if the switch has none.
+    /// Returns the destination MAC address of frames from one host to another: the other host's in the same
+    /// subnet, otherwise that of the first switch, which routes; `None` if that switch has none.
     pub fn next_hop(&self, from: usize, to: usize) -> Option<MacAddr> {
         self.next_hop_via(from, self.hosts[from].switches[0], to, false)
     }

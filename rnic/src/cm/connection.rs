@@ -32,7 +32,7 @@ pub(super) struct Connection {
     pub(super) round_trip: Nanos,
     pub(super) max_retries: u8,
     pub(super) retries_left: u8,
-    /// The last event was reported, or the owner wants none
+    /// Whether the last event was reported, or the owner rejected or aborted the connection and gets none
     pub(super) end_reported: bool,
     /// The last message sent, for retransmission
     pub(super) last: Option<(Kind, [u8; MAD_LEN])>,

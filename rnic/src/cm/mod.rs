@@ -80,7 +80,10 @@ impl Cm {
         }
     }
 
-    /// Starts to report requests for this service. Fails if there is a listener for it.
+    /// Starts to report requests for this service.
+    ///
+    /// # Errors
+    /// [`ListenError::Taken`] if the service already has a listener.
     pub fn listen(&mut self, service_id: u64) -> Result<Listener, ListenError> {
         if self.listeners.insert(service_id) {
             Ok(Listener(service_id))

@@ -8,7 +8,7 @@ use rocev2::Qpn;
 use rocev2::cm::{Body, Drep, Dreq, Kind, Message, Mra, Rej, RejReason, Rep, Req, Rtu};
 use switch::{Full, Nanos};
 
-/// MAD method of every CM message. None is a response in the sense of IB 13.4.5.
+/// MAD method of every CM message (Send). No CM message is a response in the sense of IB 13.4.5.
 const METHOD_SEND: u8 = 3;
 
 impl Cm {

@@ -413,7 +413,7 @@ fn a_hundred_thousand_connections_are_possible() {
 proptest! {
     /// Any sequence of messages in any state causes no panic, and all connections are forgotten in the end.
     #[test]
-    fn any_mad_is_safe(
+    fn any_mad_causes_no_panic(
         steps in proptest::collection::vec((0u8..24, any::<u64>(), any::<[u8; 32]>(), any::<bool>()), 1..60),
     ) {
         let config = Config { capacity: 4, ..Config::default() };

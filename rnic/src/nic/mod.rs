@@ -50,7 +50,7 @@ pub struct Rnic {
     /// Slots of queue pairs that wait for their neighbour's MAC address
     unresolved: BTreeSet<u32>,
     events: VecDeque<Event>,
-    /// A completion queue has overrun, and its queue pairs have to be moved to the error state
+    /// Whether a completion queue has overrun, so that its queue pairs have to be moved to the error state
     overrun: bool,
     counters: Counters,
     rng: Rng,

@@ -11,8 +11,8 @@ use switch::Nanos;
 const NOT_ECT: u8 = 0;
 
 impl Rnic {
-    /// Writes the next frame to send into `frame`. Returns false if there is none now: then call again after
-    /// a frame arrived, a request was posted, or the time of [`next_timer`](Self::next_timer) has come.
+    /// Writes the next frame to send into `frame`. Returns false if there is none now. Call it again after a
+    /// frame has arrived, a request was posted, or the time of [`next_timer`](Self::next_timer) has come.
     pub fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         loop {
             let sent = self.endpoint.poll_transmit(now, frame)

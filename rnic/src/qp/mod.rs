@@ -54,7 +54,8 @@ pub(crate) struct Qp {
     request_next: bool,
     /// Whether it waits for its neighbour's MAC address
     unresolved: bool,
-    /// The event of the state has been reported: in RTR [`Event::Established`], in SQD [`Event::Drained`]
+    /// Whether the event of the state has been reported: in RTR [`Event::Established`], in SQD
+    /// [`Event::Drained`]
     event_reported: bool,
 }
 

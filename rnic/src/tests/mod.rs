@@ -239,7 +239,7 @@ fn a_request_without_response_is_retried_retry_count_times() {
     }
     assert_eq!(pair.statuses(0, &a), [(1, Status::RetryExceeded), (2, Status::Flushed)]);
     assert_eq!(pair.nics[0].counters().timeouts, 4);
-    // 131 us each; the first timeout started after ARP
+    // Each timeout is 131 us; the first one started after ARP
     assert!((524_288..540_000).contains(&pair.now.0), "{:?}", pair.now);
 }
 

@@ -130,8 +130,8 @@ fn requests_posted_to_a_failed_queue_pair_are_flushed() {
     pair.nics[0].modify_qp(a.qpn, Modify::Error).unwrap();
     pair.post(0, a.qpn, 2, Operation::Write(b.remote(0)), Data::None);
     pair.nics[0].post_recv(a.qpn, RecvRequest { id: 3, data: None }).unwrap();
-    let silent = SendRequest { signaled: false, ..SendRequest::new(4, Operation::Send, Data::None) };
-    pair.nics[0].post_send(a.qpn, silent).unwrap();
+    let unsignaled = SendRequest { signaled: false, ..SendRequest::new(4, Operation::Send, Data::None) };
+    pair.nics[0].post_send(a.qpn, unsignaled).unwrap();
     assert_eq!(pair.statuses(0, &a), [1, 2, 3, 4].map(|id| (id, Status::Flushed)));
     assert_eq!(pair.nics[0].pending_sends(a.qpn), 0);
 }

@@ -77,7 +77,7 @@ impl Req {
         Self::new_zeroed()
     }
 
-    /// The sender's queue pair
+    /// Returns the sender's queue pair number.
     pub const fn qpn(&self) -> Qpn {
         Qpn::from_wire(self.qpn)
     }
@@ -87,7 +87,7 @@ impl Req {
         self.qpn = qpn.to_wire();
     }
 
-    /// First PSN that the receiver of this message uses for its requests (it is not the sender's)
+    /// Returns the first PSN that the receiver of this message uses for its requests (not the sender's).
     pub const fn starting_psn(&self) -> Psn {
         Psn::from_wire(self.starting_psn)
     }
@@ -97,7 +97,7 @@ impl Req {
         self.starting_psn = psn.to_wire();
     }
 
-    /// Path MTU in bytes, 256 to 4096; `None` for a reserved code
+    /// Returns the path MTU in bytes, 256 to 4096; `None` for a reserved code.
     pub const fn path_mtu(&self) -> Option<u16> {
         match self.mtu_rnr >> 4 {
             code @ 1..=5 => Some(128 << code),
@@ -144,12 +144,12 @@ impl CmaHeader {
         }
     }
 
-    /// The sender's address
+    /// Returns the sender's address.
     pub fn src_addr(&self) -> IpAddr {
         self.address(self.src)
     }
 
-    /// The receiver's address
+    /// Returns the receiver's address.
     pub fn dst_addr(&self) -> IpAddr {
         self.address(self.dst)
     }
@@ -191,7 +191,7 @@ impl Rep {
         Self::new_zeroed()
     }
 
-    /// The sender's queue pair
+    /// Returns the sender's queue pair number.
     pub const fn qpn(&self) -> Qpn {
         Qpn::from_wire(self.qpn)
     }
@@ -201,7 +201,7 @@ impl Rep {
         self.qpn = qpn.to_wire();
     }
 
-    /// First PSN that the receiver of this message uses for its requests (it is not the sender's)
+    /// Returns the first PSN that the receiver of this message uses for its requests (not the sender's).
     pub const fn starting_psn(&self) -> Psn {
         Psn::from_wire(self.starting_psn)
     }
@@ -241,7 +241,7 @@ impl Rej {
         rej
     }
 
-    /// Reason of the rejection
+    /// Returns the reason of the rejection.
     pub fn reason(&self) -> RejReason {
         RejReason(self.reason.get())
     }
@@ -360,7 +360,7 @@ pub struct Dreq {
 }
 
 impl Dreq {
-    /// The receiver's queue pair
+    /// Returns the receiver's queue pair number.
     pub const fn remote_qpn(&self) -> Qpn {
         Qpn::from_wire(self.remote_qpn)
     }

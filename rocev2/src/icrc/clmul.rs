@@ -81,7 +81,7 @@ fn load(block: &[u8; 16]) -> __m128i {
     unsafe { _mm_loadu_si128(block.as_ptr().cast()) }
 }
 
-/// Multiplies `x` by the power of x that `powers` stands for, which moves it forward, and adds `next`.
+/// Folds `x` forward by multiplying it by the power of x in `powers`, and adds `next`.
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
 fn fold_into(x: __m128i, powers: __m128i, next: __m128i) -> __m128i {
@@ -122,7 +122,7 @@ fn fold<const BLOCKS: usize>(crc: u32, bytes: &[u8], masks: &Masks) -> u32 {
         let start = _mm_xor_si128(block(0), _mm_cvtsi32_si128(crc as i32));
         (1..first.len()).fold(start, |x, n| fold_into(x, by_128, block(n)))
     };
-    // A constant count of blocks in all but the shortest packets
+    // A constant number of blocks in all but the shortest packets
     let (mut x, blocks) = if let Some((first, others)) = blocks.split_first_chunk::<BLOCKS>() {
         (masked(first), others)
     } else {
@@ -276,8 +276,8 @@ fn last_block(first: u64, second: u64) -> __m128i {
     _mm_set_epi64x(second as i64, first as i64)
 }
 
-/// Adds the contribution of 64 bits to the last block. `power` is that for the count of bytes behind them,
-/// less four.
+/// Adds the contribution of 64 bits to the last block. `power` is x^(8(n - 4)) mod P, where n is the number
+/// of bytes behind them.
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
 fn add(sum: __m128i, bits: u64, power: u32) -> __m128i {

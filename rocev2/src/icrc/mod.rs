@@ -27,7 +27,7 @@ const AFTER_LINK_HEADER: u32 = 0xdebb_20e3;
 const MASKED: usize = (Ipv6::LEN + Udp::LEN + crate::Bth::LEN).next_multiple_of(16);
 /// Length of the same region with IPv4
 const MASKED_V4: usize = (Ipv4::LEN + Udp::LEN + crate::Bth::LEN).next_multiple_of(16);
-/// Masks from the IP header on: ones where the ICRC reads ones whatever the packet contains, zeros behind.
+/// Masks from the IP header on: ones in the fields that the ICRC reads as ones, zeros elsewhere.
 type Masks = [u8; MASKED + 16];
 
 /// Returns the masks of packets without IPv4 options and IPv6 extension headers, by offset from the IP
@@ -110,8 +110,8 @@ fn compute_with_options(packet: &[u8], v6: bool, udp: usize) -> u32 {
     !crc
 }
 
-/// Multiplier of four bytes at one offset in the ICRC, precomputed for callers that change the same offsets
-/// of many packets.
+/// Factor by which four bytes at one offset contribute to the ICRC, precomputed for callers that change the
+/// same offsets of many packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weight(u32);
 
@@ -119,7 +119,7 @@ impl Weight {
     /// Weight of bytes that never change: changes there do not affect the ICRC
     pub const NONE: Self = Self(0);
 
-    /// Returns the weight of four bytes between whose end and the ICRC there are `follow` bytes.
+    /// Returns the weight of four bytes that end `follow` bytes before the ICRC.
     pub fn of(follow: usize) -> Self {
         Self(power(follow + 4))
     }
@@ -147,7 +147,7 @@ impl Changes {
     }
 
     /// Adds a change of four bytes. `xor` is old XOR new, both read in little-endian order; `follow` is the
-    /// count of bytes between their end and the ICRC.
+    /// number of bytes between their end and the ICRC.
     #[inline]
     pub fn add_word(&mut self, xor: u32, follow: usize) {
         self.add(xor, power(follow + 4));
@@ -159,7 +159,7 @@ impl Changes {
         self.add(xor, weight.0);
     }
 
-    /// Adds a change of eight bytes, given as a number in network byte order; `follow` is the count of bytes
+    /// Adds a change of eight bytes, given as a number in network byte order; `follow` is the number of bytes
     /// between their end and the ICRC.
     #[inline]
     pub fn add_u64(&mut self, xor: u64, follow: usize) {
@@ -226,7 +226,7 @@ fn end_by_words(word: u32, follow: usize, end: &[u8; 24]) -> u32 {
     changes.effect()
 }
 
-/// Count of 32-bit words from the first byte of an IPv4 packet without options to the end of its BTH
+/// Number of 32-bit words from the first byte of an IPv4 packet without options to the end of its BTH
 pub const HEAD: usize = (Ipv4::LEN + Udp::LEN + crate::Bth::LEN) / 4;
 
 /// Bits of these words that the ICRC reads as ones; words are read in little-endian order
@@ -281,7 +281,8 @@ pub fn change_of_head(mut xor: [u32; HEAD], follow: usize) -> u32 {
     changes.effect()
 }
 
-/// Returns `change` as it is when `bytes` more bytes follow it.
+/// Returns the change of the ICRC if `bytes` more bytes follow the changed field: `change` times x^(8 *
+/// bytes).
 pub(crate) fn advance(change: u32, bytes: usize) -> u32 {
     table::multiply(change, power(bytes))
 }

@@ -14,8 +14,8 @@ pub(crate) struct Existence {
     alive_at: Nanos,
     /// Time at which the first acknowledged request left; zero if none
     existed_at: Nanos,
-    /// Pending update of `alive_at`: applied when everything before this PSN is acknowledged on the own
-    /// connection, with the time at which the request left
+    /// Pending update of `alive_at`: applied when everything before this PSN is acknowledged on the client's
+    /// own connection, with the time at which the request left
     pending: Option<(Psn, Nanos)>,
     /// Pending update of `structures`: applied when everything before this PSN is acknowledged; with the time
     /// at which the request left, and the structure's index
@@ -60,7 +60,8 @@ impl Existence {
         }
     }
 
-    /// Applies the pending request, now that everything before `acked` is done on the own connection.
+    /// Applies the pending request, now that everything before `acked` is complete on the client's own
+    /// connection.
     pub(crate) fn apply_request(&mut self, acked: Psn) {
         let Some((_, left)) = self.pending.take_if(|(psn, _)| !acked.precedes(*psn)) else { return };
         self.alive_at = left;
@@ -76,8 +77,8 @@ impl Existence {
         }
     }
 
-    /// Applies the pending structure, now that everything before `acked` is done on the own connection.
-    /// Returns whether the connection has reached any structure.
+    /// Applies the pending structure, now that everything before `acked` is complete on the client's own
+    /// connection. Returns whether the connection has reached any structure.
     pub(crate) fn apply_structure(&mut self, acked: Psn) -> bool {
         if let Some((_, left, structure)) = self.pending_structure.take_if(|(psn, ..)| !acked.precedes(*psn))
         {

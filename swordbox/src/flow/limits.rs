@@ -9,7 +9,7 @@ pub(crate) struct Limits {
     mtu: u16,
     /// Length in bytes of the longest payload of one packet: a lower bound of the path MTU
     longest: u16,
-    /// Maximum number of READs and atomics that were outstanding at once on the own connection
+    /// Maximum number of READs and atomics that were outstanding at once on the client's own connection
     peak_reads: u8,
     /// READs and atomics that the server accepts at once on this connection, as announced by the connection
     /// manager; 0 if it did not
@@ -25,7 +25,8 @@ impl Limits {
         Self { mtu, longest: 0, peak_reads: 0, server_max_reads: 0, announced: None }
     }
 
-    /// Stores the path MTU and the READs that the server accepts, from a handshake that may be forged.
+    /// Stores the path MTU in bytes and the number of READs that the server accepts at once, from a handshake
+    /// that may be forged.
     pub(crate) fn announce(&mut self, mtu: u16, server_max_reads: u8) {
         self.announced = Some((mtu, server_max_reads));
     }
@@ -49,7 +50,7 @@ impl Limits {
         self.mtu = mtu;
     }
 
-    /// Returns whether a payload is longer than all before.
+    /// Returns whether a payload is longer than all previous ones.
     pub(crate) fn is_longest(&self, len: u32) -> bool {
         len > self.longest.into()
     }
@@ -68,7 +69,7 @@ impl Limits {
         }
     }
 
-    /// Notes the number of READs and atomics outstanding on the own connection.
+    /// Notes the number of READs and atomics outstanding on the client's own connection.
     pub(crate) fn note_outstanding(&mut self, count: u16) {
         self.peak_reads = self.peak_reads.max(count.min(255) as u8);
     }

@@ -91,17 +91,17 @@ pub(crate) struct Flow {
     pub stage: Stage,
     /// Index of the server, or `NO_SERVER`
     pub server: u8,
-    /// Retransmitted READs are queued or in flight
+    /// Whether retransmitted READs are queued or in flight
     pub rereading: bool,
-    /// A message has begun on the own connection and has not ended
+    /// Whether a message has begun on the client's own connection and has not ended
     pub in_message: bool,
-    /// The connection is about to end: other clients must not start operations on it
+    /// Whether the connection is about to end: other clients must not start operations on it
     pub closing: bool,
-    /// The client has to get a NAK for `next` as soon as everything before is complete
+    /// Whether the client has to get a NAK for `next` as soon as everything before is complete
     pub nak_due: bool,
-    /// The NAK has been sent
+    /// Whether that NAK has been sent
     pub nak_sent: bool,
-    /// The request at `next` found no free slot to be held. The NAK is sent when that request can be
+    /// Whether the request at `next` found no free slot to be held. The NAK is sent when that request can be
     /// forwarded, and not before, since each NAK consumes one of the client's retries
     pub found_no_slot: bool,
     /// Latest credit count of the server
@@ -111,7 +111,7 @@ pub(crate) struct Flow {
     pub next: Psn,
     /// Completed messages, as the client counts them
     pub msn: Msn,
-    /// Shared QP with requests of this flow in flight; `NONE` if they are on the own connection
+    /// Shared QP with requests of this flow in flight; `NONE` if they are on the client's own connection
     pub via: Id,
     /// Number of requests in flight on `via`
     pub shared_in_flight: u32,
@@ -143,26 +143,26 @@ pub(crate) struct Flow {
     pub first: Psn,
     /// Incarnation of the endpoint with this index, since indices are reused
     pub incarnation: u32,
-    /// The connection is in the journal, or about to be added
+    /// Whether the connection is in the journal, or about to be added
     pub journaled: bool,
-    /// A DREQ announced the end of the connection
+    /// Whether a DREQ announced the end of the connection
     pub disconnected: bool,
-    /// The switch owns this connection; it has no client
+    /// Whether the switch owns this connection; it has no client
     pub is_switch_owned: bool,
-    /// The connection is not shared before this time, because a request of its client did not complete while
-    /// others waited
+    /// Time before which the connection is not shared, because a request of its client did not complete while
+    /// other clients waited
     pub unshareable_until: Nanos,
-    /// A request has been seen, or a handshake announced the starting PSN
+    /// Whether a request has been seen, or a handshake announced the starting PSN
     pub is_started: bool,
-    /// Atomics of other clients or retransmitted READs were sent on this connection, so the server may have
-    /// dropped the responses to the client's earlier READs, which the client may not have
+    /// Whether atomics of other clients or retransmitted READs were sent on this connection, so the server
+    /// may have dropped the responses to the client's earlier READs, which the client may not have
     pub reads_may_be_lost: bool,
-    /// The client got a NAK for a message, to find out whether it retransmits a READ instead
+    /// Whether the client got a NAK for a message, to find out whether it retransmits a READ instead
     pub message_naked: bool,
-    /// The key equals that of an ended connection that may still exist
+    /// Whether the key equals that of an ended connection that may still exist
     pub may_be_ended: bool,
-    /// The server has executed everything before this PSN on the own connection, although earlier responses
-    /// may be missing
+    /// PSN before which the server has executed everything on the client's own connection, although earlier
+    /// responses may be missing
     pub executed: Psn,
     /// A retransmitted READ is being read again: retransmitted requests from this PSN on get no response
     /// before the READ has one. The second value is the PSN of the last such request, to detect when the
@@ -171,8 +171,8 @@ pub(crate) struct Flow {
     pub pending: Pending,
     /// Latest WRITEs of several packets
     pub long_writes: LongWrites,
-    /// Detour that ends with the completion of an operation in flight on the own connection: its PSN and its
-    /// cached line
+    /// Detour that ends with the completion of an operation in flight on the client's own connection: its PSN
+    /// and its cached line
     pub detour: Option<(Psn, Id)>,
     /// Completed READs that the client retransmitted
     pub rereads: Rereads,
@@ -286,7 +286,7 @@ impl Flow {
             || (psn.precedes(self.next) && self.acked.distance(psn) <= HEADER_WINDOW)
     }
 
-    /// Returns the window of PSNs that the server's responses may have on the own connection.
+    /// Returns the window of PSNs that the server's responses may have on the client's own connection.
     pub(crate) fn server_window(&self) -> Window {
         let span = self.next.distance(self.acked).max(0) as u32;
         let ahead = WINDOW + self.uncounted_psns();
@@ -317,7 +317,7 @@ impl Flow {
         self.acked == self.sent
     }
 
-    /// Returns whether a request is in flight on the own connection.
+    /// Returns whether a request is in flight on the client's own connection.
     pub(crate) fn uses_own_connection(&self) -> bool {
         self.rereading || (self.via == NONE && (!self.is_idle() || self.in_message))
     }

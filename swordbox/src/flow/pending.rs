@@ -14,8 +14,8 @@ pub(crate) struct Pending {
     /// End of the PSNs that the server may have assigned to READ responses: an acknowledgement of an earlier
     /// PSN shows nothing
     read_psns_end: Option<Psn>,
-    /// PSN of the last request on the own connection whose right was not proven, or whose memory may not
-    /// exist
+    /// PSN of the last request on the client's own connection whose right was not proven, or whose memory may
+    /// not exist
     unproven_request: Option<Psn>,
 }
 

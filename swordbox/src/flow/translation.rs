@@ -11,9 +11,9 @@ pub(crate) struct Translation {
     next: Psn,
     /// Completed messages, as the server counts them on this connection
     msn: Msn,
-    /// Server's PSN minus client's PSN, for the requests in flight on the own connection
+    /// Server's PSN minus client's PSN, for the requests in flight on the client's own connection
     psn_delta: u32,
-    /// Server's MSN minus client's MSN, for the requests in flight on the own connection
+    /// Server's MSN minus client's MSN, for the requests in flight on the client's own connection
     msn_delta: u32,
 }
 
@@ -67,7 +67,7 @@ impl Translation {
     }
 
     /// Maps the client's PSNs from `psn` on to the server's next PSNs, and its MSNs from `msn` on to the
-    /// server's MSN. No request may be in flight on the own connection.
+    /// server's MSN. No request may be in flight on the client's own connection.
     pub(crate) fn rebase(&mut self, psn: Psn, msn: Msn) {
         self.psn_delta = self.next.get().wrapping_sub(psn.get());
         self.msn_delta = self.msn.get().wrapping_sub(msn.get());

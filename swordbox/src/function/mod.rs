@@ -180,7 +180,7 @@ impl Swordbox {
     #[cold]
     fn insert_endpoint(&mut self, packet: &Packet<'_>, key: HostQp) -> Option<Id> {
         if !packet.verify_icrc() {
-            // The packet is damaged and may name a queue pair that does not exist.
+            // The packet is damaged, and may carry a queue pair number that does not exist.
             return None;
         }
         if self.connections.server_of(bits_of(key.host())) != NO_SERVER

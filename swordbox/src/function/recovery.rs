@@ -175,15 +175,15 @@ impl Swordbox {
                 } else if qp.waited_since == Nanos::ZERO {
                     qp.waited_since = now;
                 }
-                // Clients with short time-outs may not wait long enough, one after the other, so the time for
+                // Clients with short timeouts may not wait long enough, one after the other, so the time for
                 // which the owner has been stuck does not depend on waiting clients.
                 let is_stuck = now.since(qp.stuck_since) > qp.retransmit_timeout(self.config.replay_after);
                 let is_long = has_waiting && now.since(qp.waited_since) > self.config.settle;
                 let keeps_owner = self.config.has_bug(Bug::StuckOwner);
                 if has_waiting && (is_stuck || is_long) && !keeps_owner {
-                    // The owner has begun a request that does not complete, such as a SEND that waits for a
-                    // receive, or not soon, such as a very long WRITE, and other clients wait for it. None of
-                    // their operations is in flight here, so they move to another shared QP.
+                    // The owner has begun a request that does not complete (such as a SEND that waits for a
+                    // receive) or takes long (such as a very long WRITE), and other clients wait for it. None
+                    // of their operations is in flight here, so they move to another shared QP.
                     self.unshare(owner);
                     self.connections.flow_mut(owner).unshareable_until = now + self.config.dead_after;
                     self.counters.lanes_left.add(1);
@@ -196,7 +196,8 @@ impl Swordbox {
     }
 
     /// Gives up a shared QP. Of the operations in flight, the server has executed those up to some point, in
-    /// order, and will never execute the rest. Clients cannot be told which, so their connections end.
+    /// order, and will never execute the rest. Clients cannot be notified which operations were executed, so
+    /// their connections end.
     pub(crate) fn fail_shared_qp(&mut self, shared_qp: Id) {
         let (owner, first, count) = self.shared_qps.close(shared_qp);
         self.counters.lanes_lost.add(1);

@@ -228,7 +228,8 @@ impl Swordbox {
         flow.is_idle() && (waiting || flow.has_held() || flow.nak_due || rereads)
     }
 
-    /// Continues with what waited for a flow's own requests, after a response on the own connection.
+    /// Continues the requests that waited for a flow's own requests, after a response on the client's own
+    /// connection.
     pub(crate) fn after_own_response<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         if !self.has_waiting(id) {
             return;

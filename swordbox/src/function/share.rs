@@ -82,7 +82,7 @@ impl Swordbox {
         let packet = Packet::new(frame.bytes(), layout);
         let (bth, opcode) = (packet.bth(), layout.opcode());
         let (psn, Access { va, rkey, .. }) = (bth.psn(), access);
-        // The operation as the server sees it
+        // The operation that the server receives
         let what = match atomic_of(&packet).filter(|_| access.atomic) {
             Some(atomic) => {
                 let (swap, compare) = (atomic.swap_or_add.get(), atomic.compare.get());

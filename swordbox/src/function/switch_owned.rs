@@ -29,7 +29,7 @@ const PROBE_TIMEOUT_DIVISOR: u64 = 4;
 const WORD: u32 = 8;
 
 impl Swordbox {
-    /// Returns whether a frame is sent to the switch itself, or asks for its address (ARP or neighbour
+    /// Returns whether a frame is sent to the switch itself, or requests its address (ARP or neighbour
     /// discovery).
     #[inline]
     pub(crate) fn is_to_switch(&self, bytes: &[u8]) -> bool {

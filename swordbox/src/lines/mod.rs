@@ -69,7 +69,7 @@ pub(crate) struct Line {
     known: u8,
     /// Words that are known to exist (not beyond the end of their region), as a bit set
     pub existing: u8,
-    /// Used since the last pass of the eviction clock
+    /// Whether the line was used since the last pass of the eviction clock
     used: bool,
     server: u8,
     values: [u64; 8],

@@ -27,9 +27,9 @@ pub(crate) struct Entry {
     pub line: Id,
     /// Value of the line's detour counter when the operation was sent
     pub detours: u32,
-    /// The result may update the cached value
+    /// Whether the result may update the cached value
     pub may_learn: bool,
-    /// The client requested an acknowledgement; atomics are always answered
+    /// Whether the client requested an acknowledgement; atomics are always answered
     pub ack_req: bool,
     /// Epoch in which a resolved operation is counted
     pub tag: u8,
@@ -48,7 +48,7 @@ pub(crate) struct ServerRequest {
     pub solicited: bool,
 }
 
-/// Operation as the server sees it.
+/// Operation that the server receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     /// WRITE by the client, with this payload length in bytes
@@ -87,9 +87,10 @@ pub(crate) struct SharedQp {
     /// Flow whose connection is shared; `NONE` while the entry is unused
     pub owner: Id,
     pub server: u8,
-    /// The switch owns the connection; the owner is no client
+    /// Whether the switch owns the connection; the owner is no client
     pub is_switch_owned: bool,
-    /// The owner gets its connection back when nothing is in flight, because a switch-owned QP is available
+    /// Whether the owner gets its connection back when nothing is in flight, because a switch-owned QP is
+    /// available
     pub is_returning: bool,
     /// Keys that work on a switch-owned QP
     pub keys: Keys,

@@ -74,7 +74,7 @@ pub(crate) struct Link {
     pub psn: Psn,
     /// Predecessor, if that was pending when the CAS was forwarded
     pub parent: Ticket,
-    /// A request was steered to this node, so other responses depend on it
+    /// Whether a request was steered to this node, so other responses depend on it
     pub has_dependents: bool,
     /// Time of the first and of the latest transmission
     pub began: Nanos,

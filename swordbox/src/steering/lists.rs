@@ -28,7 +28,7 @@ pub struct ListsConfig {
     pub node_len: usize,
     /// Virtual addresses of the nodes
     pub nodes: Range<u64>,
-    /// This number of nodes at the beginning of `nodes` are the first ones of keys 0, 1, ...
+    /// Number of nodes at the beginning of `nodes` that are the first nodes of keys 0, 1, ...
     pub first_nodes: u64,
     /// Nodes whose key is cached; the paper's read cache has three times as many entries as there are keys
     pub cached_nodes: usize,
@@ -70,7 +70,7 @@ struct Tail {
     node: u64,
     /// R_Key of the node. Another one belongs to another incarnation of the server's memory
     rkey: u32,
-    /// The node's WRITE is known to have completed
+    /// Whether the node's WRITE is known to have completed
     ready: bool,
 }
 
@@ -223,7 +223,7 @@ impl Lists {
     }
 
     /// Caches the last node of a key if the key is hot, and, when the table is full, hotter than one of a few
-    /// others.
+    /// keys in it.
     fn learn(&mut self, key: u64, tail: Tail) {
         let count = self.sketch.count(key);
         if count < self.config.hot {

@@ -49,7 +49,7 @@ pub struct Append {
     pub key: u64,
     /// R_Key of both nodes
     pub rkey: u32,
-    /// The switch chose `to`, because it is the last node
+    /// Whether the switch chose `to`, because it is the last node
     pub steered: bool,
 }
 
@@ -202,7 +202,7 @@ pub(crate) struct Steering {
     pub links: Links,
     /// Responses that depend on pending nodes
     pub withheld: Withheld,
-    /// A node was linked since `release` last ran: responses may be released
+    /// Whether a node was linked since `release` last ran: responses may be released
     pub linked: bool,
 }
 

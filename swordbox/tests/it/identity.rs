@@ -298,10 +298,10 @@ fn late_responses_of_an_earlier_connection_do_not_affect_the_next() {
     }
 }
 
-/// A client gets the table index of a forgotten one that had the same starting PSN. The response to its CAS
-/// is lost behind the switch before the connection is paired.
+/// A client gets the table index of a forgotten client that had the same starting PSN. The response to its
+/// CAS is lost behind the switch before the connection is paired.
 #[test]
-fn a_client_does_not_get_the_response_of_a_forgotten_one() {
+fn a_client_does_not_get_the_response_of_a_forgotten_client() {
     let mut net = Net::new(|_| {});
     let a = new_client(1);
     net.up(&a.cas(a.psn, TABLE + 2048, 0, 1));

@@ -153,7 +153,7 @@ fn a_retransmitted_long_write_to_other_memory_passes() {
     assert_eq!(passed, [1; 4], "the client's retransmission is dropped");
 }
 
-/// As above; measures for how long no word of the server is resolved.
+/// The same two WRITEs; measures for how long no word of the server is resolved.
 #[test]
 fn a_retransmitted_long_write_to_other_memory_suspends_resolution_briefly() {
     let (mut net, owner, mut b) = two_clients(|_| {});

@@ -1,4 +1,5 @@
-//! Frame-by-frame tests of Swordbox: packets that no simulated host would send, or only after ten minutes.
+//! Frame-by-frame tests of Swordbox, with packets that no simulated host would send, or would send only after
+//! ten minutes. The comment of a test describes its scenario; its name states the expected result.
 
 mod adverse_conditions;
 mod congestion;
@@ -39,7 +40,8 @@ fn a_contended_lock_is_resolved_by_the_switch() {
     assert_eq!(found, 5);
 }
 
-/// A client all of whose requests use another connection receives no frames on its own, but is not idle.
+/// All requests of a client use another connection. The client receives no frames on its own, but is not
+/// idle.
 #[test]
 fn a_client_that_only_uses_a_shared_qp_is_not_forgotten() {
     let (mut net, a, mut b) = two_clients(|config| config.ageing = Nanos::from_secs(1));
@@ -51,7 +53,7 @@ fn a_client_that_only_uses_a_shared_qp_is_not_forgotten() {
     }
 }
 
-/// The owner of a shared QP that other clients use is not idle, either.
+/// The owner of a shared QP sends nothing itself, while other clients use the QP.
 #[test]
 fn an_idle_owner_of_a_shared_qp_is_not_forgotten() {
     let (mut net, a, mut b) = two_clients(|config| config.ageing = Nanos::from_secs(1));
@@ -111,7 +113,7 @@ fn an_unknown_opcode_does_not_pass_on_a_translated_connection() {
     assert_eq!(sent.len(), 0, "the packet would take an assigned PSN");
 }
 
-/// Another bit error could make a damaged frame valid again, and its receiver would have a state that the
+/// A second bit error could make a damaged frame valid again. Its receiver would then have a state that the
 /// switch does not know.
 #[test]
 fn damaged_packets_are_dropped() {
@@ -151,7 +153,7 @@ fn damaged_packets_are_dropped() {
     assert_eq!(net.down(&response).len(), 1);
 }
 
-/// On an untranslated connection it passes, and may have written anywhere.
+/// On an untranslated connection, a packet with an unknown opcode passes, and may have written anywhere.
 #[test]
 fn an_unknown_opcode_invalidates_all_words() {
     let (mut net, a, _) = two_clients(|_| {});
@@ -187,7 +189,7 @@ fn the_last_packet_of_a_write_is_a_detour() {
     assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "the word has been overwritten");
 }
 
-/// A lost packet of an untranslated connection may be retransmitted as late.
+/// On an untranslated connection, a lost Last packet may be retransmitted long after its First packet.
 #[test]
 fn a_retransmitted_last_packet_of_a_write_is_a_detour() {
     let (mut net, mut a, _) = two_clients(|_| {});
@@ -218,7 +220,7 @@ fn a_message_with_a_lost_packet_continues() {
     assert_eq!(passed, [1, 0, 1, 1, 1]);
 }
 
-/// No buffer is free when a held request could be forwarded: it is retried.
+/// No buffer is free when a held request could be forwarded. The switch retries it.
 #[test]
 fn a_held_request_survives_a_shortage_of_buffers() {
     let (mut net, owner, b) = two_clients(|_| {});
@@ -348,7 +350,7 @@ fn a_request_without_a_free_slot_uses_its_own_connection() {
         config.servers[0].rd_atomic = 1;
     });
     let owner = a;
-    // Unresolved, since the word's value is unknown: one at a time
+    // Unresolved, since the word's value is unknown. The server accepts one at a time.
     let first = net.up(&a.cas(a.psn, TABLE + 512, 1, 1));
     assert_eq!((first.len(), dest(&first[0].0)), (1, owner.server_qpn));
     assert!(net.up(&b.cas(b.psn, TABLE + 512, 1, 1)).is_empty(), "the CAS has to wait");
@@ -418,16 +420,16 @@ fn a_refused_key_does_not_block_a_word() {
 fn long_ranges_take_constant_time() {
     let (mut net, a, _) = two_clients(|_| {});
     let reth = Reth { va: 0x10_0000_0000.into(), rkey: KEY.into(), len: u32::MAX.into() };
-    // If each line of the range were visited, this would exceed the time limit of a test.
+    // If each line of the range were visited, this test would exceed its time limit.
     for _ in 0..20_000 {
         // Retransmitted by the client
         net.up(&a.request(Opcode::RC_WRITE_FIRST, a.psn, |repr| repr.extended.reth = reth, &[9; 1024]));
     }
 }
 
-/// A disconnected connection is removed from the journal.
+/// A connection is disconnected, so the journal has to drop it.
 #[test]
-fn a_disconnected_connection_is_reported_over() {
+fn a_disconnected_connection_is_reported_as_ended() {
     let (mut net, _, b) = two_clients(|config| config.ageing = Nanos::from_secs(1));
     assert_eq!(net.up(&dreq(b.ip, SERVER, b.server_qpn)).len(), 1);
     // A late packet is dropped.
@@ -438,7 +440,7 @@ fn a_disconnected_connection_is_reported_over() {
     assert_eq!(net.events.iter().filter(|event| over(event)).count(), 1);
 }
 
-/// Only its client and its server can end a connection.
+/// A DREQ comes from a host that is neither the client nor the server of the connection.
 #[test]
 fn a_dreq_from_another_host_ends_nothing() {
     let (mut net, a, mut b) = two_clients(|_| {});
@@ -471,7 +473,7 @@ fn a_word_is_cached_under_its_new_key() {
     assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY);
 }
 
-/// A packet has the partition key of the connection on which it is forwarded.
+/// A request with another partition key is forwarded on the shared QP.
 #[test]
 fn a_forwarded_request_has_the_partition_key_of_its_connection() {
     let (mut net, a, b) = two_clients(|_| {});
@@ -537,7 +539,7 @@ fn a_shared_qp_can_fail_while_its_owner_uses_another_one() {
     net.down(&b.response(psn(&elsewhere[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
 }
 
-/// The table is full, and responses continue.
+/// The connection table is full while responses arrive.
 #[test]
 fn confirmations_do_not_overflow_while_the_table_is_full() {
     let mut net = Net::new(|config| config.connections = 2);
@@ -632,7 +634,7 @@ fn a_hundred_connections_between_two_hosts_are_paired() {
     assert_eq!(net.count("paired"), 100);
 }
 
-/// The table was full at some time.
+/// The connection table was full for some time before.
 #[test]
 fn connections_are_paired_after_the_table_was_full() {
     let mut net = Net::new(|config| {

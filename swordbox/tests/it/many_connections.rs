@@ -23,7 +23,7 @@ fn forgetting_one_of_very_many_endpoints_takes_constant_time() {
     for qpn in 0..40_000 {
         net.up(&outsider(OUTSIDER, 0x1000 + qpn, 1));
     }
-    // If each step examined all unpaired endpoints, this would take 1,600 million steps.
+    // If each step examined all unpaired endpoints, this would take 1.6 billion steps.
     for qpn in 0..40_000 {
         net.up(&outsider(OUTSIDER, 0x1000 + qpn, 0x80_0000));
     }

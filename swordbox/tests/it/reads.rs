@@ -409,7 +409,7 @@ fn a_response_to_a_retransmitted_read_updates_the_servers_port() {
     assert_eq!((dest(&sent[0].0), sent[0].1), (a.server_qpn, CLIENTS));
 }
 
-/// As above, with the response to a READ with unknown PSN count whose first packet was lost.
+/// The same path change; the response is that of a READ with unknown PSN count whose first packet was lost.
 #[test]
 fn the_last_response_to_a_read_of_unknown_count_updates_the_servers_port() {
     let (mut net, mut a, b) = two_clients(|_| {});

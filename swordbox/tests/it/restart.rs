@@ -182,7 +182,11 @@ fn a_client_from_before_a_restart_uses_no_shared_qp_to_the_restarted_server() {
     let mut last_psn = 0;
     for _ in 0..3 {
         let sent = net.up(&b.cas(b.psn, VA, 7, 8));
-        assert_eq!((sent.len(), dest(&sent[0].0)), (1, b.server_qpn), "only the own queue pair may be used");
+        assert_eq!(
+            (sent.len(), dest(&sent[0].0)),
+            (1, b.server_qpn),
+            "only the client's own queue pair may be used"
+        );
         last_psn = psn(&sent[0].0);
         net.advance_time(Nanos::from_millis(1));
     }

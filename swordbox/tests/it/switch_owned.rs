@@ -127,7 +127,7 @@ fn an_idle_switch_owned_qp_is_probed_and_given_up_without_a_response() {
 }
 
 /// The server has restarted unnoticed, and a key is probed on a QP that no longer exists. Operations with the
-/// key continue meanwhile; otherwise clients with short time-outs would lose their connections repeatedly.
+/// key continue meanwhile; otherwise clients with short timeouts would lose their connections repeatedly.
 #[test]
 fn operations_do_not_wait_for_an_unanswered_probe() {
     let mut net = Net::new(with_switch_qp);
@@ -228,7 +228,7 @@ fn an_owner_whose_send_waits_for_a_receive_stalls_no_client_and_keeps_its_connec
 }
 
 /// The owner's SEND has waited for a receive since long before another client needs the shared QP. That
-/// client's time-outs may be shorter than the time after which an owner counts as stuck.
+/// client's timeouts may be shorter than the time after which an owner counts as stuck.
 #[test]
 fn a_shared_qp_whose_owner_has_been_stuck_for_long_is_returned_at_once() {
     let (mut net, a, b) = two_clients(|config| config.servers[0].client_owned_qps = 2);

@@ -94,7 +94,7 @@ fn a_packet_of_an_untrusted_host_passes_only_without_resolved_operations() {
     }
 }
 
-/// If each packet visited every line, this would take more than a thousand million steps.
+/// If each packet visited every line, this would take more than a billion steps.
 #[test]
 fn packets_that_may_write_anywhere_take_constant_time() {
     let (mut net, mut a, b) = two_clients(|config| {

@@ -79,7 +79,7 @@ pub struct ThreadsConfig {
 }
 
 impl ThreadsConfig {
-    /// Returns a configuration with the time-outs that most programs use: seven retries, 67 ms each.
+    /// Returns a configuration with the timeouts that most programs use: seven retries, 67 ms each.
     pub const fn new(threads: usize, connect: ConnectMode) -> Self {
         let (ack_timeout, retry_count) = (14, 7);
         Self { threads, connect, ack_timeout, retry_count, landing_len: 16 << 10, reconnect_after: None }

@@ -316,7 +316,7 @@ impl AuditedControl {
 const REQ: [u8; 2] = [0, 0x10];
 const MAD: usize = 8 + 12 + 8;
 
-/// Returns the transaction number of a REQ; None for all other frames.
+/// Returns the transaction number of a REQ; `None` for all other frames.
 fn transaction(frame: &[u8]) -> Option<u64> {
     let Class::Roce(layout) = classify(frame) else { return None };
     let packet = Packet::new(frame, layout);

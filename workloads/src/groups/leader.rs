@@ -126,7 +126,7 @@ impl LeaderApp {
         None
     }
 
-    /// Reports an operation that a replica of this group lacks although the switch takes it to hold it.
+    /// Reports an operation that a replica of this group lacks although the switch counts it as held there.
     /// `replicas` are all replicas that the leader names, in this order.
     pub fn check_group(&self, group: &p4ce::Group, replicas: &[&Host<ReplicaApp>]) -> Option<String> {
         let (config, leader) = (group.config(), group.config().leader);

@@ -23,7 +23,7 @@ use p4ce::{Control, P4ce};
 use sim::Host;
 use std::sync::Arc;
 
-/// Reports an operation that a replica of an open group lacks although the switch takes it to hold it.
+/// Reports an operation that a replica of an open group lacks although the switch counts it as held there.
 /// `replicas` are all replicas that the leaders name, in this order.
 pub fn check_open(
     control: &Control,

@@ -466,7 +466,7 @@ impl Network {
     }
 
     /// Checks the end of a run: each message was delivered, or its sender knows that it failed. Returns the
-    /// number of messages that were delivered although the sender got no answer.
+    /// number of messages that were delivered although the sender got no acknowledgement.
     pub fn check_fates(&self) -> Result<usize, String> {
         let mut delivered = BTreeSet::new();
         for host in self.each_host() {

@@ -29,7 +29,7 @@ pub(super) struct Unreliable {
     sent: u32,
     /// Number of the message that arrives next if none is lost
     next: u32,
-    /// Set when the queue pair or its host has failed
+    /// Whether the queue pair or its host has failed
     pub(super) has_failed: bool,
     pub(super) counted: bool,
 }

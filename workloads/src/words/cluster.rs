@@ -276,7 +276,7 @@ impl Cluster {
         self.enter(at, Action::Operate(operate, what));
     }
 
-    /// Returns what a fault affects: a host, or the switch and so all hosts. None if the fault only ends
+    /// Returns what a fault affects: a host, or the switch and so all hosts. `None` if the fault only ends
     /// another one.
     fn affected(&self, fault: &Fault) -> Option<Affected> {
         let at = |nodes: &[NodeId]| {

@@ -1,4 +1,4 @@
-//! Record of all requests and results of all clients. It forwarded_for the hosts.
+//! Record of all requests and results of all clients. It outlives the hosts.
 
 use super::linear::{self, Action, Done, Op, Rules};
 use super::{Config, Verb};
@@ -304,7 +304,7 @@ impl History {
         self.ending.retain(|(_, ending)| *ending != conn_id);
     }
 
-    /// Checks the words of a memory. `table` is its contents at the end; None if the memory is lost.
+    /// Checks the words of a memory. `table` is its contents at the end; `None` if the memory is lost.
     pub(super) fn check(&self, memory: usize, table: Option<&[u8]>, rules: Rules) -> Result<(), String> {
         let Served { words, lost, .. } = &self.memories[memory];
         for (word, ops) in words.iter().enumerate() {

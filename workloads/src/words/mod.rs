@@ -220,7 +220,7 @@ impl SwitchConnection {
         }
     }
 
-    /// Returns the treatment that a REQ with this private data requests; None if the REQ is not a switch's.
+    /// Returns the treatment that a REQ with this private data requests; `None` if the REQ is not a switch's.
     fn requested_by(private_data: &[u8]) -> Option<Self> {
         Self::ALL.into_iter().find(|treatment| private_data.starts_with(treatment.private_data()))
     }

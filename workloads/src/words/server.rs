@@ -173,8 +173,8 @@ impl ServerApp {
         conn_id == STARVED && self.config.starve.is_some()
     }
 
-    /// Revokes the right to write words from a connection. Returns the connection's number; None if there is
-    /// none.
+    /// Revokes the right to write words from a connection. Returns the connection's number; `None` if there
+    /// is none.
     pub(super) fn revoke(&mut self, nic: &mut Rnic, nth: u64) -> Option<u32> {
         let (qpn, served) = self.served.iter().nth((nth % self.served.len().max(1) as u64) as usize)?;
         nic.modify_qp(Qpn::new(*qpn), Modify::Access(Access::REMOTE_READ)).ok()?;

@@ -1,5 +1,5 @@
-//! What a leader saves with the switch, and that no failover takes longer with it. Times are virtual, so the
-//! results are the same on any machine.
+//! Savings of a leader with the switch; a failover must not take longer with the switch. Times are virtual,
+//! so the results are the same on any machine.
 
 use switch::Nanos;
 use workloads::consensus::costs::{Failure, pace, pause};

@@ -120,8 +120,8 @@ pub(crate) fn may_fail(config: &Config, rng: &mut Rng) -> Config {
     while (4096 << timeout) * (retry_count + 1) < turns {
         timeout += 1;
     }
-    // A new queue pair relies on it that no packet of the old one is in flight any more: the CM's TIMEWAIT
-    // lasts as long as the ACK timeout assumes for the lifetime of packets.
+    // A new queue pair relies on no packet of the old one being in flight any more: the CM's TIMEWAIT lasts
+    // as long as the ACK timeout assumes for the lifetime of packets.
     let latest = Nanos((4096 << timeout) / 2).max(Link::default().reorder_by);
     for link in [&mut config.client_link, &mut config.server_link] {
         link.reorder_by = link.reorder_by.min(latest);

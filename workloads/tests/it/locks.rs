@@ -1,4 +1,4 @@
-//! Locks in remote memory: they exclude whatever the network does, and what they cost without help from a
+//! Locks in remote memory: mutual exclusion under any network behaviour, and the cost without help from a
 //! switch.
 
 use sim::{Costs, Fault, Link};

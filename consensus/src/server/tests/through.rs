@@ -1,5 +1,5 @@
 //! Requests of a leader to a switch, and writes through it. The switch in these tests is a NIC that responds
-//! as a test wants: it acknowledges writes, and forwards nothing by itself.
+//! as each test determines: it acknowledges writes, and forwards nothing by itself.
 
 use super::{Net, heartbeats, ip};
 use crate::log::{DECIDED, HEAD};

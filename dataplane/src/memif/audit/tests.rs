@@ -81,42 +81,42 @@ fn region_that_can_shrink_or_is_too_short_is_refused() {
         (add_region(0, REGION, tempfile::tempfile().unwrap().into()), "is announced with"),
         (Message::new(ADD_REGION, &[0; 10], None), "carries no descriptor"),
     ];
-    for (message, words) in cases {
-        let why = refusal(&[message]);
-        assert!(why.contains(words), "{why}");
+    for (message, expected) in cases {
+        let reason = refusal(&[message]);
+        assert!(reason.contains(expected), "{reason}");
     }
 }
 
 #[test]
 fn ring_outside_its_region_is_refused() {
-    let most = (REGION - 128 - 16 * 1024) as u32;
+    let max_offset = (REGION - 128 - 16 * 1024) as u32;
     let cases = [
         ([FROM_CLIENT, 0, 1], 0, 10, "was not announced"),
         ([FROM_CLIENT, 0, u16::MAX], 0, 10, "was not announced"),
-        ([FROM_CLIENT, 0, 0], most + 16, 10, "does not fit"),
+        ([FROM_CLIENT, 0, 0], max_offset + 16, 10, "does not fit"),
         ([FROM_CLIENT, 0, 0], u32::MAX - 15, 10, "does not fit"),
         ([FROM_CLIENT, 0, 0], 8, 10, "does not fit"),
         ([FROM_CLIENT, 0, 0], 0, 15, "above 2^14"),
         ([FROM_CLIENT, 0, 0], 0, 255, "above 2^14"),
         ([0, 1, 0], 0, 10, "is not the next one"),
     ];
-    for (fields, offset, log2, words) in cases {
+    for (fields, offset, log2, expected) in cases {
         let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
-        let why = refusal(&[region, add_ring(fields, offset, log2)]);
-        assert!(why.contains(words), "{why}");
+        let reason = refusal(&[region, add_ring(fields, offset, log2)]);
+        assert!(reason.contains(expected), "{reason}");
     }
     let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
-    accepted(Audit::of_client(1), &[region, add_ring([FROM_CLIENT, 0, 0], most, 10)]).unwrap();
+    accepted(Audit::of_client(1), &[region, add_ring([FROM_CLIENT, 0, 0], max_offset, 10)]).unwrap();
 }
 
 #[test]
 fn peer_with_fewer_rings_than_queues_is_refused() {
     // The driver would use the previous peer's ring for the missing queue.
     let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
-    let why = refusal(&[region, add_ring([FROM_CLIENT, 0, 0], 0, 10), message_of(CONNECT)]);
-    assert_eq!(why, "1 rings from the client and 0 to it, but this port needs 2 and 2");
-    let why = accepted(Audit::of_server(QUEUES), &[hello(1)]).unwrap_err();
-    assert_eq!(why, "the server supports 1 rings to it, but this port needs 2");
+    let reason = refusal(&[region, add_ring([FROM_CLIENT, 0, 0], 0, 10), message_of(CONNECT)]);
+    assert_eq!(reason, "1 rings from the client and 0 to it, but this port needs 2 and 2");
+    let reason = accepted(Audit::of_server(QUEUES), &[hello(1)]).unwrap_err();
+    assert_eq!(reason, "the server supports 1 rings to it, but this port needs 2");
 }
 
 #[test]

@@ -24,14 +24,14 @@ const SAVE_ACK_AFTER: u32 = AckBody::HISTORY - 32;
 struct AckState {
     /// Packets received since the last ACK
     unacknowledged: u32,
-    /// The timer for an ACK is set, because packets were received since the last one
+    /// Whether the timer for an ACK is set, because packets were received since the last one
     is_scheduled: bool,
-    /// The sender is in the queue for ACKs
+    /// Whether the sender is in the queue for ACKs
     is_queued: bool,
     /// Window last advertised to the sender
     window: u32,
-    /// The bytes left of the buffer for all senders limited that window: an update is due when there is more
-    /// room
+    /// Whether the free part of the buffer for all senders limited that window, so that an update is due when
+    /// there is more room
     is_limited: bool,
 }
 

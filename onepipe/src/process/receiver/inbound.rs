@@ -32,11 +32,11 @@ pub(super) struct Packet<'a> {
 /// Position of a packet in its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RunFlags {
-    /// The packet is the first one of its run.
+    /// Whether the packet is the first one of its run.
     pub(super) first: bool,
-    /// A message ends with the packet.
+    /// Whether a message ends with the packet.
     pub(super) end: bool,
-    /// The packet is the last one of its run, and has the timestamp.
+    /// Whether the packet is the last one of its run, and has the timestamp.
     pub(super) last: bool,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Run {
     pub(super) cost: usize,
 }
 
-/// Results of a call beside its return value; to be consumed by the caller.
+/// Results of a call in addition to its return value; to be consumed by the caller.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     /// Buffers for small messages, of messages that were delivered
@@ -266,7 +266,7 @@ impl Inbound {
         self.next_position += 1 << 24;
         self.next = psn;
         // A PSN beyond all others may also be of the same incarnation, behind a long gap: accepted packets
-        // stay so.
+        // stay accepted.
         if psn.distance(self.highest) <= 0 {
             self.highest = psn.sub(1);
             (self.arrived, self.taken, self.packets, self.marked) = (0, 0, 0, 0);

@@ -28,7 +28,7 @@ const MARKED: u8 = 3;
 /// Maximum number of payload buffers kept for reuse, and maximum capacity of each
 const MAX_SPARES: usize = 1024;
 const MAX_SPARE_BYTES: usize = 4096;
-/// A run is abandoned when its sender has been silent for this many time-outs. Its last packet waits for the
+/// A run is abandoned when its sender has been silent for this many timeouts. Its last packet waits for the
 /// other runs of its scattering, which may be 16 MB on a slow link.
 const ABANDONED_AFTER: u64 = 10_000;
 

@@ -1,4 +1,4 @@
-//! Results of what was sent: ACKs, NAKs, and time-outs.
+//! Results of sent messages: ACKs, NAKs, and timeouts.
 
 use crate::header::{AckBody, NakBody, OnePipe, Timestamp};
 use switch::Nanos;
@@ -60,7 +60,7 @@ impl Sender {
         let (refused, _) = NakBody::read_from_prefix(payload).map_err(|_| Refusal::NoHeader)?;
         let psn = header.psn();
         let outbound = self.receivers[peer as usize].as_mut().ok_or(Refusal::Answer)?;
-        let why = match refused.reason {
+        let failure = match refused.reason {
             NakBody::LATE => Failure::Late,
             NakBody::NO_ROOM => Failure::NoRoom,
             _ => Failure::Lost,
@@ -70,17 +70,17 @@ impl Sender {
         } else if let Some((index, run)) = outbound.first()
             && self.scatterings.get(index).has_sent(run, psn)
         {
-            // The rest of the run would be of no use.
+            // The receiver refuses the whole run, so the rest is not sent.
             outbound.pop();
             PartOf::Scattering((index, run))
         } else {
             return Err(Refusal::Answer);
         };
-        if why == Failure::Lost {
+        if failure == Failure::Lost {
             outbound.on_loss();
         }
         self.counters.naks_taken.add(1);
-        self.settle_sent(peer, part_of, Err(why));
+        self.settle_sent(peer, part_of, Err(failure));
         self.advance(peer, now);
         Ok(())
     }
@@ -98,10 +98,10 @@ impl Sender {
         self.timers.first()
     }
 
-    /// Handles the time-out of a receiver: settles runs that were not acknowledged in time.
+    /// Handles the timeout of a receiver: settles runs that were not acknowledged in time.
     fn on_timeout(&mut self, peer: u32, now: Nanos) {
         let timeout = self.settings.timeout;
-        let mut silent = false;
+        let mut timed_out = false;
         while let Some(outbound) = &mut self.receivers[peer as usize] {
             let due = |at: Nanos| at + timeout <= now;
             if let Some(&InFlight { last, sent_at, part_of, .. }) = outbound.oldest() {
@@ -112,7 +112,7 @@ impl Sender {
                 outbound.presume_gone(last);
                 outbound.pop_oldest();
                 self.settle_sent(peer, part_of, Err(Failure::NotAcknowledged));
-                silent = true;
+                timed_out = true;
                 continue;
             }
             if !outbound.is_under_way() && !outbound.is_blocked() {
@@ -127,7 +127,7 @@ impl Sender {
                 break;
             }
             outbound.presume_all_gone();
-            silent = true;
+            timed_out = true;
             if let Some((index, run)) = outbound.first()
                 && self.scatterings.get(index).sent_packets(run).is_some()
             {
@@ -136,7 +136,7 @@ impl Sender {
             }
         }
         if let Some(outbound) = &mut self.receivers[peer as usize]
-            && silent
+            && timed_out
         {
             outbound.on_timeout();
         }

@@ -23,7 +23,7 @@ pub(super) struct Dctcp {
     round: Psn,
     packets: u32,
     marked: u32,
-    /// The window was lowered in this round because of a loss.
+    /// Whether the window was lowered in this round because of a loss.
     lowered: bool,
     min_window: u32,
     max_window: u32,
@@ -105,7 +105,7 @@ impl Dctcp {
         }
     }
 
-    /// Sets the window to a packet after a time-out.
+    /// Sets the window to a packet after a timeout.
     pub(super) fn on_timeout(&mut self) {
         self.threshold = (self.window / 2).max(self.min_window);
         self.set(self.min_window);

@@ -47,7 +47,7 @@ pub(super) struct Report {
     /// All packets before this PSN are decided
     next: Psn,
     /// Number of packets, up to the highest, that the receiver's incarnation has received, as far as the
-    /// history reaches: what was sent earlier, its previous incarnation may have delivered
+    /// history reaches: packets sent earlier may have been delivered by its previous incarnation
     reported: u32,
     has_restarted: bool,
 }
@@ -98,11 +98,11 @@ pub(super) struct Outbound {
     packets: u32,
     marked: u32,
     incarnation: Option<u8>,
-    /// The first run in the queue is ready.
+    /// Whether the first run in the queue is ready.
     is_ready: bool,
-    /// The receiver is in the process's round of peers with something to send.
+    /// Whether the receiver is in the process's round of peers with something to send.
     in_round: bool,
-    /// Windows keep a packet from being sent.
+    /// Whether windows keep a packet from being sent.
     is_blocked: bool,
     /// Time of the last packet sent, ACK received, or presumption
     last: Nanos,

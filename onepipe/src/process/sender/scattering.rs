@@ -67,7 +67,7 @@ pub(super) struct Entry {
     failed: u32,
     /// Timestamp, unwrapped, once it has been stamped
     time: Option<u64>,
-    /// All of its runs are ready, and it has not been sent yet.
+    /// Whether all of its runs are ready, and it has not been sent yet.
     is_ready: bool,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct Piece {
     /// Its data, as a range of the scattering's bytes
     pub(super) range: Range<usize>,
     pub(super) first: bool,
-    /// A message ends with this packet
+    /// Whether a message ends with this packet
     pub(super) end: bool,
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Schedule {
     finishing: Option<Finishing>,
     /// Peers for which a packet that is not its run's last can be sent
     round: VecDeque<u32>,
-    /// The next packet is one of `round`, even if a scattering is ready
+    /// Whether the next packet is one of `round`, even if a scattering is ready
     is_round_next: bool,
 }
 

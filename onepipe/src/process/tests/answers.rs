@@ -1,4 +1,4 @@
-//! Which results senders get when packets or ACKs are lost, or receivers restart or do not read.
+//! Results of messages when packets or ACKs are lost, or receivers restart or do not read.
 
 use super::*;
 
@@ -57,7 +57,7 @@ fn if_only_data_is_lost_no_delivered_message_fails() {
     assert!(all > 300 && 3 * silent < all, "of {all} that have failed, {silent} were not acknowledged");
 }
 
-/// Without that ACK, the sender would wait for the time-out, because no later packet triggers one.
+/// Without that ACK, the sender would wait for the timeout, because no later packet triggers one.
 #[test]
 fn packets_decided_by_the_barrier_are_acknowledged() {
     // Packets are acknowledged before the barrier passes them.
@@ -102,7 +102,7 @@ fn messages_accepted_behind_a_long_gap_stay_accepted() {
     assert_eq!((group.received(1).len(), failed(&mut group)), (1200, vec![(1, Failure::NotAcknowledged)]));
 }
 
-/// The new incarnation of the receiver has no record of what the previous one has delivered.
+/// The new incarnation of the receiver has no record of the messages that the previous one has delivered.
 #[test]
 fn restarted_receiver_may_have_delivered_what_it_does_not_report() {
     let mut group = Group::new(2, |_| {});
@@ -130,7 +130,8 @@ fn restarted_receiver_may_have_delivered_what_it_does_not_report() {
     assert_eq!(failed(&mut group), [(3, Failure::NotAcknowledged), (4, Failure::NotAcknowledged)]);
 }
 
-/// Also if no ACK of the previous incarnation was received, or both incarnations have drawn the same number.
+/// The same if no ACK of the previous incarnation was received, or if both incarnations have drawn the same
+/// number.
 #[test]
 fn receiver_that_never_acknowledged_may_have_delivered_before_a_restart() {
     let mut group = Group::new(2, |_| {});
@@ -166,7 +167,7 @@ fn receiver_that_does_not_read_is_probed_with_one_packet_a_time_out() {
     }
     group.run(5_100);
     let failures = failed(&mut group);
-    assert!((3..=5).contains(&failures.len()), "one per time-out: {failures:?}");
+    assert!((3..=5).contains(&failures.len()), "one per timeout: {failures:?}");
     assert!(failures.iter().all(|(_, why)| *why == Failure::NoRoom), "{failures:?}");
     let mut read = 0;
     for _ in 0..100 {
@@ -205,7 +206,7 @@ fn buffered_messages_are_delivered_when_nothing_follows() {
 }
 
 /// Bytes of one sender in the receiver's buffer block another sender, which continues as soon as they are
-/// taken, and not a time-out later.
+/// taken, and not a timeout later.
 #[test]
 fn sender_blocked_by_another_one_is_sent_a_window_update() {
     let mut group = Group::new(3, |config| {

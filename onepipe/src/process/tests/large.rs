@@ -1,4 +1,4 @@
-//! Large messages, windows, and which messages wait for which.
+//! Large messages, windows, and the order in which messages wait for each other.
 
 use super::*;
 use zerocopy::IntoBytes as _;

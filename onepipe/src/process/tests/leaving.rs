@@ -1,4 +1,4 @@
-//! A process that leaves: what it still sends and receives, and what happens to scatterings it has begun.
+//! A process that leaves: the frames that it still sends and accepts, and the results of its scatterings.
 //! Also runs that their senders abandon.
 
 use super::*;
@@ -142,8 +142,8 @@ fn process_that_has_left_still_receives_and_acknowledges() {
 /// The beginning of a run does not occupy this process's buffer for ever, and later messages of a returning
 /// sender are accepted.
 #[test]
-fn abandoned_run_is_discarded_after_10_000_time_outs() {
-    // 10,000 time-outs
+fn abandoned_run_is_discarded_after_10_000_timeouts() {
+    // 10,000 timeouts
     let limit = Nanos::from_millis(200);
     let mut group = Group::new(2, |config| config.timeout = Nanos::from_secs(1));
     let mut receiver = config(1, 2, false);

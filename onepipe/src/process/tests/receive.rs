@@ -1,4 +1,4 @@
-//! Limits of what a receiver accepts, what it counts, and when it has ACKs or NAKs to send.
+//! Limits of a receiver, its counters, and the times at which it has ACKs or NAKs to send.
 
 use super::*;
 use crate::process::config::MAX_ANSWERS;
@@ -90,7 +90,7 @@ fn incomplete_messages_of_all_senders_are_discarded() {
         group.scatter(from, &[(1, &[1; 700])]).unwrap();
         assert_eq!(group.send(from, 2), 2, "two packets of at least three");
     }
-    // 10,000 time-outs, and a sweep for each peer
+    // 10,000 timeouts, and a sweep for each peer
     group.now = group.now + Nanos::from_millis(201);
     for _ in 0..8 {
         group.now = group.now + Nanos::from_micros(3);
@@ -268,7 +268,7 @@ fn pending_answers_are_bounded() {
 }
 
 #[test]
-fn incomplete_message_is_kept_for_ten_thousand_time_outs() {
+fn incomplete_message_is_kept_for_ten_thousand_timeouts() {
     let mut config = config(1, 2, false);
     config.timeout = Nanos::from_micros(20);
     let clock = config.clock.add(20_000);
@@ -340,8 +340,8 @@ fn sender_with_a_quarter_of_the_buffer_gets_no_update() {
     assert_eq!(advertised_windows(4000, [5, 1]), [Some(1000), None, None, None, None, None, None]);
 }
 
-/// There is one message of process 0; the rest of the buffer is as large as what process 2's own window has
-/// left.
+/// There is one message of process 0; the rest of the buffer is as large as the rest of process 2's own
+/// window.
 #[test]
 fn sender_that_fills_its_own_window_gets_an_update_once_half_of_it_is_free() {
     assert_eq!(advertised_windows(3500, [1, 6]), [Some(500), None, None, None, Some(2000), None, None, None]);

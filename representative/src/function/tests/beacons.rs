@@ -184,7 +184,8 @@ fn link_that_leaves_is_not_waited_for() {
         verdict(&mut function, &beacon(n, Some(at(300))), n.into(), 300);
     }
     assert_eq!(function.barriers(Side::Below).0, Some(at(300)));
-    // No link is left below: the neighbours above are told that nothing follows, and the down half goes on.
+    // No link is left below: beacons announce to the neighbours above that nothing follows, and the down half
+    // goes on.
     verdict(&mut function, &final_beacon(1, 400), 1, 400);
     for n in 2..4 {
         verdict(&mut function, &beacon(n, Some(at(T + 1))), n.into(), T);
@@ -259,7 +260,7 @@ fn forged_beacon_with_a_wrong_udp_checksum_does_not_reach_the_neighbour() {
 }
 
 #[test]
-fn message_with_a_wrong_udp_checksum_does_not_pass_with_its_sender_s_barrier() {
+fn message_with_a_wrong_udp_checksum_does_not_pass_with_its_senders_barrier() {
     let mut config = config(Incarnation::Chip);
     config.forward.verify_udp_checksum = true;
     let mut function = Representative::new(config).unwrap();
@@ -314,7 +315,7 @@ fn beacons_of_a_representative_above_pass_a_switch_upwards() {
 }
 
 #[test]
-fn link_whose_barrier_stands_is_alive_with_the_fewest_intervals_and_a_lost_beacon() {
+fn link_whose_barrier_does_not_rise_stays_alive_despite_a_lost_beacon() {
     let mut config = config(Incarnation::SwitchCpu);
     config.dead_after_intervals = crate::MIN_DEAD_AFTER;
     let [mut sender, mut receiver] = [(); 2].map(|()| Representative::new(config.clone()).unwrap());

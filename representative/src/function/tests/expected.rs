@@ -23,7 +23,7 @@ struct Step {
     ttl: u8,
     udp_checksum: bool,
     damage: Option<(usize, u8)>,
-    /// The ICRC is recomputed after the damage
+    /// Whether the ICRC is recomputed after the damage
     icrc_fixed: bool,
     timer: bool,
 }

@@ -1,4 +1,4 @@
-//! What the control plane observes of links, and which requests of hosts reach it.
+//! Observations of links by the control plane, and requests of hosts that reach it.
 
 use super::*;
 use crate::view::{LagMonitor, LinkState, View};
@@ -75,7 +75,7 @@ fn watch_names_the_link_of_a_slow_clock() {
 }
 
 #[test]
-fn requests_for_the_switch_s_address_reach_the_control_plane() {
+fn requests_for_the_switchs_address_reach_the_control_plane() {
     let arp = |target: [u8; 4]| {
         let head = [&[0xff; 6][..], &mac(0).0, &[8, 6], &[0; 24]].concat();
         [&head[..], &target].concat()
@@ -89,7 +89,7 @@ fn requests_for_the_switch_s_address_reach_the_control_plane() {
 }
 
 #[test]
-fn stations_are_learnt_however_many_there_are() {
+fn stations_that_change_ports_take_one_table_entry_each() {
     let mut function = representative(Incarnation::Chip);
     let frame = |to: u16, from: u16| {
         let station = |n: u16| [&[2, 0, 0, 9][..], &n.to_be_bytes()].concat();

@@ -1,4 +1,4 @@
-//! The state transition tables: the effect of each message in each state.
+//! State transition tables: the effect of each message in each state.
 
 use super::*;
 use crate::cm::wire::{self, MessageType};

@@ -66,7 +66,7 @@ pub(super) struct Requester {
     since_ack_req: u32,
     /// Newest PSN for which an acknowledgement or response was requested since the cursor last went back
     ack_requested: Option<Psn>,
-    /// Only the DCQCN rate holds the next packet back
+    /// Whether only the DCQCN rate holds the next packet back
     rate_limited: bool,
     /// Limit sequence number: messages up to it may be sent (LSN, IB 9.7.7.2); `None` is unlimited
     credit_limit: Option<Msn>,

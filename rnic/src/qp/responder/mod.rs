@@ -60,7 +60,7 @@ enum AckSyndrome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Executed {
     /// The memory from which a READ may be repeated, and the PSN after its last one. Only forgetful
-    /// responders remember READs: others take everything they need from the duplicate request.
+    /// responders remember READs; other responders find everything in the duplicate request.
     Read { psn: Psn, end: Psn, from: Remote, len: u32 },
     /// The value that an atomic fetched
     Atomic { psn: Psn, original: u64, msn: Msn },
@@ -89,7 +89,8 @@ pub(crate) struct Responder {
     /// Messages completed
     msn: Msn,
     message: Option<Message>,
-    /// A NAK was sent for the expected PSN; no further NAK until that request arrives (IB 9.7.5.1.2)
+    /// Whether a NAK was sent for the expected PSN. No further NAK is sent until that request arrives (IB
+    /// 9.7.5.1.2)
     nak_sent: bool,
     responses: VecDeque<Response>,
     /// The latest atomics, and READs of a forgetful responder, newest last; at most `max_rd_atomic`
@@ -99,9 +100,9 @@ pub(crate) struct Responder {
     ack_deadline: Option<Nanos>,
     /// When a CNP was last sent
     last_cnp_at: Option<Nanos>,
-    /// A CNP is due
+    /// Whether a CNP is due
     cnp_due: bool,
-    /// The last acknowledgement announced zero credits
+    /// Whether the last acknowledgement announced zero credits
     sent_zero_credits: bool,
     /// State of the planted bug `StaleRead`
     #[cfg(debug_assertions)]

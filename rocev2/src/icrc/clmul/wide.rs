@@ -1,5 +1,5 @@
-//! CRC folding for long packets with four blocks a register (VPCLMULQDQ with AVX-512): a kilobyte takes less
-//! than half the time.
+//! CRC folding of long packets with four blocks per register (VPCLMULQDQ with AVX-512), in less than half the
+//! time for 1 KiB.
 
 use crate::icrc::POWER;
 use core::arch::x86_64::{
@@ -8,9 +8,9 @@ use core::arch::x86_64::{
     _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
 };
 
-/// Count of 16-byte blocks from which on the call pays off
+/// Minimum number of 16-byte blocks for which these functions are faster
 pub(super) const MIN_BLOCKS: usize = 4 * LANES;
-/// Count of registers that are folded in parallel, so that their multiplications overlap
+/// Number of registers that are folded in parallel, so that their multiplications overlap
 const LANES: usize = 4;
 
 /// Returns the multipliers that fold 64 bits over `bytes`: for the lower half of a block, and for the upper
@@ -46,8 +46,7 @@ fn powers((low, high): (i64, i64)) -> __m512i {
     _mm512_broadcast_i32x4(_mm_set_epi64x(high, low))
 }
 
-/// Multiplies each block of `x` by the power of x that `powers` stands for, which moves it forward, and adds
-/// `next`.
+/// Folds each block of `x` forward by multiplying it by the power of x in `powers`, and adds `next`.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 fn fold_into(x: __m512i, powers: __m512i, next: __m512i) -> __m512i {

@@ -72,8 +72,8 @@ impl Work {
         wrong.or_else(|| self.leaders(world).find_map(|leader| leader.app.check(&replicas)))
     }
 
-    /// Reports an operation that a replica in an open group of this switch lacks although the switch takes it
-    /// to hold it.
+    /// Reports an operation that a replica in an open group of this switch lacks although the switch counts
+    /// it as held there.
     fn check_groups(&self, world: &World, switch: NodeId) -> Option<String> {
         let node = world.node::<Controlled<Control>>(switch);
         let leaders: Vec<_> = self.leaders(world).collect();

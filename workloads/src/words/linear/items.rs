@@ -24,7 +24,7 @@ pub(super) enum Effect {
 /// An operation of the search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Item {
-    /// Index in the history; None for the memory at the end
+    /// Index in the history; `None` for the memory at the end
     pub(super) op: Option<usize>,
     pub(super) invoked: u64,
     /// Latest moment at which it may take effect; `u64::MAX` if there is none

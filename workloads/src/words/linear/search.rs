@@ -113,7 +113,7 @@ pub(super) struct Search<'a> {
     /// Hash of the set of placed items
     hash: [u64; 2],
     seen: HashSet<([u64; 2], u64)>,
-    /// Set if every value is left once and all outcomes are known: only the order of clusters is to be
+    /// Whether every value is left once and all outcomes are known: only the order of clusters is to be
     /// chosen, and any choice is right
     is_deterministic: bool,
     stuck: Stuck,

@@ -1,6 +1,6 @@
 //! 1Pipe processes on networks drawn from seeds. Under all faults, all processes deliver in one order, no
-//! message is delivered twice, every sender learns the fate of its messages, and no message is lost without a
-//! cause that was drawn.
+//! message is delivered twice, every sender learns the outcome of its messages, and no message is lost
+//! without a cause that was drawn.
 
 use super::environment;
 use onepipe::process;

@@ -1,7 +1,7 @@
 //! Deliveries drawn from seeds: names of any length, disks that begin late, are slow, full or small, switches
 //! that copy, are absent or fail, lossy networks, and crashes.
 //!
-//! FROM and SEEDS select other seeds: `SEEDS=50000 cargo test -p sim --release --test it rdmc::deliveries`
+//! FROM and SEEDS select other seeds: `SEEDS=50000 cargo test -p workloads --release --test it rdmc::deliveries`
 
 use crate::environment;
 use rdmc::Algorithm;

@@ -1,7 +1,7 @@
 //! Groups drawn from a thousand seeds: networks lose, delay, duplicate and damage frames; hosts pause, crash
 //! and are cut off.
 //!
-//! FROM and SEEDS select other seeds: `SEEDS=100000 FROM=5000 cargo test -p sim --release --test it
+//! FROM and SEEDS select other seeds: `SEEDS=100000 FROM=5000 cargo test -p workloads --release --test it
 //! rdmc::seeds`
 
 use crate::environment;
