@@ -42,7 +42,7 @@ mod successor;
 pub use config::{Config, Connect, Connection, FailedCas, Layers, Server, Table};
 pub use connect::ConnectCounters;
 pub use control::{Control, Journal};
-pub use counters::Counters;
+pub use counters::{Counters, Usage};
 pub use event::{Command, Event, OpenSharedQp};
 pub use function::Swordbox;
 pub use memory::Memory;
