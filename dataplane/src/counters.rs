@@ -2,37 +2,52 @@
 
 use switch::DropReason;
 use switch::counters::{Counter, FrameCounter};
+use switch::metrics;
 
-/// Counters of one worker: written by that worker, read by any thread.
-#[derive(Debug)]
-pub struct WorkerCounters {
-    /// Frames received and sent, by port
-    pub ports: Box<[PortCounters]>,
-    /// Frames dropped, by [`DropReason::index`]
-    pub drops: [Counter; DropReason::COUNT],
-    /// Frames consumed by the function
-    pub consumed: Counter,
-    /// Frames passed to the control plane
-    pub punted: Counter,
-    /// Frames handed off to the worker that owns the port's send queue
-    pub handed_off: Counter,
-    /// Frames that the function sent in addition to the one received
-    pub made: Counter,
-    /// Loop iterations in which frames were received
-    pub busy_turns: Counter,
-    /// TSC cycles of those iterations
-    pub busy_cycles: Counter,
-    /// Loop iterations in total
-    pub turns: Counter,
+metrics! {
+    /// Counters of one worker: written by that worker, read by any thread.
+    #[derive(Debug)]
+    pub struct WorkerCounters of worker by [worker] {
+        /// Frames received and sent, by port
+        pub ports: Box<[PortCounters]>,
+        /// Frames dropped, by [`DropReason::index`]
+        pub drops: [Counter; DropReason::COUNT],
+        /// Frames consumed by the function
+        pub consumed: Counter [frames as consumed / consumed_frames],
+        /// Frames passed to the control plane
+        pub punted: Counter [frames as punted / punted_frames],
+        /// Frames handed off to the worker that owns the port's send queue
+        pub handed_off: Counter [frames as handed_off / handed_off_frames],
+        /// Frames that the function sent in addition to the one received
+        pub made: Counter [frames as made / made_frames],
+        /// Iterations of the loop in which frames were received
+        pub busy_turns: Counter [turns],
+        /// TSC cycles of the iterations in which frames were received
+        pub busy_cycles: Counter [cycles],
+        /// Iterations of the loop
+        pub turns: Counter [turns],
+    }
+    also {
+        /// Frames received
+        Counter rx_frames [frames as rx_frames / received_frames] = Self::received,
+    }
 }
 
-/// Frames received and sent on a port.
-#[derive(Debug, Default)]
-pub struct PortCounters {
-    /// Received frames
-    pub rx: FrameCounter,
-    /// Frames that the port accepted for sending
-    pub tx: FrameCounter,
+metrics! {
+    /// Frames received and sent on a port.
+    #[derive(Debug, Default)]
+    pub struct PortCounters of port by [port] {
+        /// Frames received
+        pub rx: FrameCounter {
+            frames: [frames as rx_frames / received_frames],
+            bytes: [bytes as rx_bytes / received_bytes],
+        },
+        /// Frames that the port accepted for sending
+        pub tx: FrameCounter {
+            frames: [frames as tx_frames / sent_frames],
+            bytes: [bytes as tx_bytes / sent_bytes],
+        },
+    }
 }
 
 impl WorkerCounters {

@@ -4,6 +4,7 @@ use crate::counters::WorkerCounters;
 use crate::port::{Port, PortInfo};
 use crate::time::hz;
 use std::sync::Arc;
+use switch::metrics;
 
 /// A running instance, for the control plane.
 pub struct Live<'a> {
@@ -43,26 +44,28 @@ impl<'a> Live<'a> {
     }
 }
 
-/// Counters of a port's device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeviceCounters {
-    /// Frames lost because they were not received in time (`imissed`)
-    pub missed: u64,
-    /// Frames received with errors (`ierrors`)
-    pub rx_errors: u64,
-    /// Frames lost because no packet buffer was free (`rx_nombuf`)
-    pub no_buffer: u64,
-    /// Frames that could not be sent (`oerrors`)
-    pub tx_errors: u64,
-    /// Received frames, as counted by the device (`ipackets`)
-    pub rx_frames: u64,
-    /// Sent frames, as counted by the device (`opackets`)
-    pub tx_frames: u64,
-    /// Total length of received frames in bytes (`ibytes`); 0 from drivers that count only frames (null,
-    /// ring)
-    pub rx_bytes: u64,
-    /// Total length of sent frames in bytes (`obytes`); 0 from drivers that count only frames (null, ring)
-    pub tx_bytes: u64,
+metrics! {
+    /// Counters of a port's device.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct DeviceCounters of port by [port] {
+        /// Frames lost in the device because no worker received them in time (`imissed`)
+        pub missed: u64 [frames as missed / missed_frames],
+        /// Frames that the device received with an error (`ierrors`)
+        pub rx_errors: u64 [frames as rx_errors / receive_errors],
+        /// Receive attempts of the device that found no free packet buffer (`rx_nombuf`); raise `buffers`
+        pub no_buffer: u64 [times],
+        /// Frames that the device could not send (`oerrors`)
+        pub tx_errors: u64 [frames as tx_errors / send_errors],
+        /// Received frames, as counted by the device (`ipackets`)
+        pub rx_frames: u64,
+        /// Sent frames, as counted by the device (`opackets`)
+        pub tx_frames: u64,
+        /// Total length of received frames in bytes (`ibytes`); 0 from drivers that count only frames (null,
+        /// ring)
+        pub rx_bytes: u64,
+        /// Total length of sent frames in bytes (`obytes`); 0 from drivers that count only frames (null, ring)
+        pub tx_bytes: u64,
+    }
 }
 
 impl DeviceCounters {

@@ -16,6 +16,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::counters::Counter;
 use switch::forward::{self, Forward};
+use switch::metrics;
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use zerocopy::FromBytes;
 
@@ -70,35 +71,37 @@ pub enum Event {
     Excluded(GroupId, usize),
 }
 
-/// Counters of the data plane, in addition to those of the bridge.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Leaders' request packets passed to replicas
-    pub requests: Counter,
-    /// Copies of these sent to replicas
-    pub copies: Counter,
-    /// Responses of replicas
-    pub responses: Counter,
-    /// Acknowledgements sent to leaders
-    pub acks: Counter,
-    /// NAKs (PSN sequence error) sent to leaders
-    pub naks: Counter,
-    /// RNR NAKs sent to leaders
-    pub rnr_naks: Counter,
-    /// NAKs that end a connection, of replicas or of the switch itself
-    pub fatal_naks: Counter,
-    /// Retransmitted requests that the switch acknowledged again, because a quorum holds them
-    pub repeated: Counter,
-    /// Congestion notification packets passed to leaders
-    pub cnps: Counter,
-    /// Groups opened
-    pub opened: Counter,
-    /// Groups closed
-    pub closed: Counter,
-    /// Replicas excluded by the data plane
-    pub excluded: Counter,
-    /// Leaders and replicas that moved to another port
-    pub moved: Counter,
+metrics! {
+    /// Counters of the data plane, in addition to those of the bridge.
+    #[derive(Debug, Default)]
+    pub struct Counters {
+        /// Leaders' request packets passed to replicas
+        pub requests: Counter [packets],
+        /// Copies of these sent to replicas
+        pub copies: Counter [packets],
+        /// Responses of replicas
+        pub responses: Counter [packets],
+        /// Acknowledgements sent to leaders
+        pub acks: Counter [packets],
+        /// NAKs (PSN sequence error) sent to leaders
+        pub naks: Counter [packets],
+        /// RNR NAKs sent to leaders
+        pub rnr_naks: Counter [packets],
+        /// NAKs that end a connection, of replicas or of the switch itself
+        pub fatal_naks: Counter [packets],
+        /// Retransmitted requests that the switch acknowledged again, because a quorum holds them
+        pub repeated: Counter [requests],
+        /// Congestion notification packets passed to leaders
+        pub cnps: Counter [packets],
+        /// Groups opened
+        pub opened: Counter,
+        /// Groups closed
+        pub closed: Counter,
+        /// Replicas excluded by the data plane
+        pub excluded: Counter,
+        /// Leaders and replicas that moved to another port
+        pub moved: Counter [hosts as moved / hosts_moved],
+    }
 }
 
 /// The group and member to which one of the switch's queue pairs belongs.

@@ -180,10 +180,7 @@ impl Pktgen {
     #[inline]
     fn note_absence(&mut self, now: Nanos) {
         let away = now.since(self.next.max(self.last_check)).0;
-        let longest = self.counters.longest_away_ns.get();
-        if away > longest {
-            self.counters.longest_away_ns.add(away - longest);
-        }
+        self.counters.longest_away_ns.raise(away);
         self.absence = self.absence + Nanos(away.saturating_sub(MAX_TURN.0));
         self.last_check = now;
     }

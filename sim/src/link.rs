@@ -1,6 +1,6 @@
 //! Links: their parameters and their counters.
 
-use switch::{Nanos, Probability, Rng};
+use switch::{Nanos, Probability, Rng, metrics};
 
 /// Bytes of a frame on the link that are not part of its buffer: preamble, start delimiter, frame check
 /// sequence and inter-packet gap.
@@ -98,43 +98,45 @@ impl Ecn {
     }
 }
 
-/// Frames of one direction of a link, by outcome.
-///
-/// `offered + duplicated` is the sum of `too_long`, `queue_full`, `lost`, `cut`, `undelivered`, `arrived` and the
-/// frames that are still [under way](Self::under_way).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Counters {
-    /// Frames that the node gave to the link
-    pub offered: u64,
-    /// Frames dropped because they exceed the MTU
-    pub too_long: u64,
-    /// Frames dropped because the queue was full
-    pub queue_full: u64,
-    /// Frames sent on the link
-    pub sent: u64,
-    /// Bytes sent on the link
-    pub bytes: u64,
-    /// Frames lost at random
-    pub lost: u64,
-    /// Frames lost because the link was cut
-    pub cut: u64,
-    /// Frames that arrived a second time
-    pub duplicated: u64,
-    /// Frames that later ones may have overtaken
-    pub reordered: u64,
-    /// Frames with a flipped bit
-    pub corrupted: u64,
-    /// Frames that the queue marked with "congestion experienced"
-    pub marked: u64,
-    /// Frames that arrived at a node that was down, or paused with a full inbox, or that crashed before it
-    /// continued
-    pub undelivered: u64,
-    /// Frames handed to the host or switch
-    pub arrived: u64,
-    /// Bytes handed to the host or switch
-    pub arrived_bytes: u64,
-    /// Longest queue so far (bytes)
-    pub longest_queue: u64,
+metrics! {
+    /// Frames of one direction of a link, by outcome.
+    ///
+    /// `offered + duplicated` is the sum of `too_long`, `queue_full`, `lost`, `cut`, `undelivered`, `arrived` and the
+    /// frames that are still [under way](Self::under_way).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct Counters {
+        /// Frames that the node gave to the link
+        pub offered: u64 [frames as offered / _],
+        /// Frames dropped because they exceed the MTU
+        pub too_long: u64 [frames as too_long / _],
+        /// Frames dropped because the queue was full
+        pub queue_full: u64 [frames as queue_full / _],
+        /// Frames sent on the link
+        pub sent: u64 [frames as sent / _],
+        /// Bytes sent on the link
+        pub bytes: u64,
+        /// Frames lost at random
+        pub lost: u64 [frames as lost / _],
+        /// Frames lost because the link was cut
+        pub cut: u64 [frames as cut / _],
+        /// Frames that arrived a second time
+        pub duplicated: u64 [frames as duplicated / _],
+        /// Frames that later ones may have overtaken
+        pub reordered: u64 [frames as reordered / _],
+        /// Frames with a flipped bit
+        pub corrupted: u64 [frames as corrupted / _],
+        /// Frames that the queue marked with "congestion experienced"
+        pub marked: u64 [frames as marked / _],
+        /// Frames that arrived at a node that was down, or paused with a full inbox, or that crashed before
+        /// it continued
+        pub undelivered: u64 [frames as unheard / _],
+        /// Frames handed to the host or switch
+        pub arrived: u64 [frames as arrived / _],
+        /// Bytes handed to the host or switch
+        pub arrived_bytes: u64 [bytes as arrived_bytes / _],
+        /// Longest queue so far (bytes)
+        pub longest_queue: u64,
+    }
 }
 
 impl Counters {

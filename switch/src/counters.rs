@@ -21,6 +21,42 @@ impl Counter {
     }
 }
 
+/// A value that may fall, with one writing thread
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicU64);
+
+impl Gauge {
+    /// Sets the value. Only the thread that owns the gauge may call this.
+    #[inline]
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Relaxed);
+    }
+
+    /// Returns the value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// The largest value since the start, with one writing thread
+#[derive(Debug, Default)]
+pub struct Maximum(AtomicU64);
+
+impl Maximum {
+    /// Raises the maximum to `value` if that is larger. Only the thread that owns the maximum may call this.
+    #[inline]
+    pub fn raise(&self, value: u64) {
+        if value > self.0.load(Relaxed) {
+            self.0.store(value, Relaxed);
+        }
+    }
+
+    /// Returns the maximum.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
 /// Counter of frames and their bytes (from the destination address to the end, without the frame check
 /// sequence).
 #[derive(Debug, Default)]

@@ -12,6 +12,7 @@ pub mod function;
 pub mod heap;
 pub mod impair;
 pub mod memory;
+pub mod metrics;
 pub mod random;
 pub mod table;
 pub mod timers;

@@ -23,7 +23,7 @@ use rocev2::repr::{Ip, Repr};
 use rocev2::udp::PROTOCOL as UDP;
 use rocev2::{Bth, Opcode, Psn, Qpn};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use switch::{Egress, Nanos, PortId, Rng};
+use switch::{Egress, Nanos, PortId, Rng, metrics};
 use zerocopy::FromBytes;
 
 /// Maximum number of READs and atomics outstanding on a QP
@@ -82,19 +82,21 @@ struct SwitchOwnedQp {
     failures: u32,
 }
 
-/// Counters of connection attempts of switch-owned QPs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ConnectCounters {
-    /// REQs sent
-    pub requested: u64,
-    /// QPs opened
-    pub opened: u64,
-    /// Attempts refused by the server
-    pub refused: u64,
-    /// Attempts without an answer
-    pub unanswered: u64,
-    /// Open QPs that were lost
-    pub lost: u64,
+metrics! {
+    /// Counters of connection attempts of switch-owned QPs.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct ConnectCounters {
+        /// REQs sent to connect switch-owned QPs
+        pub requested: u64 [messages as own_lanes_asked],
+        /// QPs opened
+        pub opened: u64,
+        /// Attempts to connect a switch-owned QP that the server refused
+        pub refused: u64 [attempts as own_lanes_refused],
+        /// Attempts to connect a switch-owned QP without an answer
+        pub unanswered: u64 [attempts as own_lanes_unanswered],
+        /// Open QPs that were lost
+        pub lost: u64,
+    }
 }
 
 /// Control plane of all switch-owned QPs.

@@ -41,7 +41,7 @@ mod successor;
 pub use config::{Config, Connection, FailedCas, Layers, Server, SwitchOwnedQps, WordTable};
 pub use connect::ConnectCounters;
 pub use control::{Control, Journal};
-pub use counters::Counters;
+pub use counters::{Counters, Usage};
 pub use event::{Command, Event, OpenSharedQp};
 pub use function::Swordbox;
 pub use memory::MemoryBounds;

@@ -189,7 +189,7 @@ impl Tally {
             &counters.spoofed,
             &counters.waited,
             &counters.naks,
-            &counters.lanes_lost,
+            &counters.shared_qps_lost,
             &counters.detours,
             &counters.unproven,
         ];

@@ -1,43 +1,46 @@
 //! Counters of a process.
 
 use switch::counters::Counter;
+use switch::{metrics, reasons};
 
-/// Counters of one process, which the thread that runs it increments and any thread reads.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Messages sent, whatever their result
-    pub sent: Counter,
-    /// Messages acknowledged as having arrived in time
-    pub acknowledged: Counter,
-    /// Messages that failed
-    pub failed: Counter,
-    /// Messages delivered
-    pub delivered: Counter,
-    /// Packets of messages sent
-    pub packets_sent: Counter,
-    /// Packets of messages accepted
-    pub packets_taken: Counter,
-    /// Received packets that a switch had marked as "congestion experienced"
-    pub marked: Counter,
-    /// ACKs sent
-    pub acks_sent: Counter,
-    /// ACKs accepted
-    pub acks_taken: Counter,
-    /// NAKs sent
-    pub naks_sent: Counter,
-    /// NAKs accepted
-    pub naks_taken: Counter,
-    /// NAKs discarded because too many were waiting; later ACKs report the same packets
-    pub naks_lost: Counter,
-    /// Beacons sent
-    pub beacons_sent: Counter,
-    /// Beacons accepted
-    pub beacons_taken: Counter,
-    /// Senders that were found to have restarted
-    pub restarts: Counter,
-    /// Times at which the clock was set back and stood still instead
-    pub clamped: Counter,
-    refused: [Counter; Refusal::ALL.len()],
+metrics! {
+    /// Counters of one process, which the thread that runs it increments and any thread reads.
+    #[derive(Debug, Default)]
+    pub struct Counters {
+        /// Messages sent, whatever their result
+        pub sent: Counter [messages],
+        /// Messages acknowledged as having arrived in time
+        pub acknowledged: Counter [messages],
+        /// Messages that failed
+        pub failed: Counter,
+        /// Messages delivered
+        pub delivered: Counter [messages],
+        /// Packets of messages sent
+        pub packets_sent: Counter [packets],
+        /// Packets of messages accepted
+        pub packets_taken: Counter [packets],
+        /// Received packets that a switch had marked as "congestion experienced"
+        pub marked: Counter [packets],
+        /// ACKs sent
+        pub acks_sent: Counter [packets],
+        /// ACKs accepted
+        pub acks_taken: Counter [packets],
+        /// NAKs sent
+        pub naks_sent: Counter [packets],
+        /// NAKs accepted
+        pub naks_taken: Counter [packets],
+        /// NAKs discarded because too many were waiting; later ACKs report the same packets
+        pub naks_lost: Counter [packets],
+        /// Beacons sent
+        pub beacons_sent: Counter [beacons],
+        /// Beacons accepted
+        pub beacons_taken: Counter [beacons],
+        /// Senders that were found to have restarted
+        pub restarts: Counter [senders],
+        /// Times at which the clock was set back and stood still instead
+        pub clamped: Counter [times],
+        refused: [Counter; Refusal::ALL.len()],
+    }
 }
 
 impl Counters {
@@ -52,100 +55,57 @@ impl Counters {
     }
 }
 
-/// Reason why a frame, or the barrier in it, was refused. Each reason is covered by a test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-#[repr(u8)]
-pub enum Refusal {
-    /// The frame is no datagram for this process's queue pair.
-    #[error("not addressed to this process")]
-    NotOurs,
-    /// The `Q_Key` differs.
-    #[error("wrong Q_Key")]
-    WrongKey,
-    /// The ICRC is wrong.
-    #[error("wrong ICRC")]
-    Damaged,
-    /// The frame is too short for its headers.
-    #[error("too short for its headers")]
-    NoHeader,
-    /// The header has another version.
-    #[error("header of another version")]
-    OtherVersion,
-    /// The opcode is unknown, or of a service that is not implemented.
-    #[error("opcode not supported")]
-    Opcode,
-    /// The source is not in the table of peers.
-    #[error("unknown source")]
-    UnknownSource,
-    /// A beacon that is not from the other end of the link
-    #[error("beacon from another source than the switch")]
-    WrongSource,
-    /// A timestamp or barrier that is too far ahead of the clock
-    #[error("too far ahead of the clock")]
-    Ahead,
-    /// A barrier that goes back. A message in the same packet is accepted.
-    #[error("barrier goes back")]
-    Stale,
-    /// A packet of a message whose time is past: a later one may have been delivered.
-    #[error("below the barrier")]
-    Late,
-    /// There is no room for the packet.
-    #[error("no room")]
-    NoRoom,
-    /// The packet has been received before.
-    #[error("duplicate packet")]
-    Duplicate,
-    /// The packet was delayed until it had been given up.
-    #[error("given up already")]
-    GivenUp,
-    /// A packet of a run of which another packet was lost
-    #[error("another packet of its run was lost")]
-    Incomplete,
-    /// An ACK or NAK that matches nothing in flight
-    #[error("acknowledges nothing in flight")]
-    Answer,
-}
-
-impl Refusal {
-    /// All reasons.
-    pub const ALL: [Self; 16] = [
-        Self::NotOurs,
-        Self::WrongKey,
-        Self::Damaged,
-        Self::NoHeader,
-        Self::OtherVersion,
-        Self::Opcode,
-        Self::UnknownSource,
-        Self::WrongSource,
-        Self::Ahead,
-        Self::Stale,
-        Self::Late,
-        Self::NoRoom,
-        Self::Duplicate,
-        Self::GivenUp,
-        Self::Incomplete,
-        Self::Answer,
-    ];
-
-    /// Returns the reason's name, as in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::NotOurs => "not_ours",
-            Self::WrongKey => "wrong_key",
-            Self::Damaged => "damaged",
-            Self::NoHeader => "no_header",
-            Self::OtherVersion => "other_version",
-            Self::Opcode => "opcode",
-            Self::UnknownSource => "unknown_source",
-            Self::WrongSource => "wrong_source",
-            Self::Ahead => "ahead",
-            Self::Stale => "stale",
-            Self::Late => "late",
-            Self::NoRoom => "no_room",
-            Self::Duplicate => "duplicate",
-            Self::GivenUp => "given_up",
-            Self::Incomplete => "incomplete",
-            Self::Answer => "answer",
-        }
+reasons! {
+    /// Reason why a frame, or the barrier in it, was refused. Each reason is covered by a test.
+    #[derive(thiserror::Error)]
+    pub enum Refusal counted as "refused_" [packets] {
+        /// The frame is no datagram for this process's queue pair.
+        #[error("not addressed to this process")]
+        NotOurs = "not_ours",
+        /// The `Q_Key` differs.
+        #[error("wrong Q_Key")]
+        WrongKey = "wrong_key",
+        /// The ICRC is wrong.
+        #[error("wrong ICRC")]
+        Damaged = "damaged",
+        /// The frame is too short for its headers.
+        #[error("too short for its headers")]
+        NoHeader = "no_header",
+        /// The header has another version.
+        #[error("header of another version")]
+        OtherVersion = "other_version",
+        /// The opcode is unknown, or of a service that is not implemented.
+        #[error("opcode not supported")]
+        Opcode = "opcode",
+        /// The source is not in the table of peers.
+        #[error("unknown source")]
+        UnknownSource = "unknown_source",
+        /// A beacon that is not from the other end of the link
+        #[error("beacon from another source than the switch")]
+        WrongSource = "wrong_source",
+        /// A timestamp or barrier that is too far ahead of the clock
+        #[error("too far ahead of the clock")]
+        Ahead = "ahead",
+        /// A barrier that goes back. A message in the same packet is accepted.
+        #[error("barrier goes back")]
+        Stale = "stale",
+        /// A packet of a message whose time is past: a later one may have been delivered.
+        #[error("below the barrier")]
+        Late = "late",
+        /// There is no room for the packet.
+        #[error("no room")]
+        NoRoom = "no_room",
+        /// The packet has been received before.
+        #[error("duplicate packet")]
+        Duplicate = "duplicate",
+        /// The packet was delayed until it had been given up.
+        #[error("given up already")]
+        GivenUp = "given_up",
+        /// A packet of a run of which another packet was lost
+        #[error("another packet of its run was lost")]
+        Incomplete = "incomplete",
+        /// An ACK or NAK that matches nothing in flight
+        #[error("acknowledges nothing in flight")]
+        Answer = "answer",
     }
 }

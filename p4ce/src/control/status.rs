@@ -4,22 +4,25 @@ use super::{Control, Stage};
 use crate::group::GroupId;
 use core::net::IpAddr;
 use rocev2::Qpn;
+use switch::metrics;
 
-/// Counters of the control plane.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ControlCounters {
-    /// Groups requested by leaders
-    pub requested: u64,
-    /// Groups opened
-    pub opened: u64,
-    /// Groups refused
-    pub refused: u64,
-    /// Refused groups of leaders that are not allowed or exceeded a limit
-    pub limited: u64,
-    /// Groups that have ended
-    pub closed: u64,
-    /// Replicas excluded from a group that continued
-    pub excluded: u64,
+metrics! {
+    /// Counters of the control plane.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct ControlCounters {
+        /// Groups requested by leaders
+        pub requested: u64 [groups as requested / groups_requested],
+        /// Groups opened
+        pub opened: u64 [groups as opened / groups_opened],
+        /// Groups refused
+        pub refused: u64 [groups as refused / groups_refused],
+        /// Refused groups of leaders that are not allowed or exceeded a limit
+        pub limited: u64 [groups as limited / groups_limited],
+        /// Groups that have ended
+        pub closed: u64 [groups as closed / groups_closed],
+        /// Replicas excluded from a group that continued
+        pub excluded: u64 [replicas as excluded / replicas_excluded],
+    }
 }
 
 /// Status of a group.

@@ -2,6 +2,8 @@
 
 use crate::Full;
 use crate::counters::{Counter, FrameCounter};
+use crate::metrics;
+use crate::metrics::{Group, Kind, Metric};
 use crate::table::{Index, Key, Salt, mix};
 use core::net::IpAddr;
 use rocev2::{Fault, Packet, Qpn};
@@ -20,15 +22,42 @@ pub struct Counters {
     pub qps: QpCounters,
 }
 
-/// Frames received on one port. Each frame is counted in one of the three fields.
-#[derive(Debug, Default)]
-pub struct RxCounters {
-    /// Well-formed RoCEv2 packets
-    pub roce: FrameCounter,
-    /// Frames that are not RoCEv2 packets
-    pub other: FrameCounter,
-    /// Malformed frames
-    pub malformed: FrameCounter,
+metrics! {
+    /// Frames received on one port. Each frame is counted in one of the three fields.
+    #[derive(Debug, Default)]
+    pub struct RxCounters {
+        /// Well-formed RoCEv2 packets received
+        pub roce: FrameCounter { frames: [frames as roce_frames] },
+        /// Frames received that are not RoCEv2 packets
+        pub other: FrameCounter { frames: [frames as other_frames] },
+        /// Malformed frames received, whether dropped or not
+        pub malformed: FrameCounter { frames: [frames as malformed_frames] },
+    }
+}
+
+impl Counters {
+    /// RoCEv2 packets received, by opcode
+    pub const OPCODES: Group = Group {
+        item: "opcode",
+        keys: &["opcode"],
+        properties: &[],
+        fields: &[&[
+            Metric::new(Kind::Counter, "frames", "frames", "RoCEv2 packets with this opcode"),
+            Metric::new(Kind::Counter, "bytes", "bytes", "RoCEv2 packets with this opcode, in bytes"),
+        ]],
+    };
+    /// Malformed frames received, by fault
+    pub const FAULTS: Group = Group {
+        item: "malformed",
+        keys: &["reason"],
+        properties: &["meaning"],
+        fields: &[&[Metric::new(
+            Kind::Counter,
+            "frames",
+            "frames",
+            "Frames with this fault, whether dropped or not",
+        )]],
+    };
 }
 
 impl Counters {
@@ -53,11 +82,14 @@ pub struct QpCounters {
     pub others: FrameCounter,
 }
 
-/// Packets to one queue pair.
-#[derive(Debug, Default)]
-pub struct QpCounter {
-    qp: OnceLock<(IpAddr, Qpn)>,
-    packets: FrameCounter,
+metrics! {
+    /// Packets to one queue pair.
+    #[derive(Debug, Default)]
+    pub struct QpCounter of queue_pair by [host, qpn] {
+        qp: OnceLock<(IpAddr, Qpn)>,
+        /// RoCEv2 packets to the queue pair, before the function rewrites them
+        packets: FrameCounter { frames: [frames], bytes: [bytes] },
+    }
 }
 
 impl QpCounters {

@@ -2,14 +2,20 @@
 
 use crate::DropReason;
 use crate::counters::{Counter, FrameCounter};
+use crate::{metrics, reasons};
 use rocev2::Fault;
 
-/// Counters of one instance: written by its worker, read by any thread.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Packets whose outer header was removed; the bytes are those of the remaining frames
-    pub terminated: FrameCounter,
-    refused: [Counter; Refusal::ALL.len()],
+metrics! {
+    /// Counters of one instance: written by its worker, read by any thread.
+    #[derive(Debug, Default)]
+    pub struct Counters {
+        /// Packets whose outer header was removed: the remaining frames
+        pub terminated: FrameCounter {
+            frames: [frames as terminated_frames / tunnel_frames],
+            bytes: [bytes as terminated_bytes / tunnel_bytes],
+        },
+        refused: [Counter; Refusal::ALL.len()],
+    }
 }
 
 impl Counters {
@@ -24,62 +30,30 @@ impl Counters {
     }
 }
 
-/// The reason why a packet that is addressed to the tunnel endpoint was dropped. A test covers each reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Refusal {
-    /// The length in the outer header is not that of the packet, or the packet is longer than its buffer
-    OuterLength,
-    /// The checksum of the outer header is wrong
-    OuterChecksum,
-    /// The packet is a fragment, and the switch does not reassemble
-    Fragment,
-    /// The outer source is not a permitted one
-    Source,
-    /// The payload is not an IP packet, or not a complete one
-    Inner,
-    /// The packet has more nested headers than a detour needs
-    TooDeep,
-    /// The inner destination is a tunnel endpoint of this switch
-    Returning,
-    /// The TTL or hop limit of the inner packet is used up
-    Expired,
-    /// The outer header is marked "congestion experienced", but the inner packet is not ECN-capable (RFC
-    /// 6040)
-    Congested,
-    /// No next hop is configured for the inner destination
-    NoNextHop,
-}
-
-impl Refusal {
-    /// Every reason.
-    pub const ALL: [Self; 10] = [
-        Self::OuterLength,
-        Self::OuterChecksum,
-        Self::Fragment,
-        Self::Source,
-        Self::Inner,
-        Self::TooDeep,
-        Self::Returning,
-        Self::Expired,
-        Self::Congested,
-        Self::NoNextHop,
-    ];
-
-    /// Returns the name used in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::OuterLength => "outer_length",
-            Self::OuterChecksum => "outer_checksum",
-            Self::Fragment => "fragment",
-            Self::Source => "source",
-            Self::Inner => "inner",
-            Self::TooDeep => "too_deep",
-            Self::Returning => "returning",
-            Self::Expired => "expired",
-            Self::Congested => "congested",
-            Self::NoNextHop => "no_next_hop",
-        }
+reasons! {
+    /// The reason why a packet that is addressed to the tunnel endpoint was dropped. A test covers each reason.
+    pub enum Refusal counted as "tunnel_refused_" [packets] {
+        /// The length in the outer header is not that of the packet, or the packet is longer than its buffer
+        OuterLength = "outer_length",
+        /// The checksum of the outer header is wrong
+        OuterChecksum = "outer_checksum",
+        /// The packet is a fragment, and the switch does not reassemble
+        Fragment = "fragment",
+        /// The outer source is not a permitted one
+        Source = "source",
+        /// The payload is not an IP packet, or not a complete one
+        Inner = "inner",
+        /// The packet has more nested headers than a detour needs
+        TooDeep = "too_deep",
+        /// The inner destination is a tunnel endpoint of this switch
+        Returning = "returning",
+        /// The TTL or hop limit of the inner packet is used up
+        Expired = "expired",
+        /// The outer header is marked "congestion experienced", but the inner packet is not ECN-capable (RFC
+        /// 6040)
+        Congested = "congested",
+        /// No next hop is configured for the inner destination
+        NoNextHop = "no_next_hop",
     }
 }
 

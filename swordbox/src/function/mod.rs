@@ -377,7 +377,7 @@ impl Function for Swordbox {
             self.tick_steering(now, out);
             self.age(now);
             self.sources.sweep(now, self.config.dead_after);
-            self.counters.set_usage(self.usage());
+            self.counters.usage.set(self.usage());
         }
     }
 

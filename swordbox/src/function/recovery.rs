@@ -186,7 +186,7 @@ impl Swordbox {
                     // of their operations is in flight here, so they move to another shared QP.
                     self.unshare(owner);
                     self.connections.flow_mut(owner).unshareable_until = now + self.config.dead_after;
-                    self.counters.lanes_left.add(1);
+                    self.counters.shared_qps_returned.add(1);
                     continue;
                 }
             }
@@ -200,7 +200,7 @@ impl Swordbox {
     /// their connections end.
     pub(crate) fn fail_shared_qp(&mut self, shared_qp: Id) {
         let (owner, first, count) = self.shared_qps.close(shared_qp);
-        self.counters.lanes_lost.add(1);
+        self.counters.shared_qps_lost.add(1);
         let keeps_words = self.config.has_bug(Bug::KeptWord);
         for n in 0..count {
             let entry = *self.shared_qps[shared_qp].entry(first.add(n));

@@ -388,7 +388,7 @@ impl Swordbox {
             flow.existence.existed_at(),
             now,
         );
-        self.counters.lanes.add(1);
+        self.counters.shared_qps.add(1);
     }
 }
 

@@ -91,7 +91,7 @@ impl Swordbox {
     pub(crate) fn open_switch_owned(&mut self, params: &OpenSharedQp, now: Nanos) {
         let opened = self.try_open_switch_owned(params, now).is_some();
         let &OpenSharedQp { shared_qp, qpn, .. } = params;
-        self.counters.own_lanes.add(u64::from(opened));
+        self.counters.switch_owned_qps.add(u64::from(opened));
         self.events.push_back(crate::Event::SharedQpOpened { shared_qp, qpn, opened });
     }
 
@@ -160,7 +160,7 @@ impl Swordbox {
         for id in [owner, switch_endpoint] {
             self.connections.remove(id);
         }
-        self.counters.own_lanes_lost.add(1);
+        self.counters.switch_owned_qps_lost.add(1);
         self.events.push_back(crate::Event::SharedQpLost { shared_qp, qpn });
     }
 

@@ -261,7 +261,7 @@ impl Swordbox {
                 flow.closing &= !qp.is_returning;
                 self.unshare(id);
                 self.connections.flow_mut(id).unshareable_until = now + self.config.dead_after;
-                self.counters.lanes_left.add(1);
+                self.counters.shared_qps_returned.add(1);
             }
         }
         let flow = self.connections.flow_mut(id);

@@ -13,6 +13,7 @@ use switch::drop::FaultSet;
 use switch::forward::Config as ForwardConfig;
 use switch::forward::config::Topology;
 use switch::memory::{FrameCollector, run_frame};
+use switch::metrics::Metrics as _;
 use switch::{Function, Nanos, PortId, Verdict};
 use swordbox::{Command, Config, Event, Layers, Server, Swordbox, WordTable};
 use zerocopy::{FromZeros, IntoBytes};
@@ -217,7 +218,7 @@ impl Net {
     }
 
     pub(crate) fn count(&self, name: &str) -> u64 {
-        self.swordbox.counters().all().find(|(other, _)| *other == name).unwrap().1
+        self.swordbox.counters().reported().find(|(other, _)| *other == name).unwrap().1
     }
 }
 

@@ -9,6 +9,7 @@ use settings::port::Ports;
 use settings::runtime::Runtime;
 use settings::tree::Table;
 use std::path::Path;
+use switch::metrics::Group;
 
 /// Configuration of a switch function, and all that depends on which function it is.
 pub(crate) trait SwitchFunction: Sized {
@@ -18,6 +19,10 @@ pub(crate) trait SwitchFunction: Sized {
     const COMMAND: &'static str = "run";
     /// Whether `--live` makes the function print lines during the run
     const LIVE: bool = false;
+
+    /// Metrics of the function, for the reference page
+    #[cfg_attr(not(test), expect(dead_code, reason = "a test writes the page"))]
+    const METRICS: &'static [Group];
 
     /// Reads the function's table. Adds each problem to those of the table, and returns `None` if the
     /// configuration is not complete.

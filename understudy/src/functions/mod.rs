@@ -73,6 +73,12 @@ macro_rules! registry {
             }
         }
 
+        /// Returns the tables of the functions, and their metrics.
+        #[cfg(test)]
+        pub(crate) fn metrics() -> impl Iterator<Item = (&'static str, &'static [switch::metrics::Group])> {
+            [$((<$config as SwitchFunction>::KEY, <$config as SwitchFunction>::METRICS)),*].into_iter()
+        }
+
         /// Returns the tables of the functions that print lines with `--live`.
         pub(crate) fn live_tables() -> impl Iterator<Item = &'static str> {
             let all = [$((<$config as SwitchFunction>::KEY, <$config as SwitchFunction>::LIVE)),*];

@@ -1,7 +1,7 @@
 //! Closing report of a function that also forwards frames: as tables for the terminal, as JSON for programs.
 
 use super::launch::ClosingReport;
-use crate::observe::{Port, queue_pairs};
+use crate::observe::{Port, Values, queue_pairs};
 use crate::output::{row, section};
 use core::net::IpAddr;
 use dataplane::{Outcome, Runtime};
@@ -45,6 +45,9 @@ pub(super) struct Report {
     /// Results of the function and of tunnels in front of it, by name
     #[serde(flatten)]
     sections: serde_json::Map<String, serde_json::Value>,
+    /// Counters of the ports' devices
+    #[serde(skip)]
+    devices: Vec<Values>,
     /// The same results as text
     #[serde(skip)]
     sections_text: String,
@@ -55,9 +58,8 @@ pub(super) struct PortRow {
     #[serde(flatten)]
     pub(super) port: Port,
     /// Received frames, by kind
-    pub(super) roce_frames: u64,
-    pub(super) other_frames: u64,
-    pub(super) malformed_frames: u64,
+    #[serde(flatten)]
+    pub(super) kinds: Values,
 }
 
 #[derive(Serialize)]
@@ -128,9 +130,7 @@ impl Report {
         let ports = Port::all(runtime.ports(), &outcome.devices, &outcome.workers).enumerate();
         let ports = ports.map(|(index, port)| PortRow {
             port,
-            roce_frames: sum(&|c| c.ports[index].roce.frames.get()),
-            other_frames: sum(&|c| c.ports[index].other.frames.get()),
-            malformed_frames: sum(&|c| c.ports[index].malformed.frames.get()),
+            kinds: Values::total(counters.iter().map(|counters| &counters.ports[index])),
         });
         let opcodes = (0..=255).filter_map(|value| {
             let frames = sum(&|c| c.opcodes[usize::from(value)].frames.get());
@@ -160,6 +160,7 @@ impl Report {
                 .enumerate()
                 .map(|(index, worker)| WorkerRow::new(index, worker))
                 .collect(),
+            devices: outcome.devices.iter().map(Values::of).collect(),
             sections: serde_json::Map::new(),
             sections_text: String::new(),
         }
@@ -182,11 +183,10 @@ impl ClosingReport for Report {
     fn text(&self) -> String {
         let mut text = String::new();
         let ports = self.ports.iter().map(|port| {
-            let PortRow { port, roce_frames, other_frames, malformed_frames } = port;
-            let Port { name, rx_frames, rx_bytes, tx_frames, tx_bytes, .. } = port;
-            let numbers =
-                [rx_frames, rx_bytes, roce_frames, other_frames, malformed_frames, tx_frames, tx_bytes];
-            row(&[name], &numbers.map(|&n| n))
+            let PortRow { port, kinds } = port;
+            let ((rx_frames, rx_bytes), (tx_frames, tx_bytes)) = (port.rx(), port.tx());
+            let numbers = [vec![rx_frames, rx_bytes], kinds.numbers(), vec![tx_frames, tx_bytes]].concat();
+            row(&[&port.name], &numbers)
         });
         section(
             &mut text,
@@ -239,17 +239,8 @@ impl ClosingReport for Report {
         for note in notes {
             _ = writeln!(text, "{note}");
         }
-        for PortRow { port, .. } in &self.ports {
-            for (count, what) in [
-                (port.missed, "frames were lost before a worker received them"),
-                (port.rx_errors, "frames were received with an error"),
-                (port.no_buffer, "times no packet buffer was free; raise `buffers`"),
-                (port.tx_errors, "frames could not be sent by the device"),
-            ] {
-                if count > 0 {
-                    _ = writeln!(text, "port {}: {count} {what}", port.name);
-                }
-            }
+        for (port, device) in self.ports.iter().zip(&self.devices) {
+            device.notes(&format!("port {}: ", port.port.name), &mut text);
         }
         for worker in &self.workers {
             _ = write!(text, "worker {}: {} frames", worker.worker, worker.rx_frames);
@@ -263,7 +254,7 @@ impl ClosingReport for Report {
         }
         let dropped: u64 = self.drops.iter().map(|r| r.frames).sum();
         let sum = |count: fn(&Port) -> u64| self.ports.iter().map(|row| count(&row.port)).sum::<u64>();
-        let (received, sent) = (sum(|port| port.rx_frames), sum(|port| port.tx_frames));
+        let (received, sent) = (sum(|port| port.rx().0), sum(|port| port.tx().0));
         _ = write!(text, "{received} frames in, {sent} out, {dropped} dropped, in {:.2} s", self.seconds);
         text
     }

@@ -2,6 +2,8 @@
 //! the first line is evaluated. The server runs in the process of the data plane, so its use of memory and
 //! threads is bounded, whatever clients send.
 
+#[cfg(test)]
+mod reference;
 mod text;
 
 use super::RequestSender;

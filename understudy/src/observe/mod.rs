@@ -12,6 +12,7 @@ mod metrics;
 mod snapshot;
 mod socket;
 mod trace;
+mod values;
 
 pub(crate) use client::{Client, ClientError, Target};
 pub(crate) use config::{ObserveConfig, read as read_config};
@@ -19,6 +20,7 @@ pub(crate) use snapshot::{
     FunctionMetrics, Instance, Latency, Port, Row, Snapshot, Table, busiest, queue_pairs,
 };
 pub(crate) use trace::{Line as TraceLine, Part, Request as TraceRequest, TraceError, TraceRecord};
+pub(crate) use values::{Values, headings};
 
 use crate::system::now;
 use core::net::IpAddr;

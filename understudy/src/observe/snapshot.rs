@@ -1,10 +1,12 @@
 //! Snapshot of a running instance: a tree of plain numbers, the same for `top`, scripts and Prometheus. The
-//! control thread builds it on request, from counters that workers maintain anyway.
+//! control thread builds it on request, from counters that workers maintain anyway. Names and help texts are
+//! those that the counters declare (`switch::metrics`).
 
 use super::QueuePair;
+use super::values::Values;
 use core::cmp::{Ordering, Reverse};
 use core::net::IpAddr;
-use dataplane::counters::{PortCounters, WorkerCounters};
+use dataplane::counters::WorkerCounters;
 use dataplane::{DeviceCounters, Live, PortInfo, Runtime};
 use rocev2::Qpn;
 use serde::{Deserialize, Serialize};
@@ -13,6 +15,8 @@ use std::path::Path;
 use std::sync::Arc;
 use switch::DropReason;
 use switch::forward::Counters as Forwarded;
+use switch::forward::counters::QpCounter;
+use switch::metrics::{Group, Kind, Metric, Metrics as _};
 
 /// Maximum number of rows of a table; the busiest are kept
 pub(crate) const ROWS: usize = 200;
@@ -45,21 +49,19 @@ pub(crate) struct Instance {
     pub(crate) pid: u32,
 }
 
-/// Counters of a port, summed over all workers.
+/// Counters of a port, summed over all workers, and of its device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Port {
     pub(crate) name: String,
     pub(crate) driver: String,
-    pub(crate) rx_frames: u64,
-    pub(crate) rx_bytes: u64,
-    pub(crate) tx_frames: u64,
-    pub(crate) tx_bytes: u64,
-    /// From here on: counted by the device itself
-    pub(crate) missed: u64,
-    pub(crate) rx_errors: u64,
-    pub(crate) no_buffer: u64,
-    pub(crate) tx_errors: u64,
+    #[serde(flatten)]
+    pub(crate) counts: Counts,
 }
+
+/// Values by the names that metrics have in the closing report.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Counts(serde_json::Map<String, serde_json::Value>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Dropped {
@@ -68,21 +70,12 @@ pub(crate) struct Dropped {
     pub(crate) frames: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(clippy::struct_field_names, reason = "named as in the closing report")]
+/// Counters of a worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Worker {
     pub(crate) worker: usize,
-    pub(crate) rx_frames: u64,
-    /// Iterations of its loop, those in which frames were received, and the TSC cycles of the latter
-    pub(crate) turns: u64,
-    pub(crate) busy_turns: u64,
-    pub(crate) busy_cycles: u64,
-    /// Frames that were neither forwarded nor dropped, by what became of them
-    pub(crate) consumed: u64,
-    pub(crate) punted: u64,
-    pub(crate) handed_off: u64,
-    /// Frames that the function created and sent
-    pub(crate) made: u64,
+    #[serde(flatten)]
+    pub(crate) counts: Counts,
 }
 
 /// Metrics of the function itself.
@@ -101,6 +94,9 @@ pub(crate) struct NamedValue {
     /// Words separated by underscores
     pub(crate) name: String,
     pub(crate) value: u64,
+    /// Description, which is not sent to `top`
+    #[serde(skip)]
+    pub(crate) help: &'static str,
 }
 
 /// Table of items of one kind: queue pairs, groups, links.
@@ -121,6 +117,9 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Row>,
     /// Number of items without a row
     pub(crate) more: usize,
+    /// Declaration of the table, which is not sent to `top`
+    #[serde(skip)]
+    pub(crate) group: Option<&'static Group>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -164,17 +163,7 @@ impl Snapshot {
                 .collect(),
             workers: (0..)
                 .zip(live.workers())
-                .map(|(worker, counters)| Worker {
-                    worker,
-                    rx_frames: counters.received(),
-                    turns: counters.turns.get(),
-                    busy_turns: counters.busy_turns.get(),
-                    busy_cycles: counters.busy_cycles.get(),
-                    consumed: counters.consumed.get(),
-                    punted: counters.punted.get(),
-                    handed_off: counters.handed_off.get(),
-                    made: counters.made.get(),
-                })
+                .map(|(worker, counters)| Worker { worker, counts: Values::of(&**counters).into() })
                 .collect(),
             metrics,
         }
@@ -189,22 +178,65 @@ impl Port {
         workers: &[Arc<WorkerCounters>],
     ) -> impl Iterator<Item = Self> {
         ports.zip(devices).enumerate().map(move |(index, (info, device))| {
-            let all = |count: &dyn Fn(&PortCounters) -> u64| {
-                workers.iter().map(|worker| count(&worker.ports[index])).sum::<u64>()
-            };
+            let forwarded = Values::total(workers.iter().map(|worker| &worker.ports[index]));
             Self {
                 name: info.name.clone(),
                 driver: info.driver.clone(),
-                rx_frames: all(&|port| port.rx.frames.get()),
-                rx_bytes: all(&|port| port.rx.bytes.get()),
-                tx_frames: all(&|port| port.tx.frames.get()),
-                tx_bytes: all(&|port| port.tx.bytes.get()),
-                missed: device.missed,
-                rx_errors: device.rx_errors,
-                no_buffer: device.no_buffer,
-                tx_errors: device.tx_errors,
+                counts: forwarded.and(Values::of(device)).into(),
             }
         })
+    }
+}
+
+impl Counts {
+    /// Returns the value with this name; zero if an instance of another version does not have it.
+    pub(crate) fn get(&self, name: &str) -> u64 {
+        self.0.get(name).and_then(serde_json::Value::as_u64).unwrap_or(0)
+    }
+}
+
+impl From<Values> for Counts {
+    fn from(values: Values) -> Self {
+        Self(values.reported().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+}
+
+/// Counters from which `top` and the closing report compute
+impl Port {
+    pub(crate) fn rx(&self) -> (u64, u64) {
+        (self.counts.get("rx_frames"), self.counts.get("rx_bytes"))
+    }
+
+    pub(crate) fn tx(&self) -> (u64, u64) {
+        (self.counts.get("tx_frames"), self.counts.get("tx_bytes"))
+    }
+
+    /// Returns the count of frames lost because they were not received in time, or for lack of a buffer.
+    pub(crate) fn missed(&self) -> u64 {
+        self.counts.get("missed") + self.counts.get("no_buffer")
+    }
+
+    /// Returns the count of frames received with an error or not sent by the device.
+    pub(crate) fn errors(&self) -> u64 {
+        self.counts.get("rx_errors") + self.counts.get("tx_errors")
+    }
+}
+
+impl Worker {
+    pub(crate) fn rx_frames(&self) -> u64 {
+        self.counts.get("rx_frames")
+    }
+
+    pub(crate) fn turns(&self) -> u64 {
+        self.counts.get("turns")
+    }
+
+    pub(crate) fn busy_turns(&self) -> u64 {
+        self.counts.get("busy_turns")
+    }
+
+    pub(crate) fn busy_cycles(&self) -> u64 {
+        self.counts.get("busy_cycles")
     }
 }
 
@@ -222,16 +254,31 @@ impl Instance {
 }
 
 impl FunctionMetrics {
-    /// Adds counters.
-    pub(crate) fn counters(mut self, counters: impl IntoIterator<Item = (impl Into<String>, u64)>) -> Self {
-        self.counters.extend(named(counters));
+    /// Adds values of declared metrics.
+    pub(crate) fn values(mut self, values: &Values) -> Self {
+        for (metric, name, value) in values.observed() {
+            self.push(metric, name, value);
+        }
         self
     }
 
-    /// Adds gauges.
-    pub(crate) fn gauges(mut self, gauges: impl IntoIterator<Item = (impl Into<String>, u64)>) -> Self {
-        self.gauges.extend(named(gauges));
+    /// Adds a metric, if it has a value.
+    pub(crate) fn value(mut self, metric: &'static Metric, value: Option<u64>) -> Self {
+        if let (Some(name), Some(value)) = (metric.observed, value) {
+            self.push(metric, name, value);
+        }
         self
+    }
+
+    /// Adds the counters of reasons that have occurred.
+    pub(crate) fn reasons(self, reasons: impl IntoIterator<Item = (&'static Metric, u64)>) -> Self {
+        let occurred = reasons.into_iter().filter(|(_, count)| *count > 0);
+        occurred.fold(self, |all, (metric, count)| all.value(metric, Some(count)))
+    }
+
+    fn push(&mut self, metric: &Metric, name: &str, value: u64) {
+        let values = if metric.kind == Kind::Counter { &mut self.counters } else { &mut self.gauges };
+        values.push(NamedValue { name: name.into(), value, help: metric.help });
     }
 
     /// Adds a table, if it has rows.
@@ -253,9 +300,6 @@ impl FunctionMetrics {
     /// Returns the counters of all workers, for any function that counts frames as forwarding does.
     pub(crate) fn forwarded(counters: &[Arc<Forwarded>]) -> Self {
         let sum = |count: &dyn Fn(&Forwarded) -> u64| counters.iter().map(|c| count(c)).sum::<u64>();
-        let ports = |count: &dyn Fn(&switch::forward::counters::RxCounters) -> u64| {
-            sum(&|c| c.ports.iter().map(count).sum())
-        };
         let opcodes = (0..=255u8).filter_map(|value| {
             let frames = sum(&|c| c.opcodes[usize::from(value)].frames.get());
             let bytes = sum(&|c| c.opcodes[usize::from(value)].bytes.get());
@@ -266,61 +310,42 @@ impl FunctionMetrics {
             (frames > 0).then(|| Row::new([fault.name(), &fault.to_string()], [frames]))
         });
         Self::default()
-            .counters([
-                ("roce_frames", ports(&|seen| seen.roce.frames.get())),
-                ("other_frames", ports(&|seen| seen.other.frames.get())),
-                ("malformed_frames", ports(&|seen| seen.malformed.frames.get())),
-            ])
+            .values(&Values::total(counters.iter().flat_map(|counters| &counters.ports)))
             .table(Table::queue_pairs(counters))
-            .table(Table::new("opcode", &["opcode"], 1, &["frames", "bytes"], opcodes))
-            .table(Table::new("malformed", &["reason", "meaning"], 1, &["frames"], faults))
+            .table(Table::of(&Forwarded::OPCODES, opcodes))
+            .table(Table::of(&Forwarded::FAULTS, faults))
     }
-}
-
-fn named(numbers: impl IntoIterator<Item = (impl Into<String>, u64)>) -> impl Iterator<Item = NamedValue> {
-    numbers.into_iter().map(|(name, value)| NamedValue { name: name.into(), value })
 }
 
 impl Table {
     /// Returns a table of the busiest of `rows`.
-    pub(crate) fn new(
-        name: &str,
-        columns: &[&str],
-        keys: usize,
-        counts: &[&str],
-        rows: impl IntoIterator<Item = Row>,
-    ) -> Self {
+    pub(crate) fn of(group: &'static Group, rows: impl IntoIterator<Item = Row>) -> Self {
         let order = |a: &Row, b: &Row| b.counts.cmp(&a.counts).then_with(|| a.cells.cmp(&b.cells));
-        Self::of_busiest(name, columns, keys, counts, busiest(rows, order), |row| row)
+        Self::of_busiest(group, busiest(rows, order), |row| row)
     }
 
     /// Returns a table of `things`, of which [`busiest`] omitted `more`. Rows are built only for those that
     /// are shown.
     pub(crate) fn of_busiest<T>(
-        name: &str,
-        columns: &[&str],
-        keys: usize,
-        counts: &[&str],
+        group: &'static Group,
         (things, more): (Vec<T>, usize),
         row: impl Fn(T) -> Row,
     ) -> Self {
-        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
-        let rows = things.into_iter().map(row).collect();
+        let names = |counter: bool| {
+            let metrics = group.metrics().filter(move |metric| (metric.kind == Kind::Counter) == counter);
+            metrics.filter_map(|metric| metric.observed).map(Into::into)
+        };
+        let words = group.keys.iter().chain(group.properties).map(|&word| word.into());
         Self {
-            name: name.into(),
-            columns: words(columns),
-            keys,
-            gauges: 0,
-            counts: words(counts),
-            rows,
+            name: group.item.into(),
+            columns: words.chain(names(false)).collect(),
+            keys: group.keys.len(),
+            gauges: names(false).count(),
+            counts: names(true).collect(),
+            rows: things.into_iter().map(row).collect(),
             more,
+            group: Some(group),
         }
-    }
-
-    /// Declares the last `gauges` columns to be numbers that may fall.
-    pub(crate) const fn with_gauges(mut self, gauges: usize) -> Self {
-        self.gauges = gauges;
-        self
     }
 
     /// Returns the table of packets by destination queue pair.
@@ -333,7 +358,7 @@ impl Table {
             ..Row::new([host.to_string(), format!("{:#x}", qpn.get())], [frames, bytes])
         };
         let busiest = busiest(all, |a, b| order(a).cmp(&order(b)));
-        Self::of_busiest("queue_pair", &["host", "qpn"], 2, &["frames", "bytes"], busiest, row)
+        Self::of_busiest(&QpCounter::GROUP, busiest, row)
     }
 }
 
@@ -387,6 +412,17 @@ pub(crate) fn busiest<T>(
 }
 
 impl Row {
+    /// Returns a row of a table of these metrics: gauges follow the cells.
+    pub(crate) fn of(cells: impl IntoIterator<Item = impl Into<String>>, values: &Values) -> Self {
+        let of_kind = |counter: bool| {
+            let observed =
+                values.observed().filter(move |(metric, ..)| (metric.kind == Kind::Counter) == counter);
+            observed.map(|(.., value)| value)
+        };
+        let gauges = of_kind(false).map(|value| value.to_string());
+        Self::new(cells.into_iter().map(Into::into).chain(gauges), of_kind(true))
+    }
+
     pub(crate) fn new(
         cells: impl IntoIterator<Item = impl Into<String>>,
         counts: impl IntoIterator<Item = u64>,
@@ -420,6 +456,13 @@ mod tests {
     use super::*;
     use core::cell::Cell;
 
+    const GROUP: Group = Group {
+        item: "t",
+        keys: &["n"],
+        properties: &[],
+        fields: &[&[Metric::new(Kind::Counter, "c", "times", "Count")]],
+    };
+
     #[test]
     fn only_the_busiest_items_become_rows() {
         for all in [0, 1, ROWS, ROWS + 1, 2 * ROWS, 2 * ROWS + 1, 65_536] {
@@ -427,7 +470,7 @@ mod tests {
             let count = |n: usize| (n * 40_503 % 65_536) as u64 / 3;
             let made = Cell::new(0);
             let order = |a: &usize, b: &usize| count(*b).cmp(&count(*a)).then_with(|| a.cmp(b));
-            let table = Table::of_busiest("t", &["n"], 1, &["c"], busiest(0..all, order), |n| {
+            let table = Table::of_busiest(&GROUP, busiest(0..all, order), |n| {
                 made.set(made.get() + 1);
                 Row::new([n.to_string()], [count(n)])
             });
@@ -441,9 +484,26 @@ mod tests {
     }
 
     #[test]
+    fn computed_columns_read_declared_counters() {
+        let forwarded = dataplane::counters::PortCounters::default();
+        forwarded.rx.count(64);
+        forwarded.tx.count_many(2, 200);
+        let device =
+            DeviceCounters { missed: 1, no_buffer: 2, rx_errors: 3, tx_errors: 4, ..Default::default() };
+        let counts = Values::of(&forwarded).and(Values::of(&device)).into();
+        let port = Port { counts, ..Port::default() };
+        assert_eq!((port.rx(), port.tx(), port.missed(), port.errors()), ((1, 64), (2, 200), 3, 7));
+        let declared: Vec<_> = WorkerCounters::GROUP.metrics().filter_map(|metric| metric.reported).collect();
+        let counts = Counts(declared.iter().map(|&name| (name.into(), 1.into())).collect());
+        let worker = Worker { worker: 0, counts };
+        let read = [worker.rx_frames(), worker.turns(), worker.busy_turns(), worker.busy_cycles()];
+        assert_eq!(read, [1; 4], "{declared:?}");
+    }
+
+    #[test]
     fn a_table_has_the_busiest_rows_and_the_number_of_the_rest() {
         let rows = (0..1_000_u64).map(|n| Row::new([format!("{n:04}")], [n / 2]));
-        let table = Table::new("t", &["n"], 1, &["c"], rows);
+        let table = Table::of(&GROUP, rows);
         assert_eq!((table.rows.len(), table.more), (ROWS, 1_000 - ROWS));
         let first: Vec<_> = table.rows.iter().take(3).map(|row| (&*row.cells[0], row.counts[0])).collect();
         assert_eq!(first, [("0998", 499), ("0999", 499), ("0996", 498)]);

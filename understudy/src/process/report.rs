@@ -1,6 +1,7 @@
 //! Report of a 1Pipe process.
 
 use super::{Counts, FAILURES, Position};
+use crate::observe::Values;
 use onepipe_host::{Endpoint, Failure, ProcessId, Refusal, Timestamp};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -86,25 +87,7 @@ impl ReceiveStats {
 
 /// Returns the counters that are not zero.
 fn counters(endpoint: &Endpoint) -> Counts {
-    let c = endpoint.counters();
-    let all = [
-        ("sent", &c.sent),
-        ("acknowledged", &c.acknowledged),
-        ("delivered", &c.delivered),
-        ("packets_sent", &c.packets_sent),
-        ("packets_taken", &c.packets_taken),
-        ("marked", &c.marked),
-        ("acks_sent", &c.acks_sent),
-        ("acks_taken", &c.acks_taken),
-        ("naks_sent", &c.naks_sent),
-        ("naks_taken", &c.naks_taken),
-        ("naks_lost", &c.naks_lost),
-        ("beacons_sent", &c.beacons_sent),
-        ("beacons_taken", &c.beacons_taken),
-        ("restarts", &c.restarts),
-        ("clamped", &c.clamped),
-    ];
-    all.into_iter().map(|(name, counter)| (name, counter.get())).filter(|(_, count)| *count > 0).collect()
+    Values::of(endpoint.counters()).nonzero().collect()
 }
 
 /// Returns the counts of refused packets, by reason, that are not zero.

@@ -5,27 +5,9 @@ use super::sweep::Summary;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use core::fmt::Display;
 use serde_json::{Value, json};
-use sim::{LinkCounters, NicCounters};
+use sim::NicCounters;
+use switch::metrics::Metrics as _;
 use workloads::scenario::{Outcome, to_toml};
-
-/// Returns the names and values of a link's counters, in the order in which a frame passes them.
-fn link_counters(counters: &LinkCounters) -> [(&'static str, u64); 13] {
-    [
-        ("offered", counters.offered),
-        ("too_long", counters.too_long),
-        ("queue_full", counters.queue_full),
-        ("sent", counters.sent),
-        ("lost", counters.lost),
-        ("cut", counters.cut),
-        ("duplicated", counters.duplicated),
-        ("reordered", counters.reordered),
-        ("corrupted", counters.corrupted),
-        ("marked", counters.marked),
-        ("unheard", counters.undelivered),
-        ("arrived", counters.arrived),
-        ("arrived_bytes", counters.arrived_bytes),
-    ]
-}
 
 fn nic_counters(counters: &NicCounters) -> [(&'static str, u64); 16] {
     [
@@ -76,7 +58,7 @@ fn link_rows(outcome: &Outcome) -> Vec<(String, Vec<(&'static str, u64)>)> {
         let [a, b] = &link.ends;
         [(format!("{a} > {b}"), link.counters[0]), (format!("{b} > {a}"), link.counters[1])]
     });
-    rows.map(|(name, counters)| (name, link_counters(&counters).to_vec())).collect()
+    rows.map(|(name, counters)| (name, counters.reported().collect())).collect()
 }
 
 pub(super) fn one_text(outcome: &Outcome) -> String {
@@ -169,7 +151,7 @@ pub(super) fn one_json(outcome: &Outcome, failure: Option<&Failure>) -> String {
             [(a, b, link.counters[0]), (b, a, link.counters[1])]
         })
         .map(|(from, to, counters)| {
-            let mut row = object(&link_counters(&counters));
+            let mut row = object(&counters.reported().collect::<Vec<_>>());
             row["from"] = json!(from);
             row["to"] = json!(to);
             row

@@ -91,27 +91,27 @@ fn view(before: &Snapshot, now: &Snapshot) -> View {
     };
     let ports = before.ports.iter().zip(&now.ports).map(|(before, now)| PortView {
         name: now.name.clone(),
-        rx_frames: rate(before.rx_frames, now.rx_frames),
-        rx_bits: rate(before.rx_bytes, now.rx_bytes) * 8.0,
-        tx_frames: rate(before.tx_frames, now.tx_frames),
-        tx_bits: rate(before.tx_bytes, now.tx_bytes) * 8.0,
-        missed: now.missed + now.no_buffer,
-        errors: now.rx_errors + now.tx_errors,
+        rx_frames: rate(before.rx().0, now.rx().0),
+        rx_bits: rate(before.rx().1, now.rx().1) * 8.0,
+        tx_frames: rate(before.tx().0, now.tx().0),
+        tx_bits: rate(before.tx().1, now.tx().1) * 8.0,
+        missed: now.missed(),
+        errors: now.errors(),
     });
     let hz = now.tsc_hz as f64;
     let workers = before.workers.iter().zip(&now.workers).map(|(before, now)| {
         let part = |a: u64, b: u64| (b > 0).then(|| a as f64 / b as f64);
-        let frames = now.rx_frames.saturating_sub(before.rx_frames);
-        let cycles = now.busy_cycles.saturating_sub(before.busy_cycles);
-        let busy_turns = now.busy_turns.saturating_sub(before.busy_turns);
-        let turns = now.turns.saturating_sub(before.turns);
+        let frames = now.rx_frames().saturating_sub(before.rx_frames());
+        let cycles = now.busy_cycles().saturating_sub(before.busy_cycles());
+        let busy_turns = now.busy_turns().saturating_sub(before.busy_turns());
+        let turns = now.turns().saturating_sub(before.turns());
         WorkerView {
             worker: now.worker,
-            rx_frames: rate(before.rx_frames, now.rx_frames),
+            rx_frames: rate(before.rx_frames(), now.rx_frames()),
             cycles_per_frame: part(cycles, frames),
             ns_per_frame: part(cycles, frames).map(|cycles| cycles * 1e9 / hz),
             frames_per_turn: part(frames, busy_turns),
-            busy: (rate(before.busy_cycles, now.busy_cycles) / hz).min(1.0),
+            busy: (rate(before.busy_cycles(), now.busy_cycles()) / hz).min(1.0),
             empty_turns: part(turns.saturating_sub(busy_turns), turns).unwrap_or(0.0),
         }
     });

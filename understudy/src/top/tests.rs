@@ -9,6 +9,22 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
 use serde_json::json;
+use switch::forward::counters::QpCounter;
+use switch::metrics::{Group, Kind, Metric, Metrics as _};
+
+/// Items without counters
+const LINKS: Group = Group { item: "link", keys: &["link"], properties: &[], fields: &[] };
+/// Items with counters and long properties
+const GROUPS: Group = Group {
+    item: "group",
+    keys: &["group", "leader"],
+    properties: &["replicas", "state"],
+    fields: &[&[
+        Metric::new(Kind::Counter, "requests", "packets", "Requests"),
+        Metric::new(Kind::Counter, "request_bytes", "bytes", "Their length"),
+        Metric::new(Kind::Counter, "responses", "packets", "Responses"),
+    ]],
+};
 
 /// Returns a snapshot after `uptime_s` at a steady pace: a million frames per second, with drops and three
 /// queue pairs.
@@ -47,7 +63,7 @@ fn snapshot(uptime_s: f64) -> Snapshot {
     // The slowest queue pair has the most bytes.
     let [a, b, mut c] = rows;
     c.counts[1] = so_far(1_000_000_000);
-    let table = Table::new("queue_pair", &["host", "qpn"], 2, &["frames", "bytes"], [a, b, c]);
+    let table = Table::of(&QpCounter::GROUP, [a, b, c]);
     let mut times = hdrhistogram::Histogram::<u64>::new(3).unwrap();
     times.record_n(1_500, 99).unwrap();
     times.record(2_500_000).unwrap();
@@ -166,7 +182,7 @@ fn the_screen_can_have_any_size() {
     let mut many = snapshot(64.0);
     let one = many.ports[0].clone();
     many.ports = (0..64).map(|n| crate::observe::Port { name: format!("port-{n}"), ..one.clone() }).collect();
-    many.metrics = many.metrics.table(Table::new("link", &["link"], 1, &[], [Row::new(["only words"], [])]));
+    many.metrics = many.metrics.table(Table::of(&LINKS, [Row::new(["only words"], [])]));
     full.update(Ok(many.clone()));
     many.uptime_s += 1.0;
     full.update(Ok(many));
@@ -231,9 +247,7 @@ fn key_columns_remain_on_a_narrow_screen() {
         let mut seen = snapshot(uptime_s);
         let replicas = (2..=9).map(|n| format!("10.0.0.{n}")).collect::<Vec<_>>().join(" ");
         let row = Row::new(["3", "10.0.0.1", &replicas, "open"], [uptime_s as u64 * 1000, 5_000_000, 7]);
-        let columns = ["group", "leader", "replicas", "state"];
-        let counts = ["requests", "request_bytes", "responses"];
-        seen.metrics = seen.metrics.first(Table::new("group", &columns, 2, &counts, [row]));
+        seen.metrics = seen.metrics.first(Table::of(&GROUPS, [row]));
         app.update(Ok(seen));
     }
     let narrow = screen(&app, 80, 24);

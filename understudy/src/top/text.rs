@@ -18,9 +18,8 @@ pub(super) fn of(snapshot: &Snapshot) -> String {
         clock(snapshot.uptime_s)
     );
     let ports = snapshot.ports.iter().map(|port| {
-        let errors = port.rx_errors + port.tx_errors;
-        let missed = port.missed + port.no_buffer;
-        row(&[&port.name], &[port.rx_frames, port.rx_bytes, port.tx_frames, port.tx_bytes, missed, errors])
+        let ((rx_frames, rx_bytes), (tx_frames, tx_bytes)) = (port.rx(), port.tx());
+        row(&[&port.name], &[rx_frames, rx_bytes, tx_frames, tx_bytes, port.missed(), port.errors()])
     });
     let heads = ["port", "rx frames", "rx bytes", "tx frames", "tx bytes", "missed", "errors"];
     section(&mut text, "Ports", &heads, 1, ports);
@@ -28,11 +27,11 @@ pub(super) fn of(snapshot: &Snapshot) -> String {
         let part = |a: u64, b: u64| if b > 0 { format!("{:.1}", a as f64 / b as f64) } else { "-".into() };
         let words = [
             worker.worker.to_string(),
-            part(worker.busy_cycles, worker.rx_frames),
-            part(worker.rx_frames, worker.busy_turns),
+            part(worker.busy_cycles(), worker.rx_frames()),
+            part(worker.rx_frames(), worker.busy_turns()),
         ];
         let words: Vec<_> = words.iter().map(String::as_str).collect();
-        row(&words, &[worker.rx_frames, worker.turns, worker.busy_turns])
+        row(&words, &[worker.rx_frames(), worker.turns(), worker.busy_turns()])
     });
     let heads = ["worker", "cycles/frame", "frames/turn", "rx frames", "turns", "busy turns"];
     section(&mut text, "Workers", &heads, 3, workers);

@@ -8,6 +8,7 @@ use sim::{Controlled, Costs, EPOCH, Fault, Link, Queues};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
+use switch::metrics::Metrics as _;
 use switch::{Nanos, Probability, Rng};
 use swordbox::steering::{ListsConfig, Structure};
 use swordbox::{Control, Layers, WordTable};
@@ -327,7 +328,7 @@ impl Net {
     /// Returns a violation together with the seed's draws, and the counters and the state of the Swordbox.
     fn describe(&self, wrong: &str, drawn: &Drawn) -> String {
         let function = &self.switch().switch.function;
-        let counters: Vec<_> = function.counters().all().filter(|(_, count)| *count > 0).collect();
+        let counters: Vec<_> = function.counters().reported().filter(|(_, count)| *count > 0).collect();
         format!("{wrong}\n{drawn:?}\n{counters:?}\n{function:?}")
     }
 

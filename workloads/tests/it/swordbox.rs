@@ -13,6 +13,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
+use switch::metrics::Metrics as _;
 use switch::{Nanos, Probability, Rng};
 use swordbox::{
     Config, Connection, Control, FailedCas, Journal, Layers, Server, SwitchOwnedQps, Swordbox, WordTable,
@@ -152,13 +153,13 @@ fn run(seed: u64, layers: Layers) -> Vec<(&'static str, u64)> {
     let switch = rack.world.node::<Controlled<Control>>(rack.switch);
     let counters = switch.switch.function.counters();
     if !rack.shared.is_done() && !rack.shared.is_wrong() {
-        let all: Vec<_> = counters.all().collect();
+        let all: Vec<_> = counters.reported().collect();
         let wrong = verbs::check(&rack.world, &rack.hosts);
         panic!("seed {seed}: not done: {wrong:?} {all:?} {:?}", switch.switch.function);
     }
     let wrong = verbs::check(&rack.world, &rack.hosts);
     assert_eq!(wrong, None, "seed {seed}");
-    counters.all().collect()
+    counters.reported().collect()
 }
 
 /// Captures each link to a file, if the environment variable PCAP names a folder.
@@ -435,7 +436,7 @@ fn bad_wires(part: u64) {
         if let Err(wrong) = net.run(Nanos::from_secs(100)) {
             let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
             let function = &switch.switch.function;
-            let counters: Vec<_> = function.counters().all().filter(|(_, count)| *count > 0).collect();
+            let counters: Vec<_> = function.counters().reported().filter(|(_, count)| *count > 0).collect();
             panic!("seed {seed}: {wrong}\n{config:?}\n{counters:?}\n{function:?}");
         }
         counter_totals.add(&counters(&net));
@@ -443,7 +444,7 @@ fn bad_wires(part: u64) {
         let totals = net.totals();
         assert_eq!((totals.broken, totals.unknown), (0, 0), "seed {seed}");
         if totals.longest_wait > LONGEST_WAIT {
-            let counted: Vec<_> = counters(&net).all().filter(|(_, count)| *count > 0).collect();
+            let counted: Vec<_> = counters(&net).reported().filter(|(_, count)| *count > 0).collect();
             panic!("seed {seed}: {:?}, {config:?}\n{counted:?}", totals.longest_wait);
         }
         all.add(&totals);
@@ -485,7 +486,7 @@ fn crashes(part: u64) {
         if let Err(wrong) = net.run(Nanos::from_secs(100)) {
             let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
             let function = &switch.switch.function;
-            let counters: Vec<_> = function.counters().all().filter(|(_, count)| *count > 0).collect();
+            let counters: Vec<_> = function.counters().reported().filter(|(_, count)| *count > 0).collect();
             panic!("seed {seed}: {wrong}\n{config:?}\n{counters:?}\n{function:?}");
         }
         all.add(&net.totals());

@@ -25,6 +25,7 @@ use p4ce::Secret;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::Nanos;
+use switch::metrics::{Group, Metrics as _};
 
 /// Retransmissions before the NIC reports an error
 const RETRY_COUNT: u8 = 6;
@@ -82,6 +83,7 @@ impl ConsensusConfig {
 
 impl SwitchFunction for ConsensusConfig {
     const KEY: &'static str = "consensus";
+    const METRICS: &'static [Group] = &[rnic::Counters::GROUP, ReplicaStatus::GROUP];
     const LIVE: bool = true;
 
     /// Returns `None`: a server needs the host of `[nic]`.

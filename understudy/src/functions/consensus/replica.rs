@@ -54,29 +54,45 @@ impl AppState {
     }
 }
 
-/// State of a server as other threads see it.
-#[derive(Clone, Debug)]
-pub(crate) struct ReplicaStatus {
-    pub(crate) standing: Membership,
-    /// What the server waits for while it is not a member
-    pub(crate) waits_for: Option<WaitReason>,
-    /// Connection requests that were refused because they do not come from a server of the group
-    pub(crate) refused: u64,
-    pub(crate) leader: Option<u8>,
-    /// Replication path, while the server leads
-    pub(crate) path: Option<ReplicationPath>,
-    pub(crate) state: AppState,
-    /// Values applied one by one, without those that came in a snapshot
-    pub(crate) applied: u64,
-    /// Earlier states, one per [`CHECKPOINT_INTERVAL`] values
-    pub(crate) checkpoints: VecDeque<AppState>,
-    /// Longest time without a decision since the reader last reset this field
-    pub(crate) pause: Nanos,
-    pub(crate) direct: PathStats,
-    pub(crate) switch: PathStats,
-    pub(crate) counters: Counters,
-    /// Reason why the server cannot continue
-    pub(crate) error: Option<String>,
+switch::metrics! {
+    /// State of a server as other threads see it.
+    #[derive(Clone, Debug)]
+    pub(crate) struct ReplicaStatus {
+        pub(crate) standing: Membership,
+        /// What the server waits for while it is not a member
+        pub(crate) waits_for: Option<WaitReason>,
+        /// Connection requests that were refused because they do not come from a server of the group
+        pub(crate) refused: u64 [requests as requests_refused],
+        pub(crate) leader: Option<u8>,
+        /// Replication path, while the server leads
+        pub(crate) path: Option<ReplicationPath>,
+        pub(crate) state: AppState,
+        /// Values applied one by one, without those that came in a snapshot
+        pub(crate) applied: u64 [values],
+        /// Earlier states, one per [`CHECKPOINT_INTERVAL`] values
+        pub(crate) checkpoints: VecDeque<AppState>,
+        /// Longest time without a decision since the reader last reset this field
+        pub(crate) pause: Nanos,
+        pub(crate) direct: PathStats,
+        pub(crate) switch: PathStats,
+        pub(crate) counters: Counters,
+        /// Reason why the server cannot continue
+        pub(crate) error: Option<String>,
+    }
+    also {
+        /// Entries that are decided and applied at this server
+        Counter decided [entries] = |status: &Self| status.state.count,
+        /// Values that this server proposed as the leader without the switch and that were decided
+        Counter proposed_direct [values] = |status: &Self| status.direct.decided,
+        /// Values that this server proposed as the leader through the switch and that were decided
+        Counter proposed_through_switch [values] = |status: &Self| status.switch.decided,
+        /// Whether the server leads without the switch: 0 or 1
+        Gauge leads_direct [servers] = |status: &Self| u64::from(status.path == Some(ReplicationPath::Direct)),
+        /// Whether the server leads through the switch: 0 or 1
+        Gauge leads_through_switch [servers] = |status: &Self| {
+            u64::from(status.path == Some(ReplicationPath::Switch))
+        },
+    }
 }
 
 impl ReplicaStatus {

@@ -1,9 +1,9 @@
 //! Control plane of a server of a replicated service: its live output and its closing report.
 
 use super::{ConsensusConfig, PathStats, Replica, ReplicaStatus, ReplicationPath};
-use crate::functions::host::{counters, counters_line};
+use crate::functions::host::counters_line;
 use crate::functions::launch::{ClosingReport, Launch};
-use crate::observe::{FunctionMetrics, Latency as ObservedLatency};
+use crate::observe::{FunctionMetrics, Latency as ObservedLatency, Values};
 use crate::system::{now, random_u64};
 use consensus::{Membership, WaitReason};
 use core::fmt::Write as _;
@@ -11,6 +11,7 @@ use core::time::Duration;
 use dataplane::{ControlHandler, ControlOutput, Live, Mbuf};
 use rnic::{HostFunction, Rnic};
 use serde::Serialize;
+use serde_json::json;
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -276,20 +277,7 @@ pub(super) fn run(
 
 /// Returns the server's metrics for observation.
 fn metrics_of(status: &ReplicaStatus) -> FunctionMetrics {
-    let leads = |path| u64::from(status.path == Some(path));
-    let base = FunctionMetrics::default()
-        .counters(counters(&status.counters))
-        .counters([
-            ("decided", status.state.count),
-            ("applied", status.applied),
-            ("requests_refused", status.refused),
-            ("proposed_direct", status.direct.decided),
-            ("proposed_through_switch", status.switch.decided),
-        ])
-        .gauges([
-            ("leads_direct", leads(ReplicationPath::Direct)),
-            ("leads_through_switch", leads(ReplicationPath::Switch)),
-        ]);
+    let base = FunctionMetrics::default().values(&Values::of(&status.counters)).values(&Values::of(status));
     let latencies =
         [("decided through the switch", &status.switch), ("decided without a switch", &status.direct)];
     let latencies =
@@ -304,13 +292,9 @@ impl ClosingReport for Report {
     }
 
     fn json(&self) -> String {
-        let nic: serde_json::Map<_, _> = counters(&self.status.counters)
-            .into_iter()
-            .map(|(name, value)| (name.to_owned(), value.into()))
-            .collect();
         let line = serde_json::to_value(&self.line);
         let mut value = line.expect("fields with names are an object");
-        value["nic"] = nic.into();
+        value["nic"] = json!(Values::of(&self.status.counters));
         value["error"] = self.status.error.clone().into();
         value.to_string()
     }
@@ -339,6 +323,6 @@ impl ClosingReport for Report {
             // Writing to a string does not fail.
             _ = writeln!(text, "The server cannot continue: {error}");
         }
-        text + &counters_line(counters(&self.status.counters), *time_s)
+        text + &counters_line(&Values::of(&self.status.counters), *time_s)
     }
 }

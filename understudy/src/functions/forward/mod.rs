@@ -12,9 +12,12 @@ use miette::Report;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::forward::Config;
+use switch::forward::counters::RxCounters;
+use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for Config {
     const KEY: &'static str = "forward";
+    const METRICS: &'static [Group] = &[RxCounters::GROUP];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::forwarding(table, ports)

@@ -20,16 +20,18 @@ pub(crate) enum Event {
     Done,
 }
 
-/// State of a host as other threads see it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct HostStatus {
-    pub(crate) counters: rnic::Counters,
-    /// Messages of the communication manager and frames of neighbour discovery dropped because their queue
-    /// was full
-    pub(crate) control_dropped: u64,
-    /// TCP segments dropped because a queue was full or too many peers had connections
-    pub(crate) tcp_dropped: u64,
-    pub(crate) services: Vec<ServiceRow>,
+switch::metrics! {
+    /// State of a host as other threads see it.
+    #[derive(Clone, Debug, Default)]
+    pub(crate) struct HostStatus {
+        pub(crate) counters: rnic::Counters,
+        /// Messages of the communication manager and frames of neighbour discovery dropped because their queue
+        /// was full
+        pub(crate) control_dropped: u64 [frames],
+        /// TCP segments dropped because a queue was full or too many peers had connections
+        pub(crate) tcp_dropped: u64 [segments],
+        pub(crate) services: Vec<ServiceRow>,
+    }
 }
 
 /// A host on a port.

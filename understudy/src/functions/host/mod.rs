@@ -16,7 +16,7 @@ mod ucmatose;
 pub(crate) use config::read_ack;
 pub(crate) use function::{Event, Host, HostStatus};
 pub(crate) use perftest::{PerftestConfig, Test};
-pub(in crate::functions) use run::{counters, counters_line};
+pub(in crate::functions) use run::counters_line;
 pub(crate) use service::{Client, Kind, ServiceConfig, ServiceRow};
 pub(crate) use tcp::MAX_ADDRESSES;
 
@@ -29,6 +29,7 @@ use rnic::{AckPolicy, PathMtu};
 use rocev2::ethernet::MacAddr;
 use settings::port::Ports;
 use settings::tree::Table;
+use switch::metrics::{Group, Metrics as _};
 
 /// Configuration of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +77,7 @@ impl HostConfig {
 
 impl SwitchFunction for HostConfig {
     const KEY: &'static str = "nic";
+    const METRICS: &'static [Group] = &[rnic::Counters::GROUP, HostStatus::GROUP, ServiceRow::GROUP];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::read(table, ports)

@@ -2,13 +2,14 @@
 
 use super::{Event, Host, HostConfig, HostStatus, ServiceRow};
 use crate::functions::launch::{ClosingReport, Launch};
-use crate::observe::{FunctionMetrics, Row, Table};
+use crate::observe::{FunctionMetrics, Row, Table, Values, headings};
 use comfy_table::{Cell, CellAlignment, presets};
 use core::fmt::Write as _;
 use dataplane::{ControlHandler, ControlOutput, Live, Mbuf};
 use serde_json::json;
 use std::process::ExitCode;
 use switch::PortId;
+use switch::metrics::Metrics as _;
 
 /// Ends the run when all clients are done.
 #[derive(Default)]
@@ -47,18 +48,9 @@ pub(super) fn run(config: &HostConfig, launch: Launch<'_, HostConfig>) -> Result
 
 /// Returns the host's metrics for observation.
 fn metrics_of(status: &HostStatus) -> FunctionMetrics {
-    let services = status.services.iter().map(|row| {
-        let counts = [row.connections, row.finished, row.failed, row.refused, row.operations, row.bytes];
-        Row::new([row.service, &row.port.to_string()], counts)
-    });
-    let counts = ["connections", "finished", "failed", "refused", "operations", "bytes"];
-    FunctionMetrics::default().counters(counters_of(status)).table(Table::new(
-        "service",
-        &["service", "port"],
-        2,
-        &counts,
-        services,
-    ))
+    let services =
+        status.services.iter().map(|row| Row::of([row.service, &row.port.to_string()], &Values::of(row)));
+    FunctionMetrics::default().values(&counters_of(status)).table(Table::of(&ServiceRow::GROUP, services))
 }
 
 impl ClosingReport for Report {
@@ -69,21 +61,19 @@ impl ClosingReport for Report {
     }
 
     fn json(&self) -> String {
-        let counters: serde_json::Map<_, _> =
-            counters_of(&self.status).map(|(name, value)| (name.to_owned(), json!(value))).collect();
-        json!({ "seconds": self.seconds, "nic": counters, "services": self.status.services }).to_string()
+        json!({ "seconds": self.seconds, "nic": counters_of(&self.status), "services": self.status.services })
+            .to_string()
     }
 
     fn text(&self) -> String {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING);
-        let numbers = ["connections", "finished", "failed", "refused", "operations", "bytes"];
+        let numbers = headings(&[], &ServiceRow::GROUP);
         let head = |name: &str| Cell::new(name).set_alignment(CellAlignment::Right);
         let words = [Cell::new("service"), head("port")];
         table.set_header(words.into_iter().chain(numbers.into_iter().map(head)));
         for row in &self.status.services {
-            let ServiceRow { connections, finished, failed, refused, operations, bytes, .. } = row;
-            let numbers = [&u64::from(row.port), connections, finished, failed, refused, operations, bytes];
+            let numbers = [u64::from(row.port)].into_iter().chain(Values::of(row).numbers());
             let numbers = numbers.map(|n| Cell::new(n).set_alignment(CellAlignment::Right));
             table.add_row([Cell::new(row.service)].into_iter().chain(numbers));
         }
@@ -100,51 +90,19 @@ impl ClosingReport for Report {
                 _ = writeln!(text, "{} at port {}: {error}", row.service, row.port);
             }
         }
-        text + "\n" + &counters_line(counters_of(&self.status), self.seconds)
+        text + "\n" + &counters_line(&counters_of(&self.status), self.seconds)
     }
 }
 
-/// Returns the named counters of a host: the NIC's, and frames dropped because the port was blocked.
-fn counters_of(status: &HostStatus) -> impl Iterator<Item = (&'static str, u64)> {
-    let dropped = [("control_dropped", status.control_dropped), ("tcp_dropped", status.tcp_dropped)];
-    counters(&status.counters).into_iter().chain(dropped)
-}
-
-/// Returns the named counters of the NIC that are reported.
-pub(in crate::functions) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 19] {
-    [
-        ("received", c.received),
-        ("sent", c.sent),
-        ("malformed", c.malformed),
-        ("icrc_errors", c.icrc_errors),
-        ("not_for_us", c.not_for_us),
-        ("no_qp", c.no_qp),
-        ("duplicates", c.duplicates),
-        ("forgotten", c.forgotten),
-        ("out_of_sequence", c.out_of_sequence),
-        ("naks_sent", c.naks_sent),
-        ("naks_received", c.naks_received),
-        ("rnr_naks_sent", c.rnr_naks_sent),
-        ("retransmitted", c.retransmitted),
-        ("timeouts", c.timeouts),
-        ("retries_exceeded", c.retries_exceeded),
-        ("lost_responses", c.lost_responses),
-        ("reserved_syndromes", c.reserved_syndromes),
-        ("stale_responses", c.stale_responses),
-        ("unreliable_dropped", c.unreliable_dropped),
-    ]
+/// Returns the counters of the NIC, and of frames dropped because the port was blocked.
+fn counters_of(status: &HostStatus) -> Values {
+    Values::of(&status.counters).and(Values::of(status))
 }
 
 /// Returns the counters that are not zero, in one line.
-pub(in crate::functions) fn counters_line(
-    all: impl IntoIterator<Item = (&'static str, u64)>,
-    seconds: f64,
-) -> String {
-    let counters: Vec<_> = all
-        .into_iter()
-        .filter(|(_, value)| *value > 0)
-        .map(|(name, value)| format!("{value} {}", name.replace('_', " ")))
-        .collect();
+pub(in crate::functions) fn counters_line(all: &Values, seconds: f64) -> String {
+    let counters: Vec<_> =
+        all.nonzero().map(|(name, value)| format!("{value} {}", name.replace('_', " "))).collect();
     format!("NIC: {}, in {seconds:.2} s", counters.join(", "))
 }
 

@@ -60,25 +60,27 @@ impl Kind {
     }
 }
 
-/// Results of a service. The serialised form is part of the program's interface.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct ServiceRow {
-    pub(crate) service: &'static str,
-    pub(crate) port: u16,
-    /// Connections that were established
-    pub(crate) connections: u64,
-    /// Established connections that ended in order
-    pub(crate) finished: u64,
-    /// Established connections that failed
-    pub(crate) failed: u64,
-    /// Connection requests that were refused or not answered
-    pub(crate) refused: u64,
-    /// Messages, READs and WRITEs that completed on this side
-    pub(crate) operations: u64,
-    /// Bytes of these operations
-    pub(crate) bytes: u64,
-    /// First error
-    pub(crate) error: Option<String>,
+switch::metrics! {
+    /// Results of a service. The serialised form is part of the program's interface.
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+    pub(crate) struct ServiceRow of service by [service, port] {
+        pub(crate) service: &'static str,
+        pub(crate) port: u16,
+        /// Connections that were established
+        pub(crate) connections: u64 [connections],
+        /// Established connections that ended in order
+        pub(crate) finished: u64 [connections],
+        /// Established connections that failed
+        pub(crate) failed: u64 [connections],
+        /// Connection requests that were refused or not answered
+        pub(crate) refused: u64 [requests],
+        /// Messages, READs and WRITEs that completed on this side
+        pub(crate) operations: u64 [operations],
+        /// Messages, READs and WRITEs that completed on this side, in bytes
+        pub(crate) bytes: u64 [bytes],
+        /// First error
+        pub(crate) error: Option<String>,
+    }
 }
 
 /// Result of a session's step.

@@ -11,10 +11,15 @@ use dataplane::config::Port;
 use miette::Report;
 use settings::port::Ports;
 use settings::tree::Table;
+use switch::forward::counters::RxCounters;
 use switch::impair::Config;
+use switch::impair::Counters;
+use switch::impair::counters::RuleCounters;
+use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for Config {
     const KEY: &'static str = "impair";
+    const METRICS: &'static [Group] = &[RxCounters::GROUP, Counters::GROUP, RuleCounters::GROUP];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::read(table, ports)

@@ -2,7 +2,7 @@
 
 use super::OnePipeConfig;
 use crate::functions::report::Section;
-use crate::observe::{FunctionMetrics, Row, Table};
+use crate::observe::{FunctionMetrics, Row, Table, Values};
 use crate::output::{row, section};
 use core::fmt::Write as _;
 use onepipe::Timestamp;
@@ -11,16 +11,40 @@ use representative::view::BarrierView;
 use representative::{Counters, LinkId, Refusal, View};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use switch::metrics::{Group, Kind, Metric};
 
 /// Links in the printed table; the JSON has all of them
 const SHOWN_LINKS: usize = 64;
 
+switch::metrics! {
+    /// Counters of the monitoring of links.
+    #[derive(Default)]
+    pub(super) struct LagCounters {
+        /// Times that a link held a barrier and lagged
+        pub(super) lagging: u64 [times],
+    }
+}
+
+const BARRIER_ABOVE: Metric =
+    Metric::new(Kind::Gauge, "barrier_above_ns", "ns", "Best-effort barrier of the links to above")
+        .observed_only();
+const BARRIER_BELOW: Metric =
+    Metric::new(Kind::Gauge, "barrier_below_ns", "ns", "Best-effort barrier of the links to below")
+        .observed_only();
+pub(super) const BARRIERS: Group = Group::of_function(&[&[BARRIER_ABOVE, BARRIER_BELOW]]);
+/// Links, without counters of their own
+const LINKS: Group = Group {
+    item: "link",
+    keys: &["link", "name"],
+    properties: &["side", "state", "ahead_ns", "lag_ns"],
+    fields: &[],
+};
+
 /// Barriers, links and counters. Fields are added, not renamed.
 #[derive(Serialize)]
 pub(super) struct OnePipeReport {
-    /// Counters by name
     #[serde(flatten)]
-    counters: BTreeMap<&'static str, u64>,
+    counts: Values,
     /// Packets that were not accepted, by reason
     refused: BTreeMap<&'static str, u64>,
     /// Barriers of the links to above and to below, as last read; null if they were never read
@@ -55,27 +79,9 @@ pub(super) fn switch_report(
     config: &OnePipeConfig,
     counters: &Counters,
     view: Option<&View>,
-    lagging: u64,
+    lag: &LagCounters,
 ) -> OnePipeReport {
-    let counted = [
-        ("messages", &counters.messages),
-        ("late", &counters.late),
-        ("flooded", &counters.flooded),
-        ("beacons_taken_datagrams", &counters.datagrams),
-        ("beacons_taken_writes", &counters.writes),
-        ("beacons_sent", &counters.beacons),
-        ("beacons_unsent", &counters.unsent),
-        ("dead", &counters.dead),
-        ("left", &counters.left),
-        ("joined", &counters.joined),
-        ("intervals", &counters.ticks),
-        ("intervals_missed", &counters.ticks_missed),
-        ("intervals_late_ns", &counters.late_ns),
-        ("intervals_latest_ns", &counters.latest_ns),
-        ("events_lost", &counters.events_lost),
-    ];
-    let counted = counted.map(|(name, counter)| (name, counter.get())).into_iter();
-    let refused = Refusal::ALL.map(|why| (why.name(), counters.refused(why))).into_iter();
+    let refused = Refusal::ALL.into_iter().map(|why| (why.name(), counters.refused(why)));
     let barrier = |view: BarrierView| BarrierRow {
         best_effort_ns: view.best_effort.map(Timestamp::nanos),
         commit_ns: view.commit.map(Timestamp::nanos),
@@ -84,7 +90,7 @@ pub(super) fn switch_report(
     };
     let links = view.into_iter().flat_map(|view| (0..).zip(&view.links).zip(&config.names));
     OnePipeReport {
-        counters: counted.chain([("lagging", lagging)]).collect(),
+        counts: Values::of(counters).and(Values::of(lag)),
         refused: refused.filter(|(_, count)| *count > 0).collect(),
         above: view.map(|view| barrier(view.above)),
         below: view.map(|view| barrier(view.below)),
@@ -102,33 +108,20 @@ pub(super) fn switch_report(
 }
 
 impl OnePipeReport {
-    /// Adds the switch's metrics to `told`, for observation.
-    pub(super) fn add_metrics(self, metrics: FunctionMetrics) -> FunctionMetrics {
-        // The latest interval is a maximum, not a sum.
-        let (latest, counters): (Vec<_>, Vec<_>) =
-            self.counters.into_iter().partition(|(name, _)| *name == "intervals_latest_ns");
-        let refused = self.refused.into_iter().map(|(why, count)| (format!("refused_{why}"), count));
+    /// Adds the switch's metrics to `metrics`, for observation.
+    pub(super) fn add_metrics(&self, counters: &Counters, metrics: FunctionMetrics) -> FunctionMetrics {
         let ns = |ns: Option<u64>| ns.map_or_else(|| "-".into(), |ns| ns.to_string());
         let links = self.links.iter().map(|link| {
             let (ahead, lag) = (ns(link.ahead_ns), ns(link.lag_ns));
             Row::new([&*link.link.to_string(), &link.name, link.side, link.state, &ahead, &lag], [])
         });
-        let sides = [("above", &self.above), ("below", &self.below)];
-        let barriers = sides.into_iter().filter_map(|(side, barrier)| {
-            Some((format!("barrier_{side}_ns"), barrier.as_ref()?.best_effort_ns?))
-        });
+        let best_effort = |barrier: &Option<BarrierRow>| barrier.as_ref()?.best_effort_ns;
         metrics
-            .counters(counters)
-            .counters(refused)
-            .gauges(latest)
-            .gauges(barriers.collect::<Vec<_>>())
-            .first(Table::new(
-                "link",
-                &["link", "name", "side", "state", "ahead_ns", "lag_ns"],
-                2,
-                &[],
-                links,
-            ))
+            .values(&self.counts)
+            .reasons(Refusal::ALL.map(|why| (why.metric(), counters.refused(why))))
+            .value(&BARRIER_ABOVE, best_effort(&self.above))
+            .value(&BARRIER_BELOW, best_effort(&self.below))
+            .first(Table::of(&LINKS, links))
     }
 }
 
@@ -136,8 +129,8 @@ impl Section for OnePipeReport {
     const KEY: &'static str = "onepipe";
 
     fn text(&self, text: &mut String) {
-        let happened = self.counters.iter().filter(|(_, count)| **count > 0);
-        section(text, "1Pipe", &["what", "count"], 1, happened.map(|(name, count)| row(&[name], &[*count])));
+        let happened = self.counts.nonzero().map(|(name, count)| row(&[name], &[count]));
+        section(text, "1Pipe", &["what", "count"], 1, happened);
         let refused = self.refused.iter().map(|(why, count)| row(&[why], &[*count]));
         section(text, "1Pipe: refused", &["why", "count"], 1, refused);
         let links = self.links.iter().take(SHOWN_LINKS).map(|link| {

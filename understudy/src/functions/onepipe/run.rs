@@ -1,6 +1,7 @@
 //! 1Pipe's switch: the data plane on a worker; on the control thread, the clock, neighbour discovery and the
 //! monitoring of links; and its part of the report.
 
+use super::report::LagCounters;
 use super::{OnePipeConfig, report};
 use crate::functions::launch::Launch;
 use crate::functions::report::Report;
@@ -43,8 +44,7 @@ struct Plane<'a> {
     /// Links at the last reading
     view: Option<View>,
     watch: Option<LagMonitor>,
-    /// Number of times that a link held a barrier and lagged
-    lagging: u64,
+    lag: LagCounters,
     /// Start of the current second, and lines printed in it
     printed: (Instant, u32),
     live: Option<Lines<'a>>,
@@ -92,7 +92,7 @@ impl Plane<'_> {
             _ => Vec::new(),
         };
         for LagReport { link, state, lag } in lagging {
-            self.lagging += 1;
+            self.lag.lagging += 1;
             let name = self.name(link);
             self.event(|| {
                 if state == LinkState::Waiting {
@@ -117,7 +117,7 @@ impl Plane<'_> {
         let now = now();
         let Some(lines) = self.live.as_mut().filter(|lines| lines.next <= now) else { return };
         lines.next = now + lines.every;
-        let report = report::switch_report(self.config, lines.counters, self.view.as_ref(), self.lagging);
+        let report = report::switch_report(self.config, lines.counters, self.view.as_ref(), &self.lag);
         let seconds = self.began.elapsed().as_secs_f64();
         // A closed pipe does not end the switch.
         _ = writeln!(std::io::stdout(), "{}", serde_json::json!({ "seconds": seconds, "onepipe": report }));
@@ -205,17 +205,18 @@ pub(super) fn run(
         gauges: function.gauges(),
         view: None,
         watch: config.lag_alarm.map(LagMonitor::new),
-        lagging: 0,
+        lag: LagCounters::default(),
         printed: (began, 0),
         live: run.options.live.map(|every| Lines { every, next: began + every, counters: &counters }),
     };
     let metrics = |plane: &Plane<'_>| {
         let of_bridge = FunctionMetrics::forwarded(core::slice::from_ref(&bridged));
-        report::switch_report(config, &counters, plane.view.as_ref(), plane.lagging).add_metrics(of_bridge)
+        report::switch_report(config, &counters, plane.view.as_ref(), &plane.lag)
+            .add_metrics(&counters, of_bridge)
     };
     let (outcome, seconds, tunnel) = tunnel::run(&mut run, vec![function], &mut plane, metrics);
     let report = Report::of(&run.runtime, &outcome, &[bridged], counted_qps, seconds);
     let view = plane.gauges.read().or(plane.view);
-    let onepipe = report::switch_report(config, &counters, view.as_ref(), plane.lagging);
+    let onepipe = report::switch_report(config, &counters, view.as_ref(), &plane.lag);
     Ok(tunnel.iter().fold(report.with(&onepipe), Report::with))
 }

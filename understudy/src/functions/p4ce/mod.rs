@@ -12,11 +12,21 @@ use crate::functions::function::{File, SwitchFunction};
 use crate::functions::launch::{Closing, Launch};
 use dataplane::config::Port;
 use miette::Report;
+use p4ce::{ControlCounters, Counters};
 use settings::port::Ports;
 use settings::tree::Table;
+use switch::forward::counters::RxCounters;
+use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for P4ceConfig {
     const KEY: &'static str = "p4ce";
+    const METRICS: &'static [Group] = &[
+        RxCounters::GROUP,
+        ControlCounters::GROUP,
+        Counters::GROUP,
+        Group::of_function(&[&[run::OPEN_GROUPS]]),
+        run::GROUPS,
+    ];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::read(table, ports)

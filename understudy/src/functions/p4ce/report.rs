@@ -1,37 +1,24 @@
 //! P4CE's part of the report.
 
 use crate::functions::report::Section;
+use crate::observe::Values;
 use core::fmt::Write as _;
+use p4ce::{ControlCounters, Counters};
 use serde::Serialize;
+use std::sync::Arc;
+use switch::counters::Counter;
 
 /// Groups of P4CE, and their packets.
 #[derive(Serialize)]
 pub(super) struct P4ceReport {
-    /// Groups that leaders requested, and those opened, refused and closed
-    pub(super) requested: u64,
-    pub(super) opened: u64,
-    pub(super) refused: u64,
-    /// Groups refused because the leader may not open groups, or not as many
-    pub(super) limited: u64,
-    pub(super) closed: u64,
-    /// Replicas excluded from groups that continued without them
-    pub(super) excluded: u64,
-    /// Requests of leaders that were sent to replicas, and their copies
-    pub(super) requests: u64,
-    pub(super) copies: u64,
-    /// Responses of replicas
-    pub(super) responses: u64,
-    /// Responses sent to leaders
-    pub(super) acks: u64,
-    pub(super) naks: u64,
-    pub(super) rnr_naks: u64,
-    pub(super) fatal_naks: u64,
-    pub(super) repeated: u64,
-    pub(super) cnps: u64,
-    /// Leaders and replicas that moved to another port
-    pub(super) moved: u64,
+    #[serde(flatten)]
+    pub(super) counts: Values,
     /// Groups that existed when the run ended
     pub(super) groups: Vec<GroupRow>,
+    #[serde(skip)]
+    pub(super) setup: ControlCounters,
+    #[serde(skip)]
+    pub(super) counters: Arc<Counters>,
 }
 
 #[derive(Serialize)]
@@ -48,15 +35,18 @@ impl Section for P4ceReport {
     const KEY: &'static str = "p4ce";
 
     fn text(&self, text: &mut String) {
+        let ControlCounters { requested, opened, refused, closed, excluded, .. } = self.setup;
         _ = writeln!(
             text,
-            "Groups: {} requested, {} opened, {} refused, {} closed; {} replicas excluded",
-            self.requested, self.opened, self.refused, self.closed, self.excluded
+            "Groups: {requested} requested, {opened} opened, {refused} refused, {closed} closed; {excluded} replicas excluded"
         );
+        let Counters { requests, copies, responses, acks, naks, rnr_naks, fatal_naks, .. } = &*self.counters;
+        let [requests, copies, responses, acks, naks, rnr_naks, fatal_naks] =
+            [requests, copies, responses, acks, naks, rnr_naks, fatal_naks].map(Counter::get);
         _ = writeln!(
             text,
-            "{} requests of leaders were copied to {}; {} responses were gathered into {} ACKs, {} NAKs, {} RNR NAKs, {} fatal NAKs",
-            self.requests, self.copies, self.responses, self.acks, self.naks, self.rnr_naks, self.fatal_naks
+            "{requests} requests of leaders were copied to {copies}; {responses} responses were gathered into {acks} ACKs, \
+             {naks} NAKs, {rnr_naks} RNR NAKs, {fatal_naks} fatal NAKs"
         );
         for group in &self.groups {
             let state = if group.open { "" } else { ", not open yet" };

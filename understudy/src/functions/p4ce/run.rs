@@ -5,7 +5,7 @@ use super::P4ceConfig;
 use super::report::{GroupRow, P4ceReport};
 use crate::functions::launch::Launch;
 use crate::functions::report::Report;
-use crate::observe::{FunctionMetrics, QueuePair, Row, Table, TraceError, busiest};
+use crate::observe::{FunctionMetrics, QueuePair, Row, Table, TraceError, Values, busiest};
 use crate::system::random_u64;
 use dataplane::{NoControl, Runtime, SingleWorkerControl, Stop};
 use p4ce::{Command, Control, ControlConfig, Event, Group, GroupStatus, P4ce};
@@ -13,12 +13,28 @@ use rnic::Interface;
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use std::collections::HashMap;
-use std::sync::Arc;
 use switch::drop::FaultSet;
 use switch::forward::config::Topology;
 use switch::forward::{Config as ForwardConfig, Counters};
 use switch::memory::run_frame;
+use switch::metrics::{Group as MetricGroup, Kind, Metric};
 use switch::{Function, Nanos, PortId};
+
+/// Groups that are open now
+pub(super) const OPEN_GROUPS: Metric =
+    Metric::new(Kind::Gauge, "groups", "groups", "Groups that are open").observed_only();
+/// Groups, with the packets received for them
+pub(super) const GROUPS: MetricGroup = MetricGroup {
+    item: "group",
+    keys: &["group", "leader"],
+    properties: &["replicas", "state"],
+    fields: &[&[
+        Metric::new(Kind::Counter, "requests", "packets", "Request packets of the leader").observed_only(),
+        Metric::new(Kind::Counter, "request_bytes", "bytes", "Request packets of the leader, in bytes")
+            .observed_only(),
+        Metric::new(Kind::Counter, "responses", "packets", "Responses of the replicas").observed_only(),
+    ]],
+};
 
 /// Returns the capacity for queue pairs: one for the leader and one for each replica of each group.
 fn queue_pairs(config: &P4ceConfig) -> usize {
@@ -78,7 +94,7 @@ pub(super) fn run(config: &P4ceConfig, launch: Launch<'_, P4ceConfig>) -> Result
         let of_bridge = FunctionMetrics::forwarded(core::slice::from_ref(&bridged));
         let open = plane.control.groups().filter(|group| group.open).count() as u64;
         let groups = groups(&plane.control, config, &bridged);
-        metrics_of(&counters_report(&plane.control, &counters), open, groups, of_bridge)
+        of_bridge.values(&counts(&plane.control, &counters)).value(&OPEN_GROUPS, Some(open)).first(groups)
     };
     let group = |plane: &SingleWorkerControl<Control>, id| {
         let found = plane.control.groups().find(|group| group.id.0 == id);
@@ -89,33 +105,13 @@ pub(super) fn run(config: &P4ceConfig, launch: Launch<'_, P4ceConfig>) -> Result
     };
     let (outcome, seconds) = run.run_groups(vec![function], &mut plane, metrics, group);
     let report = Report::of(&run.runtime, &outcome, &[bridged], config.counted_qps, seconds);
-    let p4ce = P4ceReport { groups: rows(&plane.control), ..counters_report(&plane.control, &counters) };
+    let p4ce = P4ceReport {
+        counts: counts(&plane.control, &counters),
+        groups: rows(&plane.control),
+        setup: plane.control.counters(),
+        counters,
+    };
     Ok(report.with(&p4ce))
-}
-
-/// Returns the switch's metrics for observation.
-fn metrics_of(report: &P4ceReport, open: u64, groups: Table, of_bridge: FunctionMetrics) -> FunctionMetrics {
-    of_bridge
-        .counters([
-            ("groups_requested", report.requested),
-            ("groups_opened", report.opened),
-            ("groups_refused", report.refused),
-            ("groups_limited", report.limited),
-            ("groups_closed", report.closed),
-            ("replicas_excluded", report.excluded),
-            ("hosts_moved", report.moved),
-            ("requests", report.requests),
-            ("copies", report.copies),
-            ("responses", report.responses),
-            ("acks", report.acks),
-            ("naks", report.naks),
-            ("rnr_naks", report.rnr_naks),
-            ("fatal_naks", report.fatal_naks),
-            ("repeated", report.repeated),
-            ("cnps", report.cnps),
-        ])
-        .gauges([("groups", open)])
-        .first(groups)
 }
 
 /// Returns the table of groups, with the packets received for them. The bridge counts these by queue pair, up
@@ -146,8 +142,7 @@ fn groups(control: &Control, config: &P4ceConfig, bridged: &Counters) -> Table {
         let cells = [&group.id.0.to_string(), &group.leader.to_string(), &replicas.join(" "), state];
         Row { queue_pairs: queue_pairs_of(&group, config), ..Row::new(cells, counts) }
     };
-    let counts = ["requests", "request_bytes", "responses"];
-    Table::of_busiest("group", &["group", "leader", "replicas", "state"], 2, &counts, groups, row)
+    Table::of_busiest(&GROUPS, groups, row)
 }
 
 /// Returns the queue pairs of a group: the switch's at each of its addresses, the leader's and the replicas'.
@@ -156,28 +151,9 @@ fn queue_pairs_of(group: &GroupStatus, config: &P4ceConfig) -> Vec<QueuePair> {
     own.chain(group.peers.iter().map(|(ip, qpn)| (Some(*ip), qpn.get()))).collect()
 }
 
-/// Returns the counters, without the list of groups.
-fn counters_report(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
-    let setup = control.counters();
-    P4ceReport {
-        requested: setup.requested,
-        opened: setup.opened,
-        refused: setup.refused,
-        limited: setup.limited,
-        closed: setup.closed,
-        excluded: setup.excluded,
-        requests: counters.requests.get(),
-        copies: counters.copies.get(),
-        responses: counters.responses.get(),
-        acks: counters.acks.get(),
-        naks: counters.naks.get(),
-        rnr_naks: counters.rnr_naks.get(),
-        fatal_naks: counters.fatal_naks.get(),
-        repeated: counters.repeated.get(),
-        cnps: counters.cnps.get(),
-        moved: counters.moved.get(),
-        groups: Vec::new(),
-    }
+/// Returns the counters of the control plane and of the data plane.
+fn counts(control: &Control, counters: &p4ce::Counters) -> Values {
+    Values::of(&control.counters()).and(Values::of(counters))
 }
 
 /// Returns the list of groups for the report.

@@ -5,6 +5,7 @@ use dataplane::{DeviceCounters, Outcome};
 use pktgen::{Counters, Pktgen, Profile, Unit};
 use std::time::{Duration, Instant};
 use switch::counters::FrameCounter;
+use switch::metrics::Metrics as _;
 use switch::{DropReason, Function as _, PortId};
 use tracing::warn;
 
@@ -165,19 +166,10 @@ pub(crate) fn by_devices(
         if !receiving[index] {
             (before, after) = (before.sending(), after.sending());
         }
-        for (count, reason, what) in [
-            (after.missed, "missed", "frames were lost before the worker received them"),
-            (after.rx_errors, "rx_errors", "frames were received with an error"),
-            (
-                after.no_buffer,
-                "no_buffer",
-                "times no packet buffer was free for a received frame; raise `buffers`",
-            ),
-            (after.tx_errors, "tx_errors", "frames could not be sent by the device"),
-        ] {
-            if count > 0 {
-                invalid_reasons
-                    .push(InvalidReason { reason, what: format!("port {}: {count} {what}", port.name) });
+        for (metric, count) in DeviceCounters::GROUP.metrics().zip(after.values()) {
+            if let (Some(reason), 1..) = (metric.reported, count) {
+                let what = format!("port {}: {}: {count}", port.name, metric.help);
+                invalid_reasons.push(InvalidReason { reason, what });
             }
         }
         let sum = |of: fn(&dataplane::counters::PortCounters) -> &FrameCounter| {

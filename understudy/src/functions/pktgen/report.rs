@@ -3,15 +3,17 @@
 use super::hgrm;
 use super::invalid::{InvalidReason, NO_RESPONSE, stream_title};
 use crate::functions::launch::ClosingReport;
-use crate::observe::{FunctionMetrics, Latency, Row, Table};
+use crate::observe::{FunctionMetrics, Latency, Row, Table, Values};
 use crate::output::{row, section};
 use dataplane::{Outcome, Runtime};
 use pktgen::counters::StreamCounters;
 use pktgen::{Counters, Histogram, Profile, Rate, Stream, Unit};
 use rocev2::Fault;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::process::ExitCode;
+use switch::metrics::Metrics as _;
 
 /// The closing report. The serialised form is part of the program's interface: fields are added, not renamed.
 #[derive(Serialize)]
@@ -24,19 +26,10 @@ pub(super) struct PktgenReport {
     streams: Vec<StreamRow>,
     /// Malformed packets received, by fault, including a wrong ICRC; they cannot be attributed to a stream
     malformed: Vec<FaultRow>,
-    /// RoCEv2 packets received that belong to no stream
-    foreign: u64,
-    /// Frames received that are not RoCEv2 packets
-    other: u64,
-    /// Frames received after all expected packets had arrived or the drain time had passed
-    too_late: u64,
+    #[serde(flatten)]
+    counts: Values,
     /// Whether packets or responses were still missing when the drain time ended
     drain_expired: bool,
-    /// Longest delay between the time at which something was due and the time at which the worker handled it
-    longest_away_ns: u64,
-    /// Number of times that sending had to wait for a packet buffer, and for room in the port's queue
-    no_buffer: u64,
-    port_busy: u64,
     ports: Vec<PortRow>,
     /// Whether the counters agree: those of each stream with the windows of its queue pairs, those of all
     /// streams with the frames received, and those of sent packets with the frames that left through ports or
@@ -49,56 +42,10 @@ pub(super) struct PktgenReport {
 /// Returns the generator's metrics for observation.
 pub(super) fn metrics_of(profile: &Profile, counters: &Counters) -> FunctionMetrics {
     let streams = || profile.streams.iter().zip(&counters.streams);
-    let rows = streams().map(|(stream, counters)| {
-        let counts = [
-            counters.sent.frames.get(),
-            counters.sent.bytes.get(),
-            counters.received.frames.get(),
-            counters.duplicates.get(),
-            counters.late.get(),
-            counters.answered.get(),
-            counters.unanswered.get(),
-            counters.malformed.frames.get(),
-            counters.stale.get(),
-            counters.unexpected.get(),
-            counters.reflected.get(),
-            counters.responses.get(),
-            counters.naks.get(),
-            counters.forfeited.get(),
-        ];
-        // Gauges, because a late packet was counted as lost before.
-        let (lost, unseen) = (counters.lost(), counters.unseen());
-        Row::new([stream.name.clone(), lost.to_string(), unseen.to_string()], counts)
-    });
-    let counts = [
-        "sent",
-        "sent_bytes",
-        "received",
-        "duplicates",
-        "late",
-        "answered",
-        "unanswered",
-        "malformed_sent",
-        "stale",
-        "unexpected",
-        "reflected",
-        "responses",
-        "naks",
-        "forfeited",
-    ];
-    let lost = streams().map(|(_, counters)| counters.lost()).sum();
-    let unseen = streams().map(|(_, counters)| counters.unseen()).sum();
-    let malformed = counters.faults.iter().map(switch::counters::Counter::get).sum();
+    let rows = streams().map(|(stream, counters)| Row::of([stream.name.clone()], &Values::of(counters)));
     let metrics = FunctionMetrics::default()
-        .counters([
-            ("malformed_frames", malformed),
-            ("foreign_frames", counters.foreign.get()),
-            ("other_frames", counters.other.get()),
-            ("no_buffer", counters.no_buffer.get()),
-            ("port_busy", counters.port_busy.get()),
-        ])
-        .gauges([("lost", lost), ("unseen", unseen)])
-        .table(Table::new("stream", &["stream", "lost", "unseen"], 1, &counts, rows).with_gauges(2));
+        .values(&Values::of(counters))
+        .table(Table::of(&StreamCounters::GROUP, rows));
     let latencies = streams().flat_map(|(stream, counters)| {
         [("latency", &counters.latency), ("round trip", &counters.round_trip)]
             .map(|(kind, times)| Latency::of(format!("{} {kind}", stream.name), &hgrm::hdr(times)))
@@ -124,79 +71,55 @@ struct PortRow {
 
 /// Results of a stream: sent = received + lost + unseen, and, where responses are expected, messages =
 /// answered + unanswered + under_way.
-#[derive(Serialize)]
 struct StreamRow {
     name: String,
     verb: &'static str,
     /// Time during which the stream sent, in seconds
     sending_s: f64,
-    sent: u64,
-    sent_bytes: u64,
-    messages: u64,
     sent_per_s: f64,
     /// Including preamble, frame check sequence and inter-frame gap
     wire_bits_per_s: f64,
-    /// Packets or bits sent, as a part of those that were due; null if the rate is unlimited
+    /// Packets or bits sent, as a part of those that were due; `None` if the rate is unlimited
     part_of_rate: Option<f64>,
-    /// Packets or bits that were due and never sent
-    forfeited: u64,
-    malformed_sent: u64,
-    /// Packets of the stream that came back to the port that sent them, which do not count as received, and
-    /// responses to them; null if nothing is received at that port
+    sent: u64,
+    messages: u64,
+    /// Counters; those of sections that the stream does not have are zero
+    counts: Values,
+    /// Packets that came back to the port that sends; `None` if nothing is received there
     reflected: Option<u64>,
-    /// Reception of its packets; null without a receiving port
-    arrived: Option<Arrived>,
-    /// Responses; null for packets that have none
-    answers: Option<Answers>,
-}
-
-#[derive(Serialize)]
-struct Arrived {
-    received: u64,
-    received_bytes: u64,
-    /// Overtaken, and never received
-    lost: u64,
-    /// Not received, and no later packet of their queue pair was: lost at the end, or still under way
-    unseen: u64,
-    /// Received after being overtaken
-    reordered: u64,
-    duplicates: u64,
-    /// Too old to decide whether they are duplicates
-    stale: u64,
-    /// Packets to a queue pair of the stream that it never sent
-    unexpected: u64,
-    /// Time from sending to receiving
-    latency: Option<Times>,
-}
-
-#[derive(Serialize)]
-struct Answers {
-    /// Packets sent by the generator's own responder, and requests to which it could not respond
-    replies: u64,
-    unable: u64,
-    /// Responses received; of these, NAKs, and CNPs, which respond to no request
-    responses: u64,
-    naks: u64,
-    cnps: u64,
-    /// Responses to requests that were never sent; not counted in `responses`
-    unexpected: u64,
-    /// Requests; null if their responses are not waited for
-    requests: Option<Requests>,
-}
-
-#[derive(Serialize)]
-struct Requests {
+    /// Whether its packets are received, have responses, and wait for these
+    is_received: bool,
+    has_answers: bool,
+    waits: bool,
     answered: u64,
-    unanswered: u64,
-    under_way: u64,
-    stale_responses: u64,
-    /// Number of times that a due request had to wait for responses to earlier ones
-    waited: u64,
-    /// Results of compare and swap
-    swapped: u64,
-    not_swapped: u64,
-    /// Time from the last packet of a request to its response
+    /// Time from sending to receiving, and from the last packet of a request to its response
+    latency: Option<Times>,
     round_trip: Option<Times>,
+}
+
+impl Serialize for StreamRow {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut row = json!(self.counts);
+        row["name"] = json!(self.name);
+        row["verb"] = json!(self.verb);
+        row["sending_s"] = json!(self.sending_s);
+        row["sent_per_s"] = json!(self.sent_per_s);
+        row["wire_bits_per_s"] = json!(self.wire_bits_per_s);
+        row["part_of_rate"] = json!(self.part_of_rate);
+        row["reflected"] = json!(self.reflected);
+        row["arrived"]["latency"] = json!(self.latency);
+        row["answers"]["requests"]["round_trip"] = json!(self.round_trip);
+        if !self.is_received {
+            row["arrived"] = Value::Null;
+        }
+        if !self.waits {
+            row["answers"]["requests"] = Value::Null;
+        }
+        if !self.has_answers {
+            row["answers"] = Value::Null;
+        }
+        row.serialize(serializer)
+    }
 }
 
 /// Quantiles in nanoseconds. The worker reads the time once per iteration.
@@ -227,67 +150,46 @@ impl Times {
 }
 
 impl StreamRow {
+    /// Returns a counter by its name in the report.
+    fn count(&self, name: &str) -> u64 {
+        self.counts.reported().find(|(other, _)| *other == name).map_or(0, |(_, value)| value)
+    }
+
     fn new(profile: &Profile, stream: &Stream, counters: &StreamCounters) -> Self {
-        let (sent, sent_bytes) = counters.sent.get();
         let sending_s = counters.sending_ns.get() as f64 / 1e9;
         let per_s = |count: u64| if sending_s > 0.0 { count as f64 / sending_s } else { 0.0 };
         let (packets, bits) = counters.units();
-        let waits = stream.outstanding.is_some();
+        let waits = stream.verb.is_request() && stream.outstanding.is_some();
         Self {
             name: stream.name.clone(),
             verb: stream.verb.name(),
             sending_s,
-            sent,
-            sent_bytes,
-            messages: counters.messages.get(),
             sent_per_s: per_s(packets),
             wire_bits_per_s: per_s(bits),
             part_of_rate: counters.part_of_rate(stream),
-            forfeited: counters.forfeited.get(),
-            malformed_sent: counters.malformed.frames.get(),
+            sent: counters.sent.frames.get(),
+            messages: counters.messages.get(),
+            counts: Values::of(counters),
             reflected: profile.polls_send_port().then(|| counters.reflected.get()),
-            arrived: profile.receive.is_some().then(|| Arrived {
-                received: counters.received.frames.get(),
-                received_bytes: counters.received.bytes.get(),
-                lost: counters.lost(),
-                unseen: counters.unseen(),
-                reordered: counters.late.get(),
-                duplicates: counters.duplicates.get(),
-                stale: counters.stale.get(),
-                unexpected: counters.unexpected.get(),
-                latency: Times::of(&counters.latency),
-            }),
-            answers: (stream.verb.is_request() && (profile.respond || waits)).then(|| Answers {
-                replies: counters.replies.get(),
-                unable: counters.unable.get(),
-                responses: counters.responses.get(),
-                naks: counters.naks.get(),
-                cnps: counters.cnps.get(),
-                unexpected: counters.unexpected_responses.get(),
-                requests: waits.then(|| Requests {
-                    answered: counters.answered.get(),
-                    unanswered: counters.unanswered.get(),
-                    under_way: counters.under_way(),
-                    stale_responses: counters.stale_responses.get(),
-                    waited: counters.waited.get(),
-                    swapped: counters.swapped.get(),
-                    not_swapped: counters.not_swapped.get(),
-                    round_trip: Times::of(&counters.round_trip),
-                }),
-            }),
+            is_received: profile.receive.is_some(),
+            has_answers: waits || stream.verb.is_request() && profile.respond,
+            waits,
+            answered: counters.answered.get(),
+            latency: Times::of(&counters.latency),
+            round_trip: Times::of(&counters.round_trip),
         }
     }
 
-    /// Returns whether every packet and request is accounted for. `qp_counts` is the queue pairs' own count,
-    /// taken at the end: packets with no later one received, and waiting requests.
-    fn adds_up(&self, qp_counts: Option<(u64, u64)>) -> bool {
-        let agrees = |arrived: &Arrived| qp_counts.is_none_or(|(behind, _)| behind == arrived.unseen);
-        let whole = |a: &Arrived| self.sent == a.received + a.lost + a.unseen && agrees(a);
-        let arrived = self.arrived.as_ref().is_none_or(whole);
-        let requests = self.answers.as_ref().and_then(|answers| answers.requests.as_ref());
-        let all = |r: &Requests| self.messages == r.answered + r.unanswered + r.under_way;
-        let agrees = |r: &Requests| qp_counts.is_none_or(|(_, waiting)| waiting == r.under_way);
-        arrived && requests.is_none_or(|r| all(r) && agrees(r))
+    /// Returns whether every packet and request of the stream is accounted for. `done`: the queue pairs have
+    /// counted packets with no later one received, and waiting requests.
+    fn adds_up(&self, c: &StreamCounters, done: bool) -> bool {
+        let unseen = c.unseen();
+        let all_arrived = self.sent == c.received.frames.get() + c.lost() + unseen;
+        let arrived = all_arrived && (!done || c.behind.get() == unseen);
+        let under_way = c.under_way();
+        let all_answered = self.messages == c.answered.get() + c.unanswered.get() + under_way;
+        let answered = all_answered && (!done || c.waiting.get() == under_way);
+        (!self.is_received || arrived) && (!self.waits || answered)
     }
 }
 
@@ -335,9 +237,8 @@ impl PktgenReport {
         // Received frames are consumed, so every dropped frame was to be sent.
         let dropped = sum(&|w| w.drops.iter().map(switch::counters::Counter::get).sum());
         let all_left = made == left + dropped;
-        let rows = || streams.iter().zip(&counters.streams);
-        let qp_counts = |c: &StreamCounters| done.then(|| (c.behind.get(), c.waiting.get()));
-        let streams_add_up = rows().all(|(row, counters)| row.adds_up(qp_counts(counters)));
+        let mut rows = streams.iter().zip(&counters.streams);
+        let streams_add_up = rows.all(|(row, counters)| row.adds_up(counters, done));
         let adds_up = all_came && all_left && streams_add_up;
         let ports = runtime.ports().enumerate().map(|(index, info)| PortRow {
             name: info.name.clone(),
@@ -354,13 +255,8 @@ impl PktgenReport {
             adds_up,
             streams,
             malformed,
-            foreign,
-            other,
-            too_late,
+            counts: Values::of(counters),
             drain_expired: counters.drain_expired.get() > 0,
-            longest_away_ns: counters.longest_away_ns.get(),
-            no_buffer: counters.no_buffer.get(),
-            port_busy: counters.port_busy.get(),
             ports: ports.collect(),
             spoiled,
         }
@@ -383,55 +279,23 @@ impl ClosingReport for PktgenReport {
             let rate = s.part_of_rate.map_or_else(|| "-".into(), |part| format!("{:.2} %", part * 100.0));
             let mpps = format!("{:.4}", s.sent_per_s / 1e6);
             let gbps = format!("{:.4}", s.wire_bits_per_s / 1e9);
-            row(&[&s.name, s.verb, &mpps, &gbps, &rate], &[s.sent, s.messages, s.malformed_sent])
+            row(&[&s.name, s.verb, &mpps, &gbps, &rate], &[s.sent, s.messages, s.count("malformed_sent")])
         });
         let columns = ["stream", "verb", "Mpps", "Gb/s", "of its rate", "sent", "messages", "malformed"];
         section(&mut text, "Sent", &columns, 5, sent);
-        let arrived = self.streams.iter().filter_map(|s| Some((s, s.arrived.as_ref()?)));
-        let rows = arrived.clone().map(|(s, a)| {
-            let numbers =
-                [s.sent, a.received, a.lost, a.unseen, a.reordered, a.duplicates, a.stale, a.unexpected];
-            row(&[&s.name], &numbers)
-        });
-        let columns = [
-            "stream",
-            "sent",
-            "received",
-            "lost",
-            "unseen",
-            "reordered",
-            "duplicates",
-            "stale",
-            "unexpected",
-        ];
-        section(&mut text, "Received: sent = received + lost + unseen", &columns, 1, rows);
+        let arrived = || self.streams.iter().filter(|s| s.is_received);
+        let title = "Received: sent = received + lost + unseen";
+        counts_section(&mut text, title, Some("sent"), "arrived", arrived());
         let reflected = |s: &StreamRow| s.reflected.filter(|packets| *packets > 0);
         let rows = self.streams.iter().filter_map(|s| Some(row(&[&s.name], &[reflected(s)?])));
         section(&mut text, "Received at the port that sent it", &["stream", "packets"], 1, rows);
-        let answers = self.streams.iter().filter_map(|s| Some((s, s.answers.as_ref()?)));
-        let rows = answers
-            .clone()
-            .map(|(s, a)| row(&[&s.name], &[a.replies, a.unable, a.responses, a.naks, a.cnps, a.unexpected]));
-        let columns = ["stream", "sent", "unable", "received", "of them NAKs", "CNPs", "unexpected"];
-        section(&mut text, "Responses, in packets", &columns, 1, rows);
-        let requests = answers.filter_map(|(s, a)| Some((s, a.requests.as_ref()?)));
-        let rows = requests.clone().map(|(s, r)| {
-            let numbers = [
-                s.messages,
-                r.answered,
-                r.unanswered,
-                r.under_way,
-                r.stale_responses,
-                r.swapped,
-                r.not_swapped,
-            ];
-            row(&[&s.name], &numbers)
-        });
-        let columns =
-            ["stream", "requests", "answered", "unanswered", "under way", "stale", "swapped", "not swapped"];
-        section(&mut text, "Requests = answered + unanswered + under way", &columns, 1, rows);
-        let latency = arrived.filter_map(|(s, a)| Some((s, "one way", a.latency.as_ref()?)));
-        let round_trip = requests.filter_map(|(s, r)| Some((s, "round trip", r.round_trip.as_ref()?)));
+        let answers = self.streams.iter().filter(|s| s.has_answers);
+        counts_section(&mut text, "Responses, in packets", None, "answers", answers);
+        let requests = || self.streams.iter().filter(|s| s.waits);
+        let title = "Requests = answered + unanswered + under way";
+        counts_section(&mut text, title, Some("messages"), "answers.requests", requests());
+        let latency = arrived().filter_map(|s| Some((s, "one way", s.latency.as_ref()?)));
+        let round_trip = requests().filter_map(|s| Some((s, "round trip", s.round_trip.as_ref()?)));
         let times = latency.chain(round_trip).map(|(s, what, t)| {
             let us = [t.min_ns, t.p50_ns, t.p90_ns, t.p99_ns, t.p999_ns, t.max_ns];
             let us = us.map(|ns| format!("{:.2}", ns as f64 / 1e3));
@@ -461,22 +325,7 @@ impl ClosingReport for PktgenReport {
 impl PktgenReport {
     /// Writes what the tables do not show: frames of no stream, streams without responses, and why a run is invalid.
     fn write_notes(&self, text: &mut String) {
-        let too_late = if self.drain_expired {
-            "frames were received after `drain_ms` had passed; raise `drain_ms`"
-        } else {
-            "frames were received after all expected packets had arrived"
-        };
-        for (count, what) in [
-            (self.foreign, "packets received that belong to no stream"),
-            (self.other, "frames received that are not RoCEv2 packets"),
-            (self.too_late, too_late),
-            (self.no_buffer, "times sending waited for a packet buffer"),
-            (self.port_busy, "times sending waited for room in the port's queue"),
-        ] {
-            if count > 0 {
-                _ = writeln!(text, "{count} {what}");
-            }
-        }
+        self.counts.clone().counters().notes("", text);
         for stream in self.unanswered() {
             _ = writeln!(text, "{}: {NO_RESPONSE}", stream_title(&stream.name));
         }
@@ -491,16 +340,16 @@ impl PktgenReport {
     /// Returns the streams whose requests had no response at all. Streams with a rate have an error about the
     /// missed rate that covers this.
     fn unanswered(&self) -> impl Iterator<Item = &StreamRow> {
-        self.streams.iter().filter(|s| s.messages > 0 && s.part_of_rate.is_none()).filter(|s| {
-            let requests = s.answers.as_ref().and_then(|answers| answers.requests.as_ref());
-            requests.is_some_and(|requests| requests.answered == 0)
-        })
+        self.streams
+            .iter()
+            .filter(|s| s.messages > 0 && s.part_of_rate.is_none())
+            .filter(|s| s.waits && s.answered == 0)
     }
 
     /// Returns the totals in one line.
     fn last_line(&self) -> String {
         let sent: u64 = self.streams.iter().map(|s| s.sent).sum();
-        let malformed: u64 = self.streams.iter().map(|s| s.malformed_sent).sum();
+        let malformed: u64 = self.streams.iter().map(|s| s.count("malformed_sent")).sum();
         let frames = match malformed {
             0 => format!("{sent} packets"),
             _ => format!("{} frames, {malformed} of them malformed,", sent + malformed),
@@ -509,6 +358,25 @@ impl PktgenReport {
         let s = if streams == 1 { "" } else { "s" };
         format!("{frames} sent by {streams} stream{s}, in {:.2} s", self.seconds)
     }
+}
+
+/// Appends a table of a section's counters by stream, below their names in the report. `first` is a counter
+/// outside the section.
+fn counts_section<'a>(
+    text: &mut String,
+    title: &str,
+    first: Option<&'static str>,
+    path: &str,
+    streams: impl Iterator<Item = &'a StreamRow>,
+) {
+    let names =
+        |s: &'a StreamRow| first.map(|name| (name, s.count(name))).into_iter().chain(s.counts.section(path));
+    let mut streams = streams.peekable();
+    let heads =
+        streams.peek().map_or(Vec::new(), |s| names(s).map(|(name, _)| name.replace('_', " ")).collect());
+    let heads: Vec<_> = ["stream"].into_iter().chain(heads.iter().map(String::as_str)).collect();
+    let rows = streams.map(|s| row(&[&s.name], &names(s).map(|(_, count)| count).collect::<Vec<_>>()));
+    section(text, title, &heads, 1, rows);
 }
 
 /// Describes a rate, for the summary of a configuration.
@@ -552,8 +420,7 @@ mod tests {
             "respond = true\n[[pktgen.stream]]\nverb = \"write\"\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\n\
              outstanding = 4\n",
         );
-        StreamRow::new(&profile, &profile.streams[0], c)
-            .adds_up(done.then(|| (c.behind.get(), c.waiting.get())))
+        StreamRow::new(&profile, &profile.streams[0], c).adds_up(c, done)
     }
 
     #[test]

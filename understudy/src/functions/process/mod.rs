@@ -10,9 +10,11 @@ use onepipe_host::Settings;
 use settings::port::Ports;
 use settings::report::Problem;
 use settings::tree::Table;
+use switch::metrics::Group;
 
 impl SwitchFunction for Settings {
     const KEY: &'static str = "process";
+    const METRICS: &'static [Group] = &[];
     const COMMAND: &'static str = "process";
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {

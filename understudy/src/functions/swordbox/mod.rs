@@ -13,9 +13,19 @@ use dataplane::config::Port;
 use miette::Report;
 use settings::port::Ports;
 use settings::tree::Table;
+use switch::forward::counters::RxCounters;
+use switch::metrics::{Group, Metrics as _};
+use swordbox::{ConnectCounters, Counters, Usage};
 
 impl SwitchFunction for SwordboxConfig {
     const KEY: &'static str = "swordbox";
+    const METRICS: &'static [Group] = &[
+        RxCounters::GROUP,
+        Counters::GROUP,
+        ConnectCounters::GROUP,
+        run::JournalCounters::GROUP,
+        Usage::GROUP,
+    ];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::read(table, ports)

@@ -10,7 +10,7 @@ use super::SwordboxConfig;
 use super::report::SwordboxReport;
 use crate::functions::launch::{Launch, Reload, Reloaded};
 use crate::functions::report::Report;
-use crate::observe::FunctionMetrics;
+use crate::observe::{FunctionMetrics, Values};
 use crate::system::random_u64;
 use core::fmt::Write as _;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -20,9 +20,18 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use switch::PortId;
-use swordbox::{ConnectCounters, Connection, Control, Counters, Event, Layers, MemoryBounds, Swordbox};
+use swordbox::{Connection, Control, Counters, Event, Layers, MemoryBounds, Swordbox};
 use tracing::{info, warn};
 use writer::Writer;
+
+switch::metrics! {
+    /// Counters of the journal.
+    #[derive(Default)]
+    pub(super) struct JournalCounters {
+        /// Connections that could not be written to the journal
+        unwritten: u64 [connections],
+    }
+}
 
 /// State that is prepared before the runtime starts.
 struct Prepared {
@@ -113,8 +122,8 @@ struct SwordboxControl<'a> {
     plane: SingleWorkerControl<Control>,
     /// The journal's thread, if there is a journal
     writer: Option<Writer>,
-    /// Connections that the journal's thread could not write
-    unwritten: u64,
+    /// Counters of the journal's thread
+    journal: JournalCounters,
     /// Configuration at the start, and its file
     initial: &'a SwordboxConfig,
     path: String,
@@ -124,11 +133,6 @@ struct SwordboxControl<'a> {
 }
 
 impl SwordboxControl<'_> {
-    /// Returns the number of connections that could not be written to the journal.
-    fn unwritten(&self) -> u64 {
-        self.unwritten + self.plane.control.failed()
-    }
-
     fn reload(&mut self) {
         let path = &self.path;
         match (self.reload)().and_then(|reloaded| layers_of(self.initial, reloaded)) {
@@ -146,7 +150,9 @@ impl dataplane::ControlHandler<Swordbox> for SwordboxControl<'_> {
     fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Swordbox>) {
         let Some(writer) = &mut self.writer else { return self.plane.on_event(worker, event, out) };
         match event {
-            Event::TranslationRequested(connection) => self.unwritten += u64::from(!writer.add(connection)),
+            Event::TranslationRequested(connection) => {
+                self.journal.unwritten += u64::from(!writer.add(connection));
+            }
             Event::ConnectionEnded(connection) => {
                 writer.remove(connection);
                 self.plane.on_event(worker, event, out);
@@ -171,7 +177,7 @@ impl dataplane::ControlHandler<Swordbox> for SwordboxControl<'_> {
                 self.plane.on_event(0, Event::TranslationRequested(connection), out);
             } else {
                 // The connection stays as it is: its packets pass unchanged.
-                self.unwritten += 1;
+                self.journal.unwritten += 1;
             }
         }
         self.plane.on_tick(live, out)
@@ -218,7 +224,7 @@ pub(super) fn run(
     let mut control = SwordboxControl {
         plane,
         writer,
-        unwritten: 0,
+        journal: JournalCounters::default(),
         initial: config,
         path,
         reload,
@@ -226,48 +232,33 @@ pub(super) fn run(
         layers,
     };
     let metrics = |control: &SwordboxControl<'_>| {
-        let [connections, shared, lines, held] = counters.usage();
         FunctionMetrics::forwarded(core::slice::from_ref(&bridged))
-            .counters(counters.all())
-            .counters([("unwritten", control.unwritten())])
-            .counters(own_lanes(&control.plane.control))
-            .gauges([("connections", connections), ("lanes_now", shared), ("lines", lines), ("held", held)])
+            .values(&counts(&counters, control))
+            .values(&Values::of(&counters.usage))
     };
     let (outcome, seconds) = run.run(vec![function], &mut control, metrics);
     let report = Report::of(&run.runtime, &outcome, &[bridged], counted_qps, seconds);
-    let swordbox = swordbox_report(&counters, &control, memory);
-    Ok(report.with(&swordbox))
-}
-
-/// Returns the counts of attempts to connect the switch's own shared queue pairs.
-fn own_lanes(control: &Control) -> [(&'static str, u64); 3] {
-    let ConnectCounters { requested, refused, unanswered, .. } = control.connect_counters();
-    [("own_lanes_asked", requested), ("own_lanes_refused", refused), ("own_lanes_unanswered", unanswered)]
-}
-
-fn swordbox_report(
-    counters: &Counters,
-    control: &SwordboxControl<'_>,
-    memory: MemoryBounds,
-) -> SwordboxReport {
-    let [connections, shared, lines, held] = counters.usage();
-    let MemoryBounds { connections: tracking, in_flight, lines: words, held: waiting, structures } = memory;
-    SwordboxReport {
+    let MemoryBounds { connections, in_flight, lines, held, structures } = memory;
+    let swordbox = SwordboxReport {
         layers: layers_text(control.layers),
-        counters: counters
-            .all()
-            .chain(own_lanes(&control.plane.control))
-            .map(|(name, count)| (name.to_owned(), count.into()))
-            .collect(),
-        unwritten: control.unwritten(),
-        usage: [("connections", connections), ("lanes", shared), ("lines", lines), ("held", held)].into(),
+        counts: counts(&counters, &control),
+        usage: Values::of(&counters.usage),
         memory_bytes: [
-            ("connections", tracking),
+            ("connections", connections),
             ("in_flight", in_flight),
-            ("lines", words),
-            ("held", waiting),
+            ("lines", lines),
+            ("held", held),
             ("structures", structures),
         ]
         .into(),
-    }
+        counters,
+    };
+    Ok(report.with(&swordbox))
+}
+
+/// Returns the counters of the data plane, of the control plane and of the journal.
+fn counts(counters: &Counters, control: &SwordboxControl<'_>) -> Values {
+    let plane = &control.plane.control;
+    let journal = JournalCounters { unwritten: control.journal.unwritten + plane.failed() };
+    Values::of(counters).and(Values::of(&plane.connect_counters())).and(Values::of(&journal))
 }

@@ -2,7 +2,7 @@
 
 use crate::functions::launch::Run;
 use crate::functions::report::Section;
-use crate::observe::FunctionMetrics;
+use crate::observe::{FunctionMetrics, Values};
 use crate::output::{row, section};
 use core::fmt::Write as _;
 use dataplane::{ControlHandler, Outcome};
@@ -32,7 +32,12 @@ where
     let behind = |function| Tunnel::new(&config, function);
     let functions: Vec<_> = functions.into_iter().map(behind).collect();
     let counters: Vec<_> = functions.iter().map(Tunnel::counters).collect();
-    let metrics = |control: &C| metrics(control).counters(TunnelReport::of(&counters).counters());
+    let metrics = |control: &C| {
+        let terminated = Values::total(counters.iter().map(|counters| &**counters));
+        metrics(control)
+            .values(&terminated)
+            .reasons(Refusal::ALL.map(|why| (why.metric(), refused(&counters, why))))
+    };
     let (outcome, seconds) = run.run(functions, control, metrics);
     (outcome, seconds, Some(TunnelReport::of(&counters)))
 }
@@ -40,42 +45,35 @@ where
 /// Counts of decapsulated and dropped packets. Fields are added, not renamed.
 #[derive(Serialize)]
 pub(in crate::functions) struct TunnelReport {
-    /// Packets whose outer header was removed
-    terminated_frames: u64,
-    /// Bytes of the inner frames, including their Ethernet headers
-    terminated_bytes: u64,
+    #[serde(flatten)]
+    terminated: Values,
     /// Packets that were dropped, by reason
     refused: BTreeMap<&'static str, u64>,
 }
 
 impl TunnelReport {
     fn of(counters: &[Arc<Counters>]) -> Self {
-        let sum = |count: &dyn Fn(&Counters) -> u64| counters.iter().map(|counters| count(counters)).sum();
-        let refused = Refusal::ALL.map(|why| (why.name(), sum(&|c| c.refused(why))));
+        let refused = Refusal::ALL.into_iter().map(|why| (why.name(), refused(counters, why)));
         Self {
-            terminated_frames: sum(&|c| c.terminated.frames.get()),
-            terminated_bytes: sum(&|c| c.terminated.bytes.get()),
-            refused: refused.into_iter().filter(|&(_, count)| count > 0).collect(),
+            terminated: Values::total(counters.iter().map(|counters| &**counters)),
+            refused: refused.filter(|(_, count)| *count > 0).collect(),
         }
     }
+}
 
-    /// Returns the counters for observation.
-    fn counters(&self) -> impl Iterator<Item = (String, u64)> {
-        let refused = self.refused.iter().map(|(why, count)| (format!("tunnel_refused_{why}"), *count));
-        [("tunnel_frames", self.terminated_frames), ("tunnel_bytes", self.terminated_bytes)]
-            .map(|(name, count)| (name.to_owned(), count))
-            .into_iter()
-            .chain(refused)
-    }
+/// Returns the count of packets that all workers dropped for this reason.
+fn refused(counters: &[Arc<Counters>], why: Refusal) -> u64 {
+    counters.iter().map(|counters| counters.refused(why)).sum()
 }
 
 impl Section for TunnelReport {
     const KEY: &'static str = "tunnel";
 
     fn text(&self, text: &mut String) {
-        let Self { terminated_frames, terminated_bytes, refused } = self;
-        let refused = refused.iter().map(|(why, count)| row(&[why], &[*count]));
+        let refused = self.refused.iter().map(|(why, count)| row(&[why], &[*count]));
         section(text, "Tunnels: refused", &["why", "count"], 1, refused);
-        _ = writeln!(text, "Tunnels: {terminated_frames} packets decapsulated, {terminated_bytes} bytes");
+        if let [frames, bytes] = self.terminated.numbers()[..] {
+            _ = writeln!(text, "Tunnels: {frames} packets decapsulated, {bytes} bytes");
+        }
     }
 }

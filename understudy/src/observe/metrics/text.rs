@@ -1,7 +1,35 @@
 //! A snapshot in Prometheus' text format, version 0.0.4.
 
-use crate::observe::snapshot::{Latency, Row, Snapshot, Table};
+use crate::observe::snapshot::{Counts, Latency, Row, Snapshot, Table};
 use core::fmt::{Display, Write as _};
+use dataplane::DeviceCounters;
+use dataplane::counters::{PortCounters, WorkerCounters};
+use switch::metrics::{Group, Kind, Metric, Metrics as _};
+
+/// Metrics of every instance that are no counters of its parts
+pub(super) const INFO: Metric = Metric::new(Kind::Gauge, "info", "", "The instance, which is always 1");
+pub(super) const UPTIME: Metric =
+    Metric::new(Kind::Gauge, "uptime_seconds", "seconds", "Time since the run began");
+pub(super) const DROPPED: Metric =
+    Metric::new(Kind::Counter, "dropped_frames", "frames", "Frames dropped, by reason");
+pub(super) const BUSY_SECONDS: Metric = Metric::new(
+    Kind::Counter,
+    "worker_busy_seconds",
+    "seconds",
+    "Time of a worker's iterations in which frames were received",
+);
+pub(super) const LATENCY: Metric = Metric::new(
+    Kind::Gauge,
+    "latency_seconds",
+    "seconds",
+    "Latencies since the run began, by what was measured",
+);
+
+/// Returns the name of a metric with this prefix: that of its item or function, with an underscore.
+pub(super) fn series(prefix: &str, kind: Kind, name: &str) -> String {
+    let end = if kind == Kind::Counter { "_total" } else { "" };
+    format!("understudy_{prefix}{name}{end}")
+}
 
 /// Returns all metrics of a snapshot.
 pub(super) fn of(snapshot: &Snapshot) -> String {
@@ -9,100 +37,45 @@ pub(super) fn of(snapshot: &Snapshot) -> String {
     let instance = &snapshot.instance;
     let labels =
         [("function", &*instance.function), ("version", &instance.version), ("dpdk", &instance.dpdk)];
-    text.one("understudy_info", "gauge", "The instance, which is always 1", &labels, 1);
-    text.one("understudy_uptime_seconds", "gauge", "Time since the run began", &[], snapshot.uptime_s);
-    ports(&mut text, snapshot);
-    let name = "understudy_dropped_frames_total";
-    text.head(name, "counter", "Frames dropped, by reason");
+    text.one("", &INFO, &labels, 1);
+    text.one("", &UPTIME, &[], snapshot.uptime_s);
+    let ports: Vec<_> = snapshot.ports.iter().map(|port| (port.name.clone(), &port.counts)).collect();
+    items(&mut text, &PortCounters::GROUP, &ports);
+    items(&mut text, &DeviceCounters::GROUP, &ports);
+    let name = text.metric("", &DROPPED);
     for drop in &snapshot.drops {
-        text.value(name, &[("reason", &drop.reason)], drop.frames);
+        text.value(&name, &[("reason", &drop.reason)], drop.frames);
     }
-    workers(&mut text, snapshot);
-    let function = &instance.function;
-    for counter in &snapshot.metrics.counters {
-        let name = format!("understudy_{function}_{}_total", counter.name);
-        text.one(&name, "counter", &words(function, &counter.name), &[], counter.value);
+    let workers = || snapshot.workers.iter().map(|worker| (worker.worker.to_string(), worker));
+    let counts: Vec<_> = workers().map(|(number, worker)| (number, &worker.counts)).collect();
+    items(&mut text, &WorkerCounters::GROUP, &counts);
+    let name = text.metric("", &BUSY_SECONDS);
+    for (number, worker) in workers() {
+        let seconds = worker.busy_cycles() as f64 / snapshot.tsc_hz as f64;
+        text.value(&name, &[("worker", &number)], seconds);
     }
-    for gauge in &snapshot.metrics.gauges {
-        let name = format!("understudy_{function}_{}", gauge.name);
-        text.one(&name, "gauge", &words(function, &gauge.name), &[], gauge.value);
+    let prefix = format!("{}_", instance.function);
+    let metrics = &snapshot.metrics;
+    for (kind, values) in [(Kind::Counter, &metrics.counters), (Kind::Gauge, &metrics.gauges)] {
+        for named in values {
+            let name = text.head(&prefix, kind, &named.name, named.help);
+            text.value(&name, &[], named.value);
+        }
     }
-    for table in &snapshot.metrics.tables {
+    for table in &metrics.tables {
         rows(&mut text, table);
     }
-    latencies(&mut text, &snapshot.metrics.latencies);
+    latencies(&mut text, &metrics.latencies);
     text.0
 }
 
-fn words(function: &str, name: &str) -> String {
-    format!("[{function}]: {}", name.replace('_', " "))
-}
-
-fn ports(text: &mut Text, snapshot: &Snapshot) {
-    type Count = fn(&super::super::snapshot::Port) -> u64;
-    let counts: [(&str, &str, Count); 8] = [
-        ("received_frames", "Frames received", |port| port.rx_frames),
-        ("received_bytes", "Bytes received, without frame check sequences", |port| port.rx_bytes),
-        ("sent_frames", "Frames that the device accepted for transmission", |port| port.tx_frames),
-        ("sent_bytes", "Bytes that the device accepted for transmission", |port| port.tx_bytes),
-        ("missed_frames", "Frames lost in the device because no worker received them in time", |port| {
-            port.missed
-        }),
-        ("receive_errors", "Frames that the device received with an error", |port| port.rx_errors),
-        ("no_buffer", "Receive attempts of the device that found no free packet buffer", |port| {
-            port.no_buffer
-        }),
-        ("send_errors", "Frames that the device could not send", |port| port.tx_errors),
-    ];
-    for (what, help, count) in counts {
-        let name = format!("understudy_port_{what}_total");
-        text.head(&name, "counter", help);
-        for port in &snapshot.ports {
-            text.value(&name, &[("port", &port.name)], count(port));
-        }
-    }
-}
-
-fn workers(text: &mut Text, snapshot: &Snapshot) {
-    type Count = fn(&super::super::snapshot::Worker) -> u64;
-    let counts: [(&str, &str, Count); 7] = [
-        ("received_frames", "Frames received by a worker", |worker| worker.rx_frames),
-        ("turns", "Iterations of a worker's loop", |worker| worker.turns),
-        ("busy_turns", "Iterations of a worker's loop in which frames were received", |worker| {
-            worker.busy_turns
-        }),
-        ("consumed_frames", "Frames that the function consumed", |worker| worker.consumed),
-        ("punted_frames", "Frames passed to the control plane", |worker| worker.punted),
-        ("handed_off_frames", "Frames handed to the worker that owns their port", |worker| worker.handed_off),
-        ("made_frames", "Frames that the function created and sent", |worker| worker.made),
-    ];
-    for (what, help, count) in counts {
-        let name = format!("understudy_worker_{what}_total");
-        text.head(&name, "counter", help);
-        for worker in &snapshot.workers {
-            text.value(&name, &[("worker", &worker.worker.to_string())], count(worker));
-        }
-    }
-    for (name, help, unit) in [
-        (
-            "understudy_worker_busy_seconds_total",
-            "Time of a worker's iterations in which frames were received",
-            snapshot.tsc_hz,
-        ),
-        (
-            "understudy_worker_busy_cycles_total",
-            "TSC cycles of a worker's iterations in which frames were received",
-            1,
-        ),
-    ] {
-        text.head(name, "counter", help);
-        for worker in &snapshot.workers {
-            let label = [("worker", &*worker.worker.to_string())];
-            if unit == 1 {
-                text.value(name, &label, worker.busy_cycles);
-            } else {
-                text.value(name, &label, worker.busy_cycles as f64 / unit as f64);
-            }
+/// Appends the counters of items, each with the value of its label.
+fn items(text: &mut Text, group: &Group, items: &[(String, &Counts)]) {
+    for metric in group.metrics() {
+        let (Some(reported), Some(observed)) = (metric.reported, metric.observed) else { continue };
+        let name = text.head(&format!("{}_", group.item), metric.kind, observed, metric.help);
+        for (item, counts) in items {
+            text.value(&name, &[(group.keys[0], item)], counts.get(reported));
         }
     }
 }
@@ -113,22 +86,21 @@ fn labels<'a>(keys: &'a [String], row: &'a Row) -> Vec<(&'a str, &'a str)> {
 }
 
 fn rows(text: &mut Text, table: &Table) {
-    let keys = &table.columns[..table.keys];
-    let help = |what: &str| format!("{} by {}", what.replace('_', " "), keys.join(", "));
-    for at in table.columns.len() - table.gauges..table.columns.len() {
-        let column = &table.columns[at];
-        let name = format!("understudy_{}_{column}", table.name);
-        text.head(&name, "gauge", &help(column));
+    let prefix = format!("{}_", table.name);
+    let (mut gauge, mut count) = (table.columns.len() - table.gauges, 0);
+    for metric in table.group.iter().flat_map(|group| group.metrics()) {
+        let Some(observed) = metric.observed else { continue };
+        let name = text.head(&prefix, metric.kind, observed, metric.help);
+        let at = if metric.kind == Kind::Counter { &mut count } else { &mut gauge };
         for row in &table.rows {
-            text.value(&name, &labels(keys, row), &row.cells[at]);
+            let labels = labels(&table.columns[..table.keys], row);
+            if metric.kind == Kind::Counter {
+                text.value(&name, &labels, row.counts[*at]);
+            } else {
+                text.value(&name, &labels, &row.cells[*at]);
+            }
         }
-    }
-    for (at, count) in table.counts.iter().enumerate() {
-        let name = format!("understudy_{}_{count}_total", table.name);
-        text.head(&name, "counter", &help(count));
-        for row in &table.rows {
-            text.value(&name, &labels(keys, row), row.counts[at]);
-        }
+        *at += 1;
     }
 }
 
@@ -136,8 +108,8 @@ fn latencies(text: &mut Text, latencies: &[Latency]) {
     if latencies.is_empty() {
         return;
     }
-    let name = "understudy_latency_seconds";
-    text.head(name, "summary", "Latencies since the run began, by what was measured");
+    let name = series("", LATENCY.kind, LATENCY.observed.unwrap_or_default());
+    text.block(&name, "summary", LATENCY.help);
     for latency in latencies {
         let quantiles = [
             ("0.5", latency.p50_ns),
@@ -147,9 +119,9 @@ fn latencies(text: &mut Text, latencies: &[Latency]) {
             ("1", latency.max_ns),
         ];
         for (quantile, ns) in quantiles {
-            text.value(name, &[("of", &latency.name), ("quantile", quantile)], ns as f64 / 1e9);
+            text.value(&name, &[("of", &latency.name), ("quantile", quantile)], ns as f64 / 1e9);
         }
-        text.value("understudy_latency_seconds_count", &[("of", &latency.name)], latency.count);
+        text.value(&format!("{name}_count"), &[("of", &latency.name)], latency.count);
     }
 }
 
@@ -158,13 +130,21 @@ fn latencies(text: &mut Text, latencies: &[Latency]) {
 struct Text(String);
 
 impl Text {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
+    /// Begins the block of a metric. Returns the name of its series.
+    fn head(&mut self, prefix: &str, kind: Kind, name: &str, help: &str) -> String {
+        let name = series(prefix, kind, name);
+        self.block(&name, if kind == Kind::Counter { "counter" } else { "gauge" }, help);
+        name
+    }
+
+    fn metric(&mut self, prefix: &str, metric: &Metric) -> String {
+        self.head(prefix, metric.kind, metric.observed.unwrap_or_default(), metric.help)
+    }
+
+    fn block(&mut self, name: &str, kind: &str, help: &str) {
+        let help = help.replace('\\', "\\\\").replace('\n', "\\n");
         // Writing to a string does not fail.
-        _ = writeln!(
-            self.0,
-            "# HELP {name} {}\n# TYPE {name} {kind}",
-            help.replace('\\', "\\\\").replace('\n', "\\n")
-        );
+        _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
     fn value(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
@@ -177,8 +157,8 @@ impl Text {
         _ = writeln!(self.0, "{end} {value}");
     }
 
-    fn one(&mut self, name: &str, kind: &str, help: &str, labels: &[(&str, &str)], value: impl Display) {
-        self.head(name, kind, help);
-        self.value(name, labels, value);
+    fn one(&mut self, prefix: &str, metric: &Metric, labels: &[(&str, &str)], value: impl Display) {
+        let name = self.metric(prefix, metric);
+        self.value(&name, labels, value);
     }
 }
