@@ -14,7 +14,7 @@ mod socket;
 mod trace;
 
 pub(crate) use client::{Client, ClientError, Target};
-pub(crate) use config::{ObserveConfig, read as read_config};
+pub(crate) use config::{Keys, ObserveConfig, read as read_config};
 pub(crate) use snapshot::{
     FunctionMetrics, Instance, Latency, Port, Row, Snapshot, Table, busiest, queue_pairs,
 };

@@ -22,10 +22,13 @@ use core::net::IpAddr;
 use dataplane::config::Port;
 use miette::Report;
 use p4ce::Secret;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::Nanos;
 
+/// The table `[consensus]`
+pub(crate) const TABLE: &TableSpec = &config::Keys::TABLE;
 /// Retransmissions before the NIC reports an error
 const RETRY_COUNT: u8 = 6;
 /// Unit of the local ACK timeout, in ns (IB 9.7.6.1.3)
@@ -81,7 +84,7 @@ impl ConsensusConfig {
 }
 
 impl SwitchFunction for ConsensusConfig {
-    const KEY: &'static str = "consensus";
+    const TABLE: &'static TableSpec = TABLE;
     const LIVE: bool = true;
 
     /// Returns `None`: a server needs the host of `[nic]`.

@@ -9,12 +9,13 @@ use crate::functions::launch::{Closing, Launch};
 use crate::functions::tunnel::config::InnerFunction;
 use dataplane::config::Port;
 use miette::Report;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::forward::Config;
 
 impl SwitchFunction for Config {
-    const KEY: &'static str = "forward";
+    const TABLE: &'static TableSpec = &config::Keys::TABLE;
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::forwarding(table, ports)

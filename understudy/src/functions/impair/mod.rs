@@ -9,12 +9,13 @@ use crate::functions::function::SwitchFunction;
 use crate::functions::launch::{Closing, Launch};
 use dataplane::config::Port;
 use miette::Report;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::impair::Config;
 
 impl SwitchFunction for Config {
-    const KEY: &'static str = "impair";
+    const TABLE: &'static TableSpec = &config::Keys::TABLE;
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::read(table, ports)

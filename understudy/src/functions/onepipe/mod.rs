@@ -13,11 +13,12 @@ use crate::functions::launch::{Closing, Launch};
 use crate::functions::tunnel::config::InnerFunction;
 use dataplane::config::Port;
 use miette::Report;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 
 impl SwitchFunction for OnePipeConfig {
-    const KEY: &'static str = "onepipe";
+    const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const LIVE: bool = true;
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {

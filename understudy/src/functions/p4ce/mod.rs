@@ -12,11 +12,12 @@ use crate::functions::function::{File, SwitchFunction};
 use crate::functions::launch::{Closing, Launch};
 use dataplane::config::Port;
 use miette::Report;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 
 impl SwitchFunction for P4ceConfig {
-    const KEY: &'static str = "p4ce";
+    const TABLE: &'static TableSpec = &config::Keys::TABLE;
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::read(table, ports)

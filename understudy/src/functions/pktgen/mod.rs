@@ -12,11 +12,12 @@ use crate::functions::launch::{Closing, Launch};
 use dataplane::config::Port;
 use miette::Report;
 use pktgen::Profile;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 
 impl SwitchFunction for Profile {
-    const KEY: &'static str = "pktgen";
+    const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const LIVE: bool = true;
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {

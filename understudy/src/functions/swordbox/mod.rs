@@ -11,11 +11,12 @@ use crate::functions::function::{File, SwitchFunction};
 use crate::functions::launch::{Closing, Launch};
 use dataplane::config::Port;
 use miette::Report;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 
 impl SwitchFunction for SwordboxConfig {
-    const KEY: &'static str = "swordbox";
+    const TABLE: &'static TableSpec = &config::Keys::TABLE;
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::read(table, ports)
@@ -26,6 +27,9 @@ impl SwitchFunction for SwordboxConfig {
             "[swordbox] supports one worker, which puts the operations on each word into one order",
         );
         self.journal = self.journal.take().map(|journal| file.folder.join(journal));
+        if let Some(journal) = &self.journal {
+            config::check_journal_folder(journal, file.root);
+        }
     }
 
     fn summary(&self, ports: &[Port]) -> Vec<(&'static str, String)> {
