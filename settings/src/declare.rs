@@ -247,6 +247,7 @@ pub const fn secs(range: RangeInclusive<u64>) -> Type<Nanos> {
 }
 
 /// Numbers in a range, with or without a fraction.
+#[expect(clippy::redundant_closure_for_method_calls, reason = "a method is not a reader of every lifetime")]
 pub const fn number(range: RangeInclusive<f64>) -> Type<f64> {
     Type::new(Kind::Number(*range.start(), *range.end()), |value| value.fraction())
 }
@@ -257,6 +258,7 @@ pub const fn drawn<T>(range: RangeInclusive<f64>, read: fn(&Value<'_>) -> Option
 }
 
 /// `true` or `false`.
+#[expect(clippy::redundant_closure_for_method_calls, reason = "a method is not a reader of every lifetime")]
 pub const fn boolean() -> Type<bool> {
     Type::new(Kind::Boolean, |value| value.boolean())
 }
@@ -337,6 +339,14 @@ pub struct Key<T: 'static, P> {
     reader: Reader<T>,
     presence: PhantomData<P>,
 }
+
+impl<T> Clone for Type<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Type<T> {}
 
 impl<T> Clone for Reader<T> {
     fn clone(&self) -> Self {

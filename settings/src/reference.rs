@@ -40,7 +40,7 @@ pub fn values(key: &dyn Declared) -> String {
 }
 
 /// Describes a range; `most` is the largest number of the type, which needs no mention.
-fn range<T: PartialEq + core::fmt::Display>(first: T, last: T, most: T) -> String {
+fn range<T: Copy + PartialEq + core::fmt::Display>(first: T, last: T, most: T) -> String {
     if last == most { String::new() } else { format!(" from {first} to {last}") }
 }
 
@@ -188,9 +188,8 @@ pub fn set_values(root: &DeTable<'_>, text: &str, table: &'static TableSpec) -> 
         let value = match (written, absent) {
             (Some(_), _) if name == "secret" => "given",
             (Some(written), _) if written.lines().count() == 1 => written,
-            (Some(_), _) => return None,
             (None, Absent::Default(default)) => default,
-            (None, _) => return None,
+            _ => return None,
         };
         match kind {
             Kind::Table(_, "") | Kind::List(_) | Kind::Tables(_) => return None,

@@ -174,7 +174,7 @@ impl<'a> Table<'a> {
         let Spec { name, kind, absent, .. } = key.spec;
         let example = match (kind, absent) {
             // Writing a boolean changes it.
-            (Kind::Boolean, Absent::Default(default)) if default == "true" => "false",
+            (Kind::Boolean, Absent::Default("true")) => "false",
             (Kind::Boolean, Absent::Default(_)) => "true",
             _ => key.spec.example,
         };

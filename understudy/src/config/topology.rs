@@ -151,7 +151,7 @@ pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Network> {
         switch_tables.into_iter().zip(0..).map(|(table, n)| switch(table, n, &spans)).collect();
     let hosts: Vec<_> = host_tables.into_iter().zip(0..).map(|(table, n)| host(table, n, &spans)).collect();
     let links: Vec<_> = link_tables.into_iter().map(|table| link(table, &mut spans)).collect();
-    let (switches, systems) = switches.into_iter().collect::<Option<Vec<_>>>()?.into_iter().unzip();
+    let (switches, systems) = switches.into_iter().unzip();
     let (hosts, interfaces) = hosts.into_iter().collect::<Option<Vec<_>>>()?.into_iter().unzip();
     let links = links.into_iter().collect::<Option<Vec<_>>>()?;
     if problems.any() {
@@ -259,7 +259,7 @@ fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
     (settings, idle)
 }
 
-fn switch(table: Table<'_>, number: usize, spans: &Spans) -> Option<(Switch, System)> {
+fn switch(table: Table<'_>, number: usize, spans: &Spans) -> (Switch, System) {
     let representative = table
         .value(SwitchKeys::representative)
         .and_then(|value| Spans::find_index(&spans.hosts, &value, "host"));
@@ -272,7 +272,7 @@ fn switch(table: Table<'_>, number: usize, spans: &Spans) -> Option<(Switch, Sys
     };
     let system = table.read(SwitchKeys::os).unwrap_or(System::Other);
     table.finish();
-    Some((switch, system))
+    (switch, system)
 }
 
 fn unicast(value: &Value<'_>) -> Option<IpAddr> {

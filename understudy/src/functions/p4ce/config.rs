@@ -106,7 +106,7 @@ settings::table! {
     replicas: () = special("list of IP addresses") => required() example(["10.0.0.1", "10.0.0.2"]);
 }
 
-pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<P4ceConfig> {
+pub(super) fn read(table: &Table<'_>, ports: &Ports) -> P4ceConfig {
     let groups = table.read(Keys::groups);
     let max_replicas = table.read(Keys::max_replicas);
     let stations = table.read(Keys::stations);
@@ -119,7 +119,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<P4ceConfig> {
         ..Limits::default()
     };
     let (addresses, lists) = (table.read(Keys::addresses), lists(table, max_replicas));
-    Some(P4ceConfig {
+    P4ceConfig {
         mac: table.read(Keys::mac),
         addresses: addresses.unwrap_or_default(),
         gateways: table.read(Keys::gateways),
@@ -136,7 +136,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<P4ceConfig> {
         ports: ports.list.len() as u16,
         counted_qps: table.read(Keys::counted_qps),
         seed: table.read(Keys::seed),
-    })
+    }
 }
 
 /// Reads the subnets of the hosts that may do something.

@@ -20,7 +20,7 @@ impl SwitchFunction for P4ceConfig {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
-        config::read(table, ports)
+        Some(config::read(table, ports))
     }
 
     fn check(&mut self, file: &File<'_>) {
