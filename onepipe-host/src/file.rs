@@ -4,29 +4,111 @@
 use crate::config::{Clock, Config, Settings};
 use core::net::IpAddr;
 use core::ops::Range;
-use onepipe::OnePipe;
 use onepipe::process::{self, BeaconPeer, Peer, ProcessId};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
-use settings::address::{address, ip, station};
+use settings::address::ip;
+use settings::declare::{
+    TableSpec, boolean, mac, micros, nanos, special, subnet_address, tables, text, whole, words,
+};
 use settings::port::Ports;
 use settings::runtime::Runtime;
-use settings::tree::{Problems, Table, Value, section, subsections};
+use settings::tree::{Problems, Table, Value};
 use settings::{Dpdk, Machine, Problem, Report, file};
 use std::path::Path;
 use switch::Nanos;
 use toml::de::DeTable;
 
-const BEACONS: &str = "[[process.beacons]]";
-const PEERS: &str = "[[process.peers]]";
+const BEACONS: &str = BeaconKeys::TABLE.header;
+const PEERS: &str = PeerKeys::TABLE.header;
 /// Maximum queue pair number: numbers have 24 bits, and the last one is for multicast
 const MAX_QPN: u64 = 0xff_fffe;
-/// Default queue pair number, as `understudy plan` assigns it
-const DEFAULT_QPN: u64 = 0x11;
 /// Maximum of most times, in microseconds: a second
 const MAX_US: u64 = 1_000_000;
 /// Lengths of IP, UDP, BTH, DETH and ICRC, for IPv4 and IPv6
 const HEADERS: [u16; 2] = [20 + 8 + 12 + 8 + 4, 40 + 8 + 12 + 8 + 4];
+
+/// The table `[process]`
+pub const TABLE: &TableSpec = &Keys::TABLE;
+
+settings::table! {
+    /// 1Pipe process
+    pub(crate) enum Keys "[process]";
+    /// Number of the process, different from those of its peers
+    id: u32 = whole(0..=u32::MAX as u64) => required() example(1);
+    /// Address of the process, with the length of its subnet's prefix
+    address: (IpAddr, u8) = subnet_address() => required() example("10.0.0.1/24");
+    /// MAC address of the process
+    mac: MacAddr = mac() => optional("that of the port") example("02:00:00:00:00:01");
+    /// Queue pair number
+    qpn: u32 = whole(2..=MAX_QPN) => default(0x11);
+    /// Clock from which timestamps are taken: UTC or TAI
+    clock: Clock = words(&[("realtime", Clock::Realtime), ("tai", Clock::Tai)]) => default("realtime");
+    /// Whether the application gets an event for every scattering that is settled, beside those for failed messages
+    tell_settled: bool = boolean() => default(false);
+    /// Switch that keeps the barriers of the process's link, or the host that represents it
+    beacons: () = tables(&BeaconKeys::TABLE) => required();
+    /// Other processes
+    peers: () = tables(&PeerKeys::TABLE) => required();
+    /// Longest delay of an acknowledgement
+    ack_delay_us: Nanos = micros(1..=MAX_US) => default(3);
+    /// Time between two beacons
+    beacon_interval_ns: Nanos = nanos(1_000..=1_000_000) => default(3000);
+    /// Whether messages carry barriers, too; only a switch with `incarnation = "chip"` reads them
+    barriers_in_messages: bool = boolean() => default(false);
+    /// Q_Key of 1Pipe's datagrams
+    qkey: u32 = whole(0..=u32::MAX as u64) => default(0x31506970);
+    /// Size of 1Pipe's header and data in a packet, a multiple of 4
+    mtu: usize = whole(256..=rocev2::MAX_PAYLOAD as u64).unit("bytes") => default(1024);
+    /// Traffic class of all packets; the DSCP has to be that of the representatives' beacons
+    traffic_class: u8 = whole(0..=255) => default(0);
+    /// Hop limit of packets
+    hop_limit: u8 = whole(1..=255) => default(64);
+    /// Lead over the clock from which a message or barrier is refused
+    ahead_max_us: Nanos = micros(1..=MAX_US) => default(10000);
+    /// Time without an acknowledgement after which a message fails
+    timeout_us: Nanos = micros(2..=10 * MAX_US) => optional("1000, or 10 times `ack_delay_us` if that is longer") example(1000);
+    /// Packets after which an acknowledgement is sent at once
+    ack_every: u32 = whole(1..=64) => default(16);
+    /// Messages whose result has not been reported to the application
+    max_unsettled: usize = whole(1..=1 << 24) => default(65536);
+    /// Messages that have not been sent
+    send_buffer_kib: usize = whole(1..=4 << 20).unit("KiB") => default(65536);
+    /// Buffer for one sender until the application has taken the messages; a longer message cannot be sent
+    receive_window_kib: usize = whole(1..=1 << 18).unit("KiB") => default(18432);
+    /// Buffer for all senders
+    receive_buffer_kib: usize = whole(1..=1 << 30).unit("KiB") => default(262144);
+    /// Initial congestion window of a receiver
+    initial_window_kib: usize = whole(1..=1 << 20).unit("KiB") => default(64);
+}
+
+settings::table! {
+    /// Switch that keeps the barriers of the process's link, or the host that represents it
+    pub(crate) enum BeaconKeys "[[process.beacons]]";
+    /// Name of the switch, in reports
+    switch: String = text("string") => optional("none") example("tor1");
+    /// MAC address to which beacons are sent
+    mac: MacAddr = mac() => required() example("02:00:00:00:00:fe");
+    /// Address to which beacons are sent
+    address: () = special("IP address") => required() example("10.0.0.254");
+    /// Queue pair to which beacons are sent
+    qpn: u32 = whole(2..=MAX_QPN) => required() example(0x100);
+    /// End of the tunnel at the process's switch, which leads beacons onto the link; at most one
+    detour: () = special("list of IP addresses") => default([]) example(["10.255.0.1"]);
+}
+
+settings::table! {
+    /// Another process
+    pub(crate) enum PeerKeys "[[process.peers]]";
+    /// Number of the process
+    id: u32 = whole(0..=u32::MAX as u64) => required() example(2);
+    /// MAC address of the process, or of the router to it
+    mac: MacAddr = mac() => required() example("02:00:00:00:00:02");
+    /// Address of the process
+    address: () = special("IP address") => required() example("10.0.0.2");
+    /// Queue pair number of the process
+    qpn: u32 = whole(2..=MAX_QPN) => default(0x11);
+}
 
 /// Reads and validates a configuration file.
 ///
@@ -42,7 +124,7 @@ fn read_all(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Option<Co
     let root = Table::root(root, problems);
     let dpdk = Dpdk::read(&root, folder, &Machine::this());
     check_runtime(&dpdk.runtime, problems);
-    let process = section(&root, "process").and_then(|table| {
+    let process = root.section(TABLE).and_then(|table| {
         let process = read(&table, &dpdk.ports);
         table.finish();
         process
@@ -61,97 +143,48 @@ pub fn check_runtime(runtime: &Runtime, problems: &Problems) {
 /// Reads the table `[process]` of a file with these ports. Returns `None` if it is invalid; the problems are
 /// reported to the table.
 pub fn read(table: &Table<'_>, ports: &Ports) -> Option<Settings> {
-    let id = table.require("id", "1").and_then(|value| value.number(0..=u32::MAX.into(), 1));
-    let own_address = table.require("address", "\"10.0.0.1/24\"");
-    let own_address = own_address.and_then(|value| address(&value));
-    let mac = table.get("mac", "\"02:00:00:00:00:01\"").map(|value| station(&value));
-    let qpn = Qpn::new(table.number("qpn", 2..=MAX_QPN, DEFAULT_QPN) as u32);
-    let clock = table.get("clock", "\"realtime\"").and_then(|value| value.word(&["realtime", "tai"]));
-    let tell_settled = table.boolean("tell_settled", false);
+    let id = table.read(Keys::id);
+    let own_address = table.read(Keys::address);
+    let mac = table.read(Keys::mac);
+    let qpn = Qpn::new(table.read(Keys::qpn));
+    let (clock, tell_settled) = (table.read(Keys::clock), table.read(Keys::tell_settled));
     let beacons = beacons(table, own_address.map(|(ip, _)| ip));
-    let own = id.map(|id| ProcessId(id as u32));
+    let own = id.map(ProcessId);
     let peers = peers(table, own, own_address.map(|(ip, _)| ip));
-    let numbers = Numbers::read(table, ports, own_address.map(|(ip, _)| ip));
+    let mtu = mtu(table, ports, own_address.map(|(ip, _)| ip));
+    let (ack_delay, timeout) = (table.read(Keys::ack_delay_us), timeout(table));
     one_port(table, ports);
     let (own_address, prefix) = own_address?;
-    let own = Peer { id: own?, mac: mac.flatten().unwrap_or_default(), address: own_address, qpn };
+    let own = Peer { id: own?, mac: mac.unwrap_or_default(), address: own_address, qpn };
     let (switch, beacons) = beacons?;
     let mut process = process::Config::new(own, beacons);
     process.peers = peers?;
-    numbers.apply(&mut process);
-    let clock = if clock == Some("tai") { Clock::Tai } else { Clock::Realtime };
-    Some(Settings { process, mac: mac.flatten(), prefix, switch, clock, tell_settled })
+    (process.mtu, process.ack_delay, process.timeout) = (mtu, ack_delay, timeout);
+    read_numbers(table, &mut process);
+    Some(Settings { process, mac, prefix, switch, clock, tell_settled })
 }
 
-/// Numeric and boolean keys, each of which has a default
-struct Numbers {
-    barriers_in_messages: bool,
-    qkey: u32,
-    mtu: usize,
-    traffic_class: u8,
-    hop_limit: u8,
-    beacon_interval: Nanos,
-    ahead_max: Nanos,
-    timeout: Nanos,
-    ack_delay: Nanos,
-    ack_every: u32,
-    max_unsettled: usize,
-    /// `send_buffer`, `receive_window`, `receive_buffer`, `initial_window`
-    bytes: [usize; 4],
-}
-
-impl Numbers {
-    fn read(table: &Table<'_>, ports: &Ports, own: Option<IpAddr>) -> Self {
-        let micros = |key, range, default| Nanos::from_micros(table.number(key, range, default));
-        let kib =
-            |key, max, default: usize| (table.number(key, 1..=max, default as u64 >> 10) << 10) as usize;
-        let placeholder =
-            Peer { id: ProcessId(0), mac: MacAddr::default(), address: [0; 4].into(), qpn: Qpn::new(0) };
-        let Peer { mac, address, qpn, .. } = placeholder;
-        let default = process::Config::new(placeholder, BeaconPeer { mac, address, qpn, detour: Vec::new() });
-        let ack_delay = micros("ack_delay_us", 1..=MAX_US, default.ack_delay.0 / 1_000);
-        let interval = table.number("beacon_interval_ns", 1_000..=1_000_000, default.beacon_interval.0);
-        Self {
-            // Only `chip` writes a link's barriers into messages; otherwise they are the sender's, and not
-            // valid for the link.
-            barriers_in_messages: table.boolean("barriers_in_messages", false),
-            qkey: table.number("qkey", 0..=u32::MAX.into(), OnePipe::QKEY.into()) as u32,
-            mtu: mtu(table, ports, own, default.mtu),
-            traffic_class: table.number("traffic_class", 0..=255, 0) as u8,
-            hop_limit: table.number("hop_limit", 1..=255, default.hop_limit.into()) as u8,
-            beacon_interval: Nanos(interval),
-            ahead_max: micros("ahead_max_us", 1..=MAX_US, default.ahead_max.0 / 1_000),
-            ack_delay,
-            timeout: timeout(table, &default, ack_delay),
-            ack_every: table.number("ack_every", 1..=64, default.ack_every.into()) as u32,
-            max_unsettled: table.number("max_unsettled", 1..=1 << 24, default.max_unsettled as u64) as usize,
-            bytes: [
-                kib("send_buffer_kib", 4 << 20, default.send_buffer),
-                kib("receive_window_kib", 1 << 18, default.receive_window as usize),
-                kib("receive_buffer_kib", 1 << 30, default.receive_buffer),
-                kib("initial_window_kib", 1 << 20, default.initial_window as usize),
-            ],
-        }
-    }
-
-    fn apply(self, config: &mut process::Config) {
-        let [send_buffer, receive_window, receive_buffer, initial_window] = self.bytes;
-        config.barriers_in_messages = self.barriers_in_messages;
-        (config.qkey, config.mtu) = (self.qkey, self.mtu);
-        (config.traffic_class, config.hop_limit) = (self.traffic_class, self.hop_limit);
-        (config.beacon_interval, config.ahead_max) = (self.beacon_interval, self.ahead_max);
-        (config.timeout, config.ack_delay, config.ack_every) = (self.timeout, self.ack_delay, self.ack_every);
-        (config.max_unsettled, config.send_buffer) = (self.max_unsettled, send_buffer);
-        (config.receive_window, config.receive_buffer) = (receive_window as u32, receive_buffer);
-        // The receive window bounds what may be in flight.
-        config.initial_window = (initial_window as u32).min(config.receive_window);
-    }
+/// Reads the numeric and boolean keys, all of which have a default.
+fn read_numbers(table: &Table<'_>, config: &mut process::Config) {
+    config.barriers_in_messages = table.read(Keys::barriers_in_messages);
+    config.qkey = table.read(Keys::qkey);
+    config.traffic_class = table.read(Keys::traffic_class);
+    config.hop_limit = table.read(Keys::hop_limit);
+    config.beacon_interval = table.read(Keys::beacon_interval_ns);
+    config.ahead_max = table.read(Keys::ahead_max_us);
+    config.ack_every = table.read(Keys::ack_every);
+    config.max_unsettled = table.read(Keys::max_unsettled);
+    config.send_buffer = table.read(Keys::send_buffer_kib) << 10;
+    config.receive_window = (table.read(Keys::receive_window_kib) << 10) as u32;
+    config.receive_buffer = table.read(Keys::receive_buffer_kib) << 10;
+    // The receive window bounds what may be in flight.
+    let initial_window = (table.read(Keys::initial_window_kib) << 10) as u32;
+    config.initial_window = initial_window.min(config.receive_window);
 }
 
 /// Reads the size of 1Pipe's header and data, which have to fit into the port's MTU.
-fn mtu(table: &Table<'_>, ports: &Ports, own: Option<IpAddr>, default: usize) -> usize {
-    let given = table.spanned_number("mtu", 256..=rocev2::MAX_PAYLOAD as u64, default as u64);
-    let (span, mtu) = given.map_or((None, default), |mtu| (Some(mtu.span()), mtu.into_inner() as usize));
+fn mtu(table: &Table<'_>, ports: &Ports, own: Option<IpAddr>) -> usize {
+    let (span, mtu) = (table.span_of(Keys::mtu), table.read(Keys::mtu));
     let headers = HEADERS[usize::from(own.is_some_and(|own| own.is_ipv6()))];
     let port = ports.list.first().map_or(9_600, |port| port.mtu);
     let max = usize::from(port.saturating_sub(headers)) / 4 * 4;
@@ -167,28 +200,27 @@ fn mtu(table: &Table<'_>, ports: &Ports, own: Option<IpAddr>, default: usize) ->
     } else if !mtu.is_multiple_of(4) {
         let problem = at(span, format!("`mtu` has to be a multiple of four, but is {mtu}"));
         table.problems().add(problem.help(format!("write `mtu = {}`", mtu / 4 * 4)));
-    } else {
-        return mtu;
     }
-    default
+    mtu
 }
 
-/// Reads the timeout of messages, which has to be longer than the delay of acknowledgements.
-fn timeout(table: &Table<'_>, default: &process::Config, ack_delay: Nanos) -> Nanos {
+/// Reads the time-out of messages, which has to be longer than the delay of acknowledgements.
+fn timeout(table: &Table<'_>) -> Nanos {
+    const DEFAULT: Nanos = Nanos::from_millis(1);
+    let ack_delay = table.read(Keys::ack_delay_us);
     let delay = ack_delay.0 / 1_000;
-    let Some(given) = table.spanned_number("timeout_us", 2..=10 * MAX_US, default.timeout.0 / 1_000) else {
-        return default.timeout.max(Nanos::from_micros(10 * delay));
+    let Some(given) = table.spanned(Keys::timeout_us) else {
+        return DEFAULT.max(Nanos::from_micros(10 * delay));
     };
     let (span, timeout) = (given.span(), given.into_inner());
-    if timeout <= delay {
+    if timeout <= ack_delay {
         let problem = Problem::at(span, "`timeout_us` is not longer than `ack_delay_us`").label("too short");
         table.problems().add(problem.help(format!(
             "every message would fail before it could be acknowledged: write {} or more, which is {delay} us and several round trips",
             10 * delay
         )));
-        return default.timeout;
     }
-    Nanos::from_micros(timeout)
+    timeout
 }
 
 /// Checks that the process has one port with one receive queue: its barriers rely on the order of frames
@@ -212,7 +244,7 @@ fn one_port(table: &Table<'_>, ports: &Ports) {
 
 /// Reads the switch that keeps the barriers of the process's link.
 fn beacons(table: &Table<'_>, own: Option<IpAddr>) -> Option<(String, BeaconPeer)> {
-    let mut tables = subsections(table, "beacons", BEACONS)?.into_iter();
+    let mut tables = table.tables(Keys::beacons)?.into_iter();
     let first = tables.next();
     for second in tables {
         let problem = second.problem("a process's beacons go to one switch").label("another");
@@ -231,16 +263,14 @@ fn beacons(table: &Table<'_>, own: Option<IpAddr>) -> Option<(String, BeaconPeer
         )));
         return None;
     };
-    let switch = table.get("switch", "\"tor1\"").map_or(Some("its switch"), |value| value.text());
-    let mac = table.require("mac", "\"02:00:00:00:00:fe\"").and_then(|value| station(&value));
-    let address =
-        table.require("address", "\"10.0.0.254\"").and_then(|value| address_of_version(&value, own));
-    let qpn = table.require("qpn", "0x100").and_then(|value| value.number(2..=MAX_QPN, 0x100));
-    let detour = table.get("detour", "[\"10.255.0.1\"]");
+    let switch = table.read(BeaconKeys::switch).unwrap_or_else(|| "its switch".into());
+    let (mac, qpn) = (table.read(BeaconKeys::mac), table.read(BeaconKeys::qpn));
+    let address = table.value(BeaconKeys::address).and_then(|value| address_of_version(&value, own));
+    let detour = table.value(BeaconKeys::detour);
     let detour = detour.map_or(Some(Vec::new()), |value| self::detour(&value, own));
     table.finish();
-    let beacons = BeaconPeer { mac: mac?, address: address?, qpn: Qpn::new(qpn? as u32), detour: detour? };
-    Some((switch?.to_owned(), beacons))
+    let beacons = BeaconPeer { mac: mac?, address: address?, qpn: Qpn::new(qpn?), detour: detour? };
+    Some((switch, beacons))
 }
 
 /// Reads the switch's tunnel address, through which beacons get onto the link.
@@ -272,7 +302,7 @@ fn address_of_version(value: &Value<'_>, own: Option<IpAddr>) -> Option<IpAddr> 
 }
 
 fn peers(table: &Table<'_>, own_id: Option<ProcessId>, own: Option<IpAddr>) -> Option<Vec<Peer>> {
-    let tables = subsections(table, "peers", PEERS)?;
+    let tables = table.tables(Keys::peers)?;
     if tables.is_empty() {
         let problem = table.problem("[process] has no peers").label("a peer is missing");
         table.problems().add(problem.help(format!(
@@ -284,9 +314,7 @@ fn peers(table: &Table<'_>, own_id: Option<ProcessId>, own: Option<IpAddr>) -> O
     let mut endpoints: Vec<((IpAddr, Qpn), Range<usize>)> = Vec::new();
     let mut peers = Vec::new();
     for table in tables {
-        let id = table.require("id", "2");
-        let number = id.as_ref().and_then(|value| value.number(0..=u32::MAX.into(), 2));
-        let number = number.map(|id| ProcessId(id as u32));
+        let (id, number) = (table.value(PeerKeys::id), table.read(PeerKeys::id).map(ProcessId));
         if let (Some(value), Some(number)) = (&id, number) {
             if Some(number) == own_id {
                 let problem = value.problem(format!("process {number} is this one"));
@@ -301,10 +329,10 @@ fn peers(table: &Table<'_>, own_id: Option<ProcessId>, own: Option<IpAddr>) -> O
             }
             taken.push((number, value.span()));
         }
-        let mac = table.require("mac", "\"02:00:00:00:00:02\"").and_then(|value| station(&value));
-        let address_value = table.require("address", "\"10.0.0.2\"");
+        let mac = table.read(PeerKeys::mac);
+        let address_value = table.value(PeerKeys::address);
         let address = address_value.as_ref().and_then(|value| address_of_version(value, own));
-        let qpn = Qpn::new(table.number("qpn", 2..=MAX_QPN, DEFAULT_QPN) as u32);
+        let qpn = Qpn::new(table.read(PeerKeys::qpn));
         if let (Some(value), Some(address)) = (address_value, address) {
             if let Some((_, first)) = endpoints.iter().find(|(other, _)| *other == (address, qpn)) {
                 let problem = value.problem(format!("two processes are at {address} with queue pair {qpn}"));

@@ -2,6 +2,7 @@
 
 use crate::tree::Value;
 use core::net::IpAddr;
+use core::ops::Range;
 use rocev2::ethernet::MacAddr;
 
 /// Reads the MAC address of a single station.
@@ -56,4 +57,22 @@ pub fn ip(value: &Value<'_>) -> Option<IpAddr> {
         value.add(problem.help("write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`"));
     }
     ip
+}
+
+/// Reads a node's own addresses with the lengths of their prefixes, of which there is at least one; `remedy` is the advice for an empty list.
+pub fn own_addresses(value: &Value<'_>, remedy: &str) -> Option<Vec<(IpAddr, u8)>> {
+    let mut known: Vec<(IpAddr, Range<usize>)> = Vec::new();
+    let addresses = value.list_of(|element| {
+        let (ip, prefix) = address(element)?;
+        if let Some((_, first)) = known.iter().find(|(other, _)| *other == ip) {
+            let problem = element.problem(format!("`addresses` lists {ip} twice")).label("again");
+            element.add(problem.also(first.clone(), "first here").help("remove one of the two"));
+        }
+        known.push((ip, element.span()));
+        Some((ip, prefix))
+    })?;
+    if addresses.is_empty() {
+        value.add(value.problem("`addresses` is empty").label("no address").help(remedy));
+    }
+    Some(addresses)
 }

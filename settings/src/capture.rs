@@ -126,10 +126,12 @@ pub fn examine(path: &Path, count: bool) -> Result<Size, CaptureError> {
     Ok(size)
 }
 
-/// Returns the operating system's message without the error number.
+/// Describes why a file cannot be read.
 pub fn plain(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or_default().to_lowercase()
+    match error.kind() {
+        ErrorKind::NotFound => "no such file or directory".into(),
+        kind => kind.to_string(),
+    }
 }
 
 #[cfg(test)]

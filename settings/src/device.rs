@@ -1,5 +1,7 @@
 //! Devices of ports.
 
+use crate::declare::{Key, Optional, boolean, other, special, whole, words};
+use crate::port::Keys;
 use crate::report::Problem;
 use crate::tree::{Problems, Table, Value};
 use crate::words::one_of;
@@ -9,19 +11,69 @@ use dataplane::config::Device;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
-/// Device keys, each with an example value for messages
-const DEVICES: [(&str, &str); 10] = [
-    ("pci", "\"0000:3b:00.0\""),
-    ("mlx5", "\"0000:3b:00.0\""),
-    ("af_packet", "{ interface = \"eth1\" }"),
-    ("af_xdp", "{ interface = \"eth1\", start_queue = 0 }"),
-    ("tap", "{ interface = \"us0\" }"),
-    ("memif", "{ socket = \"/run/understudy/memif.sock\", id = 0, role = \"server\" }"),
-    ("vhost", "{ socket = \"/run/understudy/vm.sock\" }"),
-    ("ring", "{}"),
-    ("pcap", "{ rx = \"in.pcap\", tx = \"out.pcap\" }"),
-    ("null", "{ size = 64 }"),
+/// Keys that name a device
+const DEVICES: [Key<(), Optional>; 10] = [
+    Keys::pci,
+    Keys::mlx5,
+    Keys::af_packet,
+    Keys::af_xdp,
+    Keys::tap,
+    Keys::memif,
+    Keys::vhost,
+    Keys::ring,
+    Keys::pcap,
+    Keys::null,
 ];
+
+crate::table! {
+    /// Interface of the kernel
+    pub(crate) enum InterfaceKeys "`interface`";
+    /// Name of the interface, as `ip link` shows it
+    interface: String = other("name of an interface", interface) => required() example("eth1");
+}
+
+crate::table! {
+    /// Interface of the kernel with AF_XDP
+    pub(crate) enum XdpKeys "`af_xdp`" with InterfaceKeys;
+    /// First queue of the interface that the port uses
+    start_queue: u16 = whole(0..=1023) => default(0);
+}
+
+crate::table! {
+    /// Shared memory with another process
+    pub(crate) enum MemifKeys "`memif`";
+    /// Path of the socket over which the two processes find each other
+    socket: () = special("path") => required() example("/run/understudy/memif.sock");
+    /// Number of the interface at the socket
+    id: u32 = whole(0..=u32::MAX as u64) => default(0);
+    /// Which end the port is; the other process has the other one
+    role: bool = words(&[("server", true), ("client", false)]) => required() example("server");
+    /// User whose processes may connect to a server
+    peer_uid: u32 = whole(0..=u32::MAX as u64 - 1) => optional("the user of this process") example(1000);
+}
+
+crate::table! {
+    /// Shared memory with a virtual machine
+    pub(crate) enum VhostKeys "`vhost`";
+    /// Path of the vhost-user socket
+    socket: () = special("path") => required() example("/run/understudy/vm.sock");
+    /// Whether the port connects to a socket of the virtual machine, instead of opening one
+    client: bool = boolean() => default(false);
+}
+
+crate::table! {
+    /// Ring in this process
+    pub(crate) enum RingKeys "`ring`";
+}
+
+crate::table! {
+    /// Generator of empty frames
+    pub(crate) enum NullKeys "`null`";
+    /// Size of a received frame
+    size: u16 = whole(ETHERNET as u64..=9600 + ETHERNET as u64).unit("bytes") => default(64);
+    /// Whether the frames are copied, which costs what a device's driver costs
+    copy: bool = boolean() => default(false);
+}
 
 /// Maximum length of an interface name: `IFNAMSIZ` without the terminating zero
 const MAX_INTERFACE: usize = 15;
@@ -46,9 +98,9 @@ pub struct PlacedDevice {
 /// `folder`.
 pub(crate) fn read(table: &Table<'_>, called: &str, folder: &Path) -> Option<PlacedDevice> {
     let mut given: Vec<_> =
-        DEVICES.iter().filter_map(|&(key, example)| Some((key, table.get(key, example)?))).collect();
+        DEVICES.iter().filter_map(|&key| Some((key.spec.name, table.value(key)?))).collect();
     given.sort_by_key(|(_, value)| value.span().start);
-    let devargs = table.get("devargs", "[\"mprq_en=1\"]");
+    let devargs = table.value(Keys::devargs);
     match given.as_slice() {
         [] => table.problems().add(
             table
@@ -78,7 +130,7 @@ pub(crate) fn read(table: &Table<'_>, called: &str, folder: &Path) -> Option<Pla
 
 /// Returns the device keys as a list for messages.
 fn names() -> String {
-    one_of(DEVICES.iter().map(|(key, _)| key))
+    one_of(DEVICES.iter().map(|key| key.spec.name))
 }
 
 fn device(key: &str, value: &Value<'_>, devargs: &[String], folder: &Path) -> Option<PlacedDevice> {
@@ -98,8 +150,8 @@ fn device(key: &str, value: &Value<'_>, devargs: &[String], folder: &Path) -> Op
         }
         "null" => {
             let table = inline(value, key, "")?;
-            let size = table.number("size", ETHERNET.into()..=9600 + u64::from(ETHERNET), 64) as u16;
-            let copy = table.boolean("copy", false);
+            let size = table.read(NullKeys::size);
+            let copy = table.read(NullKeys::copy);
             table.finish();
             Device::Null { size, copy }
         }
@@ -111,9 +163,8 @@ fn device(key: &str, value: &Value<'_>, devargs: &[String], folder: &Path) -> Op
         }
         _ => {
             let table = inline(value, key, "interface")?;
-            let interface = table.require("interface", "\"eth1\"").and_then(|value| interface(&value));
-            let start_queue =
-                if key == "af_xdp" { table.number("start_queue", 0..=1023, 0) as u16 } else { 0 };
+            let interface = table.read(InterfaceKeys::interface);
+            let start_queue = if key == "af_xdp" { table.read(XdpKeys::start_queue) } else { 0 };
             table.finish();
             let interface = interface?;
             match key {
@@ -224,10 +275,6 @@ pub(crate) fn path(value: &Value<'_>, folder: &Path) -> Option<PathBuf> {
     Some(path)
 }
 
-fn socket(table: &Table<'_>, example: &'static str, folder: &Path) -> Option<PathBuf> {
-    socket_path(&table.require("socket", example)?, folder)
-}
-
 /// Reads the path of a Unix socket.
 pub fn socket_path(value: &Value<'_>, folder: &Path) -> Option<PathBuf> {
     let path = path(value, folder)?;
@@ -244,22 +291,15 @@ pub fn socket_path(value: &Value<'_>, folder: &Path) -> Option<PathBuf> {
 }
 
 fn memif(table: &Table<'_>, folder: &Path) -> Option<Device> {
-    let socket = socket(table, "\"/run/understudy/memif.sock\"", folder);
-    let id = table.number("id", 0..=u32::MAX.into(), 0) as u32;
-    let role = table.require("role", "\"server\"").and_then(|value| value.word(&["server", "client"]));
-    let peer_uid =
-        table.get("peer_uid", "1000").and_then(|value| value.number(0..=u64::from(u32::MAX) - 1, 1000));
-    Some(Device::Memif {
-        socket: socket?,
-        id,
-        server: role? == "server",
-        peer_uid: peer_uid.map(|uid| uid as u32),
-    })
+    let socket = table.value(MemifKeys::socket).and_then(|value| socket_path(&value, folder));
+    let (id, role) = (table.read(MemifKeys::id), table.read(MemifKeys::role));
+    let peer_uid = table.read(MemifKeys::peer_uid);
+    Some(Device::Memif { socket: socket?, id, server: role?, peer_uid })
 }
 
 fn vhost(table: &Table<'_>, folder: &Path) -> Option<Device> {
-    let socket = socket(table, "\"/run/understudy/vm.sock\"", folder);
-    let client = table.boolean("client", false);
+    let socket = table.value(VhostKeys::socket).and_then(|value| socket_path(&value, folder));
+    let client = table.read(VhostKeys::client);
     Some(Device::Vhost { socket: socket?, client })
 }
 

@@ -1,5 +1,6 @@
 //! `[runtime]` and `[[port]]`: the configuration with which DPDK is started.
 
+use crate::declare::TableSpec;
 use crate::machine::Machine;
 use crate::memory;
 use crate::port::{self, Ports};
@@ -7,6 +8,9 @@ use crate::runtime::{self, Runtime};
 use crate::tree::Table;
 use dataplane::config::{Eal, Memory, Workers};
 use std::path::Path;
+
+/// Tables of DPDK's part of a file
+pub const TABLES: [&TableSpec; 2] = [&runtime::Keys::TABLE, &port::Keys::TABLE];
 
 /// DPDK's part of a file.
 pub struct Dpdk {

@@ -10,6 +10,7 @@
 pub mod address;
 pub mod capture;
 mod conflicts;
+pub mod declare;
 mod device;
 mod dpdk;
 pub mod file;
@@ -17,6 +18,7 @@ pub mod machine;
 pub mod memory;
 mod pcap;
 pub mod port;
+pub mod reference;
 pub mod report;
 pub mod runtime;
 pub mod syntax;
@@ -24,6 +26,6 @@ pub mod tree;
 pub mod words;
 
 pub use device::socket_path;
-pub use dpdk::Dpdk;
+pub use dpdk::{Dpdk, TABLES};
 pub use machine::Machine;
 pub use report::{Finding, Problem, Report};

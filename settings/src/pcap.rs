@@ -2,18 +2,29 @@
 
 use crate::capture;
 use crate::conflicts::canonical;
+use crate::declare::{boolean, special};
 use crate::device::path;
 use crate::report::Problem;
 use crate::tree::{Table, Value};
 use dataplane::config::Device;
 use std::path::{Path, PathBuf};
 
+crate::table! {
+    /// Captures; at least one of `rx` and `tx`
+    pub(crate) enum PcapKeys "`pcap`";
+    /// Capture to play, or a list of them: the port has a receive queue for each
+    rx: () = special("path, or list of paths") => optional("no frame is received") example("in.pcap");
+    /// Capture to record what is sent; it is overwritten
+    tx: () = special("path") => optional("what is sent is counted and dropped") example("out.pcap");
+    /// Whether the captures are played over and over, at the highest rate
+    infinite: bool = boolean() => default(false);
+}
+
 /// Reads the captures to play and the capture to record.
 pub(crate) fn read(table: &Table<'_>, folder: &Path) -> (Option<Device>, Option<capture::Size>) {
-    let rx = table.get("rx", "\"in.pcap\"");
-    let tx = table.get("tx", "\"out.pcap\"");
-    let infinite_value = table.get("infinite", "true");
-    let infinite = infinite_value.as_ref().and_then(Value::boolean).unwrap_or(false);
+    let (rx, tx) = (table.value(PcapKeys::rx), table.value(PcapKeys::tx));
+    let infinite_value = table.value(PcapKeys::infinite);
+    let infinite = table.read(PcapKeys::infinite);
     check_keys(table, rx.as_ref(), tx.as_ref(), infinite_value.as_ref().filter(|_| infinite));
     let files = rx.as_ref().map(|value| value.list_if_any().unwrap_or_else(|| vec![value.clone()]));
     let played: Vec<_> =

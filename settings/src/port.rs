@@ -1,9 +1,11 @@
 //! `[[port]]` tables.
 
 use crate::conflicts;
-use crate::device::{self, PlacedDevice};
+use crate::declare::{inline, other, power_of_two, special, whole};
+use crate::device::{self, InterfaceKeys, MemifKeys, NullKeys, PlacedDevice, RingKeys, VhostKeys, XdpKeys};
+use crate::pcap::PcapKeys;
 use crate::report::Problem;
-use crate::tree::{Table, Value, sections};
+use crate::tree::{Table, Value};
 use crate::words::{all_of, closest};
 use dataplane::config::Port;
 use std::path::Path;
@@ -43,7 +45,7 @@ pub struct Ports {
 
 /// Reads the `[[port]]` tables. Relative paths are relative to `folder`.
 pub fn read(root: &Table<'_>, folder: &Path) -> Ports {
-    let tables = sections(root, "port");
+    let tables = root.sections(&Keys::TABLE);
     let complete = tables.is_some();
     let tables = tables.unwrap_or_default();
     if tables.is_empty() && complete {
@@ -70,12 +72,49 @@ pub fn read(root: &Table<'_>, folder: &Path) -> Ports {
     ports
 }
 
+crate::table! {
+    /// A port; one table for each, with exactly one device
+    pub(crate) enum Keys "[[port]]";
+    /// Name by which other tables and reports refer to the port
+    name: Spanned<String> = other("up to 32 letters, digits, `-`, `_` and `.`", name) => required() example("host-a");
+    /// Largest IP packet
+    mtu: u16 = whole(68..=9600).unit("bytes") => default(1500);
+    /// Receive queues; 0 means one for each worker with a device on PCI, and one with any other
+    rx_queues: u64 = whole(0..=128) => optional("as 0") example(1);
+    /// Descriptors of each queue; a power of two
+    descriptors: u16 = power_of_two(32..=32768) => default(512);
+    /// Packet buffers of the port
+    buffers: u64 = whole(64..=1 << 26) => optional("8192, or more if the queues need it") example(8192);
+    /// Device on PCI with a DPDK driver: domain, bus, device and function
+    pci: () = special("PCI address") => optional("another device") example("0000:3b:00.0");
+    /// The same for a NVIDIA ConnectX, whose kernel driver stays
+    mlx5: () = special("PCI address") => optional("another device") example("0000:3b:00.0");
+    /// Interface of the kernel, through an AF_PACKET socket
+    af_packet: () = inline(&InterfaceKeys::TABLE) => optional("another device") example({ interface = "eth1" });
+    /// Interface of the kernel, through AF_XDP sockets
+    af_xdp: () = inline(&XdpKeys::TABLE) => optional("another device") example({ interface = "eth1", start_queue = 0 });
+    /// New interface of the kernel
+    tap: () = inline(&InterfaceKeys::TABLE) => optional("another device") example({ interface = "us0" });
+    /// Shared memory with another process on this machine
+    memif: () = inline(&MemifKeys::TABLE) => optional("another device") example({ socket = "/run/understudy/memif.sock", id = 0, role = "server" });
+    /// Shared memory with a virtual machine
+    vhost: () = inline(&VhostKeys::TABLE) => optional("another device") example({ socket = "/run/understudy/vm.sock" });
+    /// Ring in this process: what is sent is received
+    ring: () = inline(&RingKeys::TABLE) => optional("another device") example({});
+    /// Captures: one to play, one to record
+    pcap: () = inline(&PcapKeys::TABLE) => optional("another device") example({ rx = "in.pcap", tx = "out.pcap" });
+    /// Generator of empty frames, which drops what is sent
+    null: () = inline(&NullKeys::TABLE) => optional("another device") example({ size = 64 });
+    /// Arguments of the driver of a device on PCI
+    devargs: () = special("list of `\"key=value\"`") => optional("the driver's defaults") example(["mprq_en=1"]);
+}
+
 fn port(table: Table<'_>, folder: &Path) -> ReadPort {
-    let name = table.require("name", "\"host-a\"").and_then(|value| name(&value));
-    let mtu = table.number("mtu", 68..=9600, 1500) as u16;
-    let queues = table.spanned_number("rx_queues", 0..=128, 1);
-    let descriptors = table.power_of_two("descriptors", 32..=32768, 512) as u16;
-    let buffers = table.spanned_number("buffers", 64..=1 << 26, BUFFERS);
+    let name = table.read(Keys::name);
+    let mtu = table.read(Keys::mtu);
+    let queues = table.spanned(Keys::rx_queues);
+    let descriptors = table.read(Keys::descriptors);
+    let buffers = table.spanned(Keys::buffers);
     let called = name.as_ref().map_or("this port".into(), |name| format!("port `{}`", name.get_ref()));
     let device = device::read(&table, &called, folder);
     if let Some(device) = &device {

@@ -1,11 +1,13 @@
 //! The `[runtime]` table: memory, workers, and when to stop.
 
+use crate::declare::{boolean, millis, other, power_of_two, special, whole, words};
 use crate::machine::{Machine, cpu_list};
 use crate::report::Problem;
-use crate::tree::{Problems, Table, Value, absent, section};
+use crate::tree::{Problems, Table, Value};
 use core::ops::Range;
 use core::time::Duration;
 use dataplane::config::Idle;
+use switch::Nanos;
 use toml::Spanned;
 
 /// Default memory for virtual devices, in MB; more if the ports need it
@@ -41,34 +43,47 @@ pub struct Runtime {
     pub stop_when_idle: Option<Duration>,
 }
 
+crate::table! {
+    /// Workers, memory, and when to stop
+    pub(crate) enum Keys "[runtime]";
+    /// One element for each worker, a thread that polls ports: the CPU to pin it to, or `"any"`
+    workers: () = special("list of CPU numbers and `\"any\"`") => optional("one worker that the kernel places") example([1]);
+    /// What a worker does in turns without work: `spin` polls on, `yield` offers its CPU to other threads, `sleep` waits up to 100 us
+    idle: Idle = words(&[("spin", Idle::Spin), ("yield", Idle::Yield), ("sleep", Idle::Sleep)]) => default("spin");
+    /// Memory for packets; devices on PCI need huge pages
+    memory_mb: u64 = whole(4..=1 << 20).unit("MB") => optional("as much as the ports need, at least 64, or 512 with huge pages") example(64);
+    /// Whether to use huge pages, which devices on PCI need
+    hugepages: bool = boolean() => default(false);
+    /// Name of DPDK's shared files of this instance, to which secondary processes such as `dpdk-dumpcap` attach
+    file_prefix: String = other("up to 32 letters, digits, `-` and `_`", file_prefix) => optional("no shared files") example("understudy");
+    /// Whether DPDK's telemetry socket exists; it needs `file_prefix`
+    telemetry: bool = boolean() => default(false);
+    /// Frames that wait for the worker whose port's queue they need; a power of two
+    handoff_ring: usize = power_of_two(2..=1 << 20).unit("frames") => default(1024);
+    /// Messages that wait between a worker and the control plane
+    control_queue: usize = whole(1..=1 << 20) => default(1024);
+    /// Time without received frames after which the program stops
+    stop_when_idle_ms: Nanos = millis(1..=MAX_IDLE_MS) => optional("it runs until it is interrupted") example(300);
+}
+
 /// Reads the table.
 pub fn read(root: &Table<'_>, machine: &Machine) -> Runtime {
-    let table = section(root, "runtime").unwrap_or_else(|| absent("runtime", root.problems()));
-    let listed = table.get("workers", "[1]");
+    let table = root.section(&Keys::TABLE).unwrap_or_else(|| Table::absent(&Keys::TABLE, root.problems()));
+    let listed = table.value(Keys::workers);
     let cpus = listed.as_ref().and_then(|value| workers(value, machine)).unwrap_or(vec![None]);
-    let idle = table.get("idle", "\"spin\"").and_then(|value| value.word(&["spin", "yield", "sleep"]));
-    let memory_mb = table.spanned_number("memory_mb", 4..=1 << 20, ORDINARY_MB.into());
-    let hugepages = table.boolean("hugepages", false);
-    let prefix = table.get("file_prefix", "\"understudy\"");
-    let telemetry = table.get("telemetry", "true");
     let runtime = Runtime {
         cpus,
         workers: listed.map(|value| value.span()),
-        idle: match idle {
-            Some("yield") => Idle::Yield,
-            Some("sleep") => Idle::Sleep,
-            _ => Idle::Spin,
-        },
-        memory_mb,
-        hugepages,
-        file_prefix: prefix.as_ref().and_then(file_prefix),
-        telemetry: telemetry.as_ref().and_then(Value::boolean).unwrap_or(false),
-        handoff_ring: table.power_of_two("handoff_ring", 2..=1 << 20, 1024) as usize,
-        control_queue: table.number("control_queue", 1..=1 << 20, 1024) as usize,
-        stop_when_idle: table
-            .spanned_number("stop_when_idle_ms", 1..=MAX_IDLE_MS, 300)
-            .map(|ms| Duration::from_millis(ms.into_inner())),
+        idle: table.read(Keys::idle),
+        memory_mb: table.spanned(Keys::memory_mb),
+        hugepages: table.read(Keys::hugepages),
+        file_prefix: table.read(Keys::file_prefix),
+        telemetry: table.read(Keys::telemetry),
+        handoff_ring: table.read(Keys::handoff_ring),
+        control_queue: table.read(Keys::control_queue),
+        stop_when_idle: table.read(Keys::stop_when_idle_ms).map(|time| Duration::from_nanos(time.0)),
     };
+    let (prefix, telemetry) = (table.value(Keys::file_prefix), table.value(Keys::telemetry));
     if let (true, Some(telemetry), None) = (runtime.telemetry, &telemetry, &prefix) {
         // Without a prefix, all instances would use the socket of the prefix `rte` and could not be
         // distinguished.
@@ -134,7 +149,9 @@ fn workers(value: &Value<'_>, machine: &Machine) -> Option<Vec<Option<usize>>> {
             }
             None => {}
         }
-        let Some(cpu) = element.number(0..=u64::from(u16::MAX), 1).map(|cpu| cpu as usize) else { continue };
+        let Some(cpu) = element.whole_in(0..=u64::from(u16::MAX), "1").map(|cpu| cpu as usize) else {
+            continue;
+        };
         if let Some((_, first)) = used.iter().find(|(other, _)| *other == cpu) {
             let problem = element.problem(format!("CPU {cpu} is listed twice"));
             element.add(problem.label("again").also(first.clone(), "first here").help(

@@ -1,7 +1,10 @@
 //! `understudy check`: checks a configuration file, and prints what it would run.
 
+mod example;
 mod scenario;
 mod summary;
+#[cfg(test)]
+mod tests;
 
 use crate::config::{self, Finding, Purpose, Report};
 use crate::machine::Machine;
@@ -17,8 +20,11 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Configuration file
-    #[arg(value_name = "CONFIG.toml")]
-    config: PathBuf,
+    #[arg(value_name = "CONFIG.toml", required_unless_present = "example")]
+    config: Option<PathBuf>,
+    /// Print a commented file with every key of a function's table, such as p4ce
+    #[arg(long, value_name = "TABLE", conflicts_with_all = ["config", "json"], value_parser = example::names())]
+    example: Option<String>,
     /// Print {"ok", "errors": [{"line", "column", "message", "help"}]}
     #[arg(long)]
     json: bool,
@@ -26,19 +32,18 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let wrong = ExitCode::from(config::EXIT_CODE);
-    let summary = match config::purpose(&args.config) {
-        Purpose::Run => {
-            config::load(&args.config).map(|config| summary::of(&args.config, &config, &Machine::this()))
-        }
-        Purpose::Sim => {
-            config::load_scenario(&args.config).map(|scenario| scenario::of(&args.config, &scenario))
-        }
-        Purpose::Plan => {
-            config::load_topology(&args.config).map(|network| plan::summary(&args.config, &network))
-        }
-        Purpose::Rfc2544 => {
-            config::load_rfc2544(&args.config).map(|config| rfc2544::summary(&args.config, &config))
-        }
+    let Some(path) = &args.config else {
+        let example = args.example.as_deref().and_then(example::file).unwrap_or_default();
+        return print(&example, ExitCode::SUCCESS);
+    };
+    let summary = match config::purpose(path) {
+        Purpose::Run => config::load(path).map(|config| {
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            summary::of(path, &text, &config, &Machine::this())
+        }),
+        Purpose::Sim => config::load_scenario(path).map(|scenario| scenario::of(path, &scenario)),
+        Purpose::Plan => config::load_topology(path).map(|network| plan::summary(path, &network)),
+        Purpose::Rfc2544 => config::load_rfc2544(path).map(|config| rfc2544::summary(path, &config)),
     };
     match (summary, args.json) {
         (Ok(_), true) => print(&format!("{}\n", json!({ "ok": true, "errors": [] })), ExitCode::SUCCESS),

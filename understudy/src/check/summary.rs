@@ -5,13 +5,18 @@ use crate::functions::tunnel;
 use crate::machine::{Machine, cpu_list};
 use core::fmt::Write;
 use dataplane::config::{Device, Idle, Memory, Port};
+use settings::reference::set_values;
 use std::collections::BTreeSet;
 use std::path::Path;
+use toml::de::DeTable;
 
 /// Returns a description of the ports, the function and the workers, followed by notes.
-pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
+pub(super) fn of(path: &Path, text: &str, config: &Config, machine: &Machine) -> String {
     let runtime = &config.runtime;
     let function = config.function.summary(&runtime.ports);
+    let (root, _) = DeTable::parse_recoverable(text);
+    let settings = set_values(root.get_ref(), text, config.function.table());
+    let settings = settings.into_iter().zip(core::iter::once("settings").chain(core::iter::repeat("")));
     let rest = [
         ("workers", workers(&runtime.workers.cpus) + idle(runtime.workers.idle)),
         (
@@ -42,7 +47,9 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
     let observers = socket.chain(prometheus).map(|line| ("observers", line));
     let mut text = format!("{} is valid. It would run:\n\n{}\n", path.display(), ports(runtime));
     let tunnel = config.tunnel.iter().flat_map(tunnel::lines);
-    for (key, value) in tunnel.chain(function).chain(rest).chain(observers) {
+    for (key, value) in
+        tunnel.chain(function).chain(settings.map(|(value, key)| (key, value))).chain(rest).chain(observers)
+    {
         let _ = writeln!(text, "{key:<9} {value}");
     }
     let mut notes = notes(runtime, machine);
@@ -172,7 +179,7 @@ mod tests {
     fn summary(text: &str, folder: &Path) -> String {
         std::fs::create_dir_all(folder.join("sys/class/net/eth1")).unwrap();
         let config = parse(text, "my.toml", folder).unwrap_or_else(|report| panic!("{}", report.render()));
-        let text = of(Path::new("my.toml"), &config, &Machine::at(folder));
+        let text = of(Path::new("my.toml"), text, &config, &Machine::at(folder));
         // The folder's name differs from run to run, and the widths of columns depend on their contents.
         let mut text = text.replace(&format!("{}/", folder.display()), "");
         while text.contains("   ") {
@@ -216,7 +223,7 @@ host-b  interface eth2 (AF_XDP from queue 3)  9000  1  16384
 tail  plays nothing, records old.pcap  1500  1  8192
 
 forward  host-a <-> host-b, tail reflects
-  verifies headers, ICRC; drops truncated, icrc; counts up to 64 queue pairs individually
+settings  verify [\"icrc\"]; drop [\"icrc\", \"truncated\"]; counted_qps 64
 workers  5, placed by the kernel, yielding when idle
 memory  272 MB in ordinary pages
 ends  when no frame was received for 300 ms, or when interrupted (Ctrl-C)
@@ -258,7 +265,7 @@ note: port `tail`: `old.pcap` exists and will be overwritten
         }
         for line in [
             "forward  a bridge that learns up to 4096 stations, each for 60 s, and has 1 fixed ones",
-            "verifies headers; drops nothing; counts up to 1024 queue pairs individually",
+            "settings  verify []; drop []; counted_qps 1024",
             "workers  1, on CPU 0",
             "memory  512 MB in huge pages",
             "ends  when interrupted (Ctrl-C)",
@@ -301,6 +308,7 @@ impair  a reflects; seed 1; a worker holds back up to 4096 frames, in 6 MB
   `rule 9`: all of the RoCEv2 packets get a bit flipped in the ICRC
   `rule 10`: all of the RoCEv2 packets are ECN-marked if they are ECN-capable
   `rule 11`: all of the RoCEv2 packets are ECN-marked
+settings  seed 1; held 4096 frames; flows 4096; counted_qps 1024
 workers  2";
         assert!(shown.contains(expected), "{shown}");
         for rule in [2, 4, 5, 6] {
@@ -312,7 +320,7 @@ workers  2";
             "[[port]]\nname = \"a\"\nring = {}\n[impair]\npairs = [[\"a\", \"a\"]]\nseed = 3\n",
             folder.path(),
         );
-        assert!(shown.contains("impair  a reflects; seed 3\nworkers"), "{shown}");
+        assert!(shown.contains("impair  a reflects; seed 3\nsettings"), "{shown}");
         assert!(shown.contains("note: [impair] has no [[impair.rule]]: all packets pass"), "{shown}");
     }
 }

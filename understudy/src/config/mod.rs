@@ -20,12 +20,35 @@ use crate::functions::tunnel::{self, TunnelConfig};
 use crate::functions::{self, File, FunctionConfig, Reloaded};
 use crate::observe::{self, ObserveConfig, Target};
 use core::time::Duration;
+use settings::declare::TableSpec;
 use settings::file::{parsed, text_of};
 use settings::tree::{Problems, Table};
 // Modules that the readers of tables import as `super::...`
 use settings::{Dpdk, Machine, port, report, tree, words};
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
+
+/// The table `[rfc2544]`
+pub(crate) const RFC2544: &TableSpec = &rfc2544::Keys::TABLE;
+/// Tables of a scenario
+#[cfg(test)]
+pub(crate) const SCENARIO: [&TableSpec; 7] = [
+    &scenario::Keys::TABLE,
+    &scenario::HostKeys::TABLE,
+    &scenario::SwitchKeys::TABLE,
+    &scenario::LinkKeys::TABLE,
+    &scenario::work::VerbsKeys::TABLE,
+    &scenario::work::GroupsKeys::TABLE,
+    &scenario::fault::Keys::TABLE,
+];
+/// Tables of a topology
+#[cfg(test)]
+pub(crate) const TOPOLOGY: [&TableSpec; 4] = [
+    &topology::Keys::TABLE,
+    &topology::SwitchKeys::TABLE,
+    &topology::HostKeys::TABLE,
+    &topology::LinkKeys::TABLE,
+];
 
 /// Exit status of a program whose configuration is invalid
 pub(crate) const EXIT_CODE: u8 = 2;

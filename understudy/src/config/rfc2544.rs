@@ -1,8 +1,9 @@
 //! Reads the table `[rfc2544]`: tests of a device between two ports.
 
 use super::port::Ports;
-use super::tree::{Table, Value, section};
+use super::tree::{Table, Value};
 use bench::rfc2544::{MaxRate, Settings};
+use core::net::IpAddr;
 use core::time::Duration;
 use pktgen::Verb;
 use pktgen::profile::{HostAddress, STAMP_LEN};
@@ -11,11 +12,9 @@ use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
 use rocev2::udp::Udp;
-use settings::address::{ip, station};
+use settings::declare::{Kind, Type, ip, mac, millis, number, special, text, whole, words};
 use switch::{Nanos, PortId};
 
-/// Default frame sizes, in bytes (RFC 2544, section 9.1)
-const DEFAULT_SIZES: [u32; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
 /// Length of a frame check sequence, in bytes
 const FCS_LEN: usize = 4;
 /// Largest number of queue pairs: each has a window at the receiver
@@ -66,49 +65,78 @@ impl Traffic {
     }
 }
 
+settings::table! {
+    /// Tests of a device between two ports (RFC 2544)
+    pub(crate) enum Keys "[rfc2544]";
+    /// Port from which frames are sent to the device
+    send: () = special("name of a port") => required() example("out");
+    /// Port at which the device's frames arrive
+    receive: () = special("name of a port") => required() example("in");
+    /// Address of the sender
+    src: IpAddr = ip() => required() example("10.0.0.1");
+    /// MAC address of the sender
+    src_mac: MacAddr = mac() => default("02:00:00:00:00:01");
+    /// Address of the receiver
+    dst: IpAddr = ip() => required() example("10.0.0.2");
+    /// MAC address of the receiver
+    dst_mac: MacAddr = mac() => default("02:00:00:00:00:02");
+    /// Packets: WRITEs or SENDs
+    verb: Verb = words(&[("write", Verb::Write), ("send", Verb::Send)]) => default("write");
+    /// Queue pairs that the packets are for
+    qps: u32 = whole(1..=MAX_QPS) => default(16);
+    /// Time to wait for the last frames of a trial
+    settle_ms: Nanos = millis(1..=60_000) => default(100);
+    /// Longest time that the device may take until the first frame passes
+    start_ms: Nanos = millis(1..=600_000) => default(10000);
+    /// Resolution of rates and bursts, as a share of the maximum
+    resolution: f64 = number(0.000_1..=0.5) => default(0.01);
+    /// Step of the loads at which loss is measured, as a share of the highest load
+    loss_step: f64 = number(0.01..=0.1) => default(0.1);
+    /// Duration of a trial
+    trial_s: f64 = number(0.001..=3600.0).unit("s") => default(1) example(60);
+    /// Duration of a trial that measures latency
+    latency_trial_s: f64 = number(0.001..=3600.0).unit("s") => optional("`trial_s`") example(120);
+    /// Longest burst of the test of back-to-back frames
+    burst_s: f64 = number(0.000_1..=60.0).unit("s") => optional("`trial_s`") example(2);
+    /// Smallest share of the time for which the polling thread must have had its CPU when it was runnable
+    min_core: f64 = number(0.0..=1.0) => default(0.9);
+    /// Measurements of each figure
+    repeats: u32 = whole(1..=99) => default(3);
+    /// Rate of the link, which is the highest load
+    link_gbps: f64 = number(0.000_1..=800.0).unit("Gbit/s") => optional("the highest rate of the generator") example(10);
+    /// Highest load in packets, in place of `link_gbps`
+    packets_per_s: u64 = whole(1..=1_000_000_000) => optional("the highest rate of the generator") example(1000000);
+    /// Command that starts the device, if that is a program
+    command: String = text("command") => optional("the device runs already") example("understudy run device.toml");
+    /// Sizes of frames with their check sequence; one or a list
+    frame_sizes: Vec<u32> = Type::new(Kind::Wholes(64, 9_000), frame_sizes).unit("bytes") => default([64, 128, 256, 512, 1024, 1280, 1518]) example([64, 1518]);
+}
+
+fn frame_sizes(value: &Value<'_>) -> Option<Vec<u32>> {
+    let sizes = value.one_or_list().into_iter();
+    sizes.map(|size| size.whole_like("128").map(|size| size as u32)).collect()
+}
+
 pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic, Option<String>)> {
-    let table = section(root, "rfc2544")?;
-    let port = |key, example| table.require(key, example).and_then(|value| ports.find(&value));
-    let (send, receive) = (port("send", "\"out\""), port("receive", "\"in\""));
-    let host = |key, example, mac_key, mac: MacAddr| {
-        let address = table.require(key, example).and_then(|value| ip(&value));
-        let mac = table.get(mac_key, "\"02:00:00:00:00:01\"").map_or(Some(mac), |value| station(&value));
-        Some(HostAddress { ip: address?, mac: mac? })
-    };
-    let src = host("src", "\"10.0.0.1\"", "src_mac", MacAddr([2, 0, 0, 0, 0, 1]));
-    let dst = host("dst", "\"10.0.0.2\"", "dst_mac", MacAddr([2, 0, 0, 0, 0, 2]));
-    let verb = match table.get("verb", "\"write\"") {
-        Some(value) => value.word(&["write", "send"]),
-        None => Some("write"),
-    };
-    let verb = verb.map(|word| if word == "send" { Verb::Send } else { Verb::Write });
-    let qps = table.number("qps", 1..=MAX_QPS, 16) as u32;
-    let settle = Nanos::from_millis(table.number("settle_ms", 1..=60_000, 100));
-    let start = Duration::from_millis(table.number("start_ms", 1..=600_000, 10_000));
-    let fraction = |key, example, range, default| {
-        table.get(key, example).map_or(Some(default), |value| value.fraction(range))
-    };
-    let resolution = fraction("resolution", "0.01", 0.000_1..=0.5, 0.01);
-    let loss_step = fraction("loss_step", "0.1", 0.01..=0.1, 0.1);
-    let trial = fraction("trial_s", "60", 0.001..=3600.0, 1.0);
-    let latency_trial = fraction("latency_trial_s", "120", 0.001..=3600.0, trial.unwrap_or(1.0));
-    let burst = fraction("burst_s", "2", 0.000_1..=60.0, trial.unwrap_or(1.0));
-    let min_core = fraction("min_core", "0.9", 0.0..=1.0, 0.9);
-    let repeats = table.number("repeats", 1..=99, 3) as u32;
+    let table = root.section(&Keys::TABLE)?;
+    let send = table.value(Keys::send).and_then(|value| ports.find(&value));
+    let receive = table.value(Keys::receive).and_then(|value| ports.find(&value));
+    let (src, src_mac) = (table.read(Keys::src), table.read(Keys::src_mac));
+    let (dst, dst_mac) = (table.read(Keys::dst), table.read(Keys::dst_mac));
+    let [src, dst] = [(src, src_mac), (dst, dst_mac)].map(|(ip, mac)| ip.map(|ip| HostAddress { ip, mac }));
+    let (verb, qps, settle) = (table.read(Keys::verb), table.read(Keys::qps), table.read(Keys::settle_ms));
+    let start = Duration::from_nanos(table.read(Keys::start_ms).0);
+    let (resolution, loss_step) = (table.read(Keys::resolution), table.read(Keys::loss_step));
+    let trial_s = table.read(Keys::trial_s);
+    let latency_trial_s = table.read(Keys::latency_trial_s).unwrap_or(trial_s);
+    let burst_s = table.read(Keys::burst_s).unwrap_or(trial_s);
+    let (min_core, repeats) = (table.read(Keys::min_core), table.read(Keys::repeats));
     let max_rate = highest_load(&table);
-    let command = table.get("command", "\"understudy run device.toml\"");
-    let command = match &command {
-        Some(value) => value.text().map(|text| Some(text.to_owned())),
-        None => Some(None),
-    };
-    let sizes = table.get("frame_sizes", "[64, 1518]");
-    let requested: Option<Vec<_>> = match &sizes {
-        Some(value) => value
-            .one_or_list()
-            .iter()
-            .map(|size| size.number(64..=9_000, 128).map(|size| size as u32))
-            .collect(),
-        None => Some(DEFAULT_SIZES.to_vec()),
+    let command = table.read(Keys::command);
+    let sizes = table.value(Keys::frame_sizes);
+    let requested = match &sizes {
+        Some(value) => frame_sizes(value),
+        None => Some(table.read(Keys::frame_sizes)),
     };
     if let (Some(value), Some([])) = (&sizes, requested.as_deref()) {
         value.add(
@@ -125,16 +153,7 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
         table.problems().add(problem.help("write two addresses of the same version"));
     }
     let traffic = (|| {
-        Some(Traffic {
-            send: send?,
-            receive: receive?,
-            src: src?,
-            dst: dst?,
-            verb: verb?,
-            qps,
-            settle,
-            start,
-        })
+        Some(Traffic { send: send?, receive: receive?, src: src?, dst: dst?, verb, qps, settle, start })
     })();
     let frames = traffic.zip(requested).map(|(traffic, requested)| {
         let mut frames: Vec<u32> = Vec::new();
@@ -151,42 +170,32 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
     table.finish();
     let settings = Settings {
         frames: frames?,
-        max_rate: max_rate?,
-        resolution: resolution?,
-        loss_step: loss_step?,
-        trial_s: trial?,
-        latency_trial_s: latency_trial?,
-        burst_s: burst?,
+        max_rate,
+        resolution,
+        loss_step,
+        trial_s,
+        latency_trial_s,
+        burst_s,
         repeats,
-        min_core: min_core?,
+        min_core,
     };
-    Some((settings, traffic?, command?))
+    Some((settings, traffic?, command))
 }
 
 /// Reads the highest load to offer: the rate of the link, or a packet rate. Without both, the generator's own
 /// limit applies.
-#[expect(clippy::option_option, reason = "invalid, absent, or a rate")]
-fn highest_load(table: &Table<'_>) -> Option<Option<MaxRate>> {
-    let bits = table.get("link_gbps", "10");
-    let packets = table.get("packets_per_s", "1_000_000");
-    match (bits, packets) {
-        (None, None) => Some(None),
-        (Some(bits), None) => {
-            bits.fraction(0.000_1..=800.0).map(|gbps| Some(MaxRate::BitsPerS((gbps * 1e9) as u64)))
-        }
-        (None, Some(packets)) => {
-            packets.number(1..=1_000_000_000, 1_000_000).map(|n| Some(MaxRate::PacketsPerS(n)))
-        }
-        (Some(_), Some(packets)) => {
-            let problem = packets.problem("`link_gbps` and `packets_per_s` both set the highest rate");
-            packets.add(
-                problem
-                    .label("the second")
-                    .help("keep one; without both, the highest rate of the generator is measured"),
-            );
-            None
-        }
+fn highest_load(table: &Table<'_>) -> Option<MaxRate> {
+    if let (Some(_), Some(packets)) = (table.value(Keys::link_gbps), table.value(Keys::packets_per_s)) {
+        let problem = packets.problem("`link_gbps` and `packets_per_s` both set the highest rate");
+        packets.add(
+            problem
+                .label("the second")
+                .help("keep one; without both, the highest rate of the generator is measured"),
+        );
     }
+    let bits = table.read(Keys::link_gbps).map(|gbps| MaxRate::BitsPerS((gbps * 1e9) as u64));
+    let packets = table.read(Keys::packets_per_s).map(MaxRate::PacketsPerS);
+    bits.or(packets)
 }
 
 /// Reports frames that exceed the MTU of the ports.

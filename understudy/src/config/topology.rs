@@ -3,21 +3,19 @@
 
 use super::report::Problem;
 use super::scenario::network::Names;
-use super::tree::{Problems, Table, Value, section, sections};
+use super::tree::{Problems, Table, Value};
 use super::words;
 use core::net::IpAddr;
 use core::ops::Range;
 use representative::MIN_DEAD_AFTER;
 use representative::plan::{self, About, Host, Link, Node, Plan, Settings, Switch, Topology};
 use rocev2::Qpn;
-use settings::address::{address, ip, station};
+use rocev2::ethernet::MacAddr;
+use settings::address::{address, ip};
+use settings::declare::{Key, Required, boolean, mac, micros, nanos, other, special, text, whole, words};
 use switch::Nanos;
 use toml::de::DeTable;
 
-/// Values of `os`
-const OS_VALUES: [&str; 4] = ["sonic", "eos", "linux", "understudy"];
-/// Values of `idle`
-const IDLE_VALUES: [&str; 3] = ["spin", "yield", "sleep"];
 /// Longest wait, in microseconds: one second. Longer ones are taken for mistakes
 const MAX_WAIT_US: u64 = 1_000_000;
 /// Shortest timeout, in microseconds: processes wait up to 3 us before they acknowledge
@@ -25,6 +23,72 @@ const MIN_TIMEOUT_US: u64 = 4;
 /// Largest first queue pair number. Numbers have 24 bits, and those of a host's representatives follow the
 /// first: there is room for millions
 const MAX_FIRST_QP: u64 = 0x80_0000;
+
+settings::table! {
+    /// 1Pipe's settings of a network, for `understudy plan`
+    pub(crate) enum Keys "[topology]";
+    /// Time between two beacons of a link
+    beacon_interval_ns: Nanos = nanos(1_000..=1_000_000) => default(3000);
+    /// Intervals without a beacon after which a link is dead
+    dead_after_intervals: u32 = whole(MIN_DEAD_AFTER as u64..=1_000_000) => default(10);
+    /// What a worker of the planned files does in turns without work, as `idle` of `[runtime]`
+    idle: &'static str = words(&[("spin", "spin"), ("yield", "yield"), ("sleep", "sleep")]) => optional("`spin`") example("sleep");
+    /// Queue pair of the processes
+    host_qp: u32 = whole(2..=MAX_FIRST_QP) => default(17);
+    /// First queue pair of the representatives, above `host_qp`
+    first_qp: u32 = whole(2..=MAX_FIRST_QP) => default(256);
+    /// Traffic class of messages and beacons
+    traffic_class: u8 = whole(0..=255) => default(0);
+    /// Lead over its own clock from which a node does not believe a timestamp
+    ahead_max_us: Nanos = micros(1..=MAX_WAIT_US) => default(10000);
+    /// Time without an acknowledgement after which a message fails
+    timeout_us: Nanos = micros(MIN_TIMEOUT_US..=10 * MAX_WAIT_US) => default(1000);
+}
+
+settings::table! {
+    /// Switch of the network
+    pub(crate) enum SwitchKeys "[[switch]]";
+    /// Name: letters, digits, `-`, `_` and `.`
+    name: () = special("string") => required() example("a");
+    /// Layer: switches of layer 1 have hosts
+    layer: u32 = whole(1..=64) => optional("found from the links") example(1);
+    /// Address at which the switch ends tunnels
+    tunnel: IpAddr = other("IP address", unicast) => optional("it ends no tunnels") example("10.255.0.1");
+    /// MAC address of the switch
+    mac: MacAddr = mac() => optional("not needed by the plan") example("02:00:00:00:01:01");
+    /// Host that represents the switch
+    representative: () = special("name of a host") => optional("chosen by the plan") example("h1");
+    /// Software of the switch, for which the plan writes rules
+    os: System = words(&[("sonic", System::Sonic), ("eos", System::Eos), ("linux", System::Linux), ("understudy", System::Understudy)]) => optional("another one") example("sonic");
+}
+
+settings::table! {
+    /// Host of the network
+    pub(crate) enum HostKeys "[[host]]";
+    /// Name: letters, digits, `-`, `_` and `.`
+    name: () = special("string") => required() example("a");
+    /// Address of the host, with the length of its subnet's prefix
+    address: (IpAddr, u8) = other("IP address with a prefix length", read_host_address) => required() example("10.0.0.1/24");
+    /// MAC address of the host
+    mac: MacAddr = mac() => required() example("02:00:00:00:00:01");
+    /// Switch that the host is linked to; several only with `messages = false`
+    switch: () = special("name of a switch, or list of names") => required() example("tor1");
+    /// Whether a process runs on the host
+    messages: bool = boolean() => default(true);
+    /// Whether the host may represent switches
+    represents: bool = boolean() => default(true);
+    /// Network interface of the representatives
+    interface: String = text("name of an interface") => default("eth0");
+}
+
+settings::table! {
+    /// Link between two switches
+    pub(crate) enum LinkKeys "[[link]]";
+    /// The two switches
+    ends: () = special("list of two names of switches") => required() example(["tor1", "spine1"]);
+    /// Cost of the link in routing
+    cost: u32 = whole(1..=1 << 24) => default(1);
+}
 
 /// Topology, its plan, and what the plan's files need besides.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,25 +133,25 @@ pub(super) fn is_topology(root: &DeTable<'_>) -> bool {
 /// well.
 pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Network> {
     let root = Table::root(root, problems);
-    let (settings, idle) = section(&root, "topology").map_or_else(Default::default, |table| settings(table));
-    let switch_tables = sections(&root, "switch")?;
-    let host_tables = sections(&root, "host")?;
-    let link_tables = sections(&root, "link")?;
+    let (settings, idle) = root.section(&Keys::TABLE).map_or_else(Default::default, settings);
+    let switch_tables = root.sections(&SwitchKeys::TABLE)?;
+    let host_tables = root.sections(&HostKeys::TABLE)?;
+    let link_tables = root.sections(&LinkKeys::TABLE)?;
     root.finish();
     let mut spans = Spans::default();
     for table in &switch_tables {
-        let name = name(table, &mut spans.names).unwrap_or_default();
+        let name = name(table, SwitchKeys::name, &mut spans.names).unwrap_or_default();
         spans.switches.push(name);
     }
     for table in &host_tables {
-        let name = name(table, &mut spans.names).unwrap_or_default();
+        let name = name(table, HostKeys::name, &mut spans.names).unwrap_or_default();
         spans.hosts.push(name);
     }
     let switches: Vec<_> =
         switch_tables.into_iter().zip(0..).map(|(table, n)| switch(table, n, &spans)).collect();
     let hosts: Vec<_> = host_tables.into_iter().zip(0..).map(|(table, n)| host(table, n, &spans)).collect();
     let links: Vec<_> = link_tables.into_iter().map(|table| link(table, &mut spans)).collect();
-    let (switches, systems) = switches.into_iter().collect::<Option<Vec<_>>>()?.into_iter().unzip();
+    let (switches, systems) = switches.into_iter().unzip();
     let (hosts, interfaces) = hosts.into_iter().collect::<Option<Vec<_>>>()?.into_iter().unzip();
     let links = links.into_iter().collect::<Option<Vec<_>>>()?;
     if problems.any() {
@@ -155,8 +219,8 @@ impl Spans {
 const MAX_NAME: usize = crate::functions::onepipe::config::MAX_NAME - "switch ".len();
 
 /// Reads a name, which becomes part of file names and of switches' configurations.
-fn name(table: &Table<'_>, names: &mut Names) -> Option<(String, Range<usize>)> {
-    let name = names.read_name(table)?;
+fn name(table: &Table<'_>, key: Key<(), Required>, names: &mut Names) -> Option<(String, Range<usize>)> {
+    let name = names.read_name(table, key)?;
     let span = names.all[&name].clone();
     let is_valid = |letter: char| letter.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&letter);
     if !name.chars().all(is_valid) || name.starts_with('.') || name.len() > MAX_NAME {
@@ -171,31 +235,20 @@ fn name(table: &Table<'_>, names: &mut Names) -> Option<(String, Range<usize>)> 
 }
 
 fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
-    let default = Settings::default();
-    let qp = |key, range, default: Qpn| Qpn::new(table.number(key, range, default.get().into()) as u32);
-    let interval = table.number("beacon_interval_ns", 1_000..=1_000_000, default.beacon_interval.0);
-    let dead_after = table.number(
-        "dead_after_intervals",
-        MIN_DEAD_AFTER.into()..=1_000_000,
-        default.dead_after_intervals.into(),
-    );
-    let micros =
-        |key, min, max, default: Nanos| Nanos::from_micros(table.number(key, min..=max, default.0 / 1_000));
-    let idle = table.get("idle", "\"sleep\"").and_then(|value| value.word(&IDLE_VALUES));
-    let host_qp = qp("host_qp", 2..=MAX_FIRST_QP, default.host_qp);
-    let first_qp = qp("first_qp", 2..=MAX_FIRST_QP, default.first_qp);
+    let (host_qp, first_qp) = (table.read(Keys::host_qp), table.read(Keys::first_qp));
     let settings = Settings {
-        beacon_interval: Nanos(interval),
-        dead_after_intervals: dead_after as u32,
-        traffic_class: table.number("traffic_class", 0..=255, default.traffic_class.into()) as u8,
-        ahead_max: micros("ahead_max_us", 1, MAX_WAIT_US, default.ahead_max),
-        timeout: micros("timeout_us", MIN_TIMEOUT_US, 10 * MAX_WAIT_US, default.timeout),
-        host_qp,
-        first_qp,
-        ..default
+        beacon_interval: table.read(Keys::beacon_interval_ns),
+        dead_after_intervals: table.read(Keys::dead_after_intervals),
+        traffic_class: table.read(Keys::traffic_class),
+        ahead_max: table.read(Keys::ahead_max_us),
+        timeout: table.read(Keys::timeout_us),
+        host_qp: Qpn::new(host_qp),
+        first_qp: Qpn::new(first_qp),
+        ..Settings::default()
     };
+    let idle = table.read(Keys::idle);
     if host_qp >= first_qp
-        && let Some(value) = table.get("host_qp", "17").or_else(|| table.get("first_qp", "256"))
+        && let Some(value) = table.value(Keys::host_qp).or_else(|| table.value(Keys::first_qp))
     {
         let problem = value.problem("`host_qp` has to be below `first_qp`").label("not below `first_qp`");
         value.add(problem.help(
@@ -206,41 +259,20 @@ fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
     (settings, idle)
 }
 
-fn switch(table: Table<'_>, number: usize, spans: &Spans) -> Option<(Switch, System)> {
-    let layer = table.spanned_number("layer", 1..=64, 1).map(|layer| layer.into_inner() as u32);
-    let tunnel = table.get("tunnel", "\"10.255.0.1\"").map(|value| unicast(&value));
-    let mac = table.get("mac", "\"02:00:00:00:01:01\"").map(|value| station(&value));
-    let representative =
-        table.get("representative", "\"h1\"").map(|value| Spans::find_index(&spans.hosts, &value, "host"));
-    let system = table.get("os", "\"sonic\"").map(|value| value.word(&OS_VALUES));
-    table.finish();
-    let system = match system {
-        None => System::Other,
-        Some(word) => match word? {
-            "sonic" => System::Sonic,
-            "eos" => System::Eos,
-            "linux" => System::Linux,
-            _ => System::Understudy,
-        },
-    };
+fn switch(table: Table<'_>, number: usize, spans: &Spans) -> (Switch, System) {
+    let representative = table
+        .value(SwitchKeys::representative)
+        .and_then(|value| Spans::find_index(&spans.hosts, &value, "host"));
     let switch = Switch {
         name: spans.switches[number].0.clone(),
-        layer,
-        tunnel: optional(tunnel)?,
-        mac: optional(mac)?,
-        representative: optional(representative)?,
+        layer: table.read(SwitchKeys::layer),
+        tunnel: table.read(SwitchKeys::tunnel),
+        mac: table.read(SwitchKeys::mac),
+        representative,
     };
-    Some((switch, system))
-}
-
-/// Separates an absent key (`Some(None)`) from an invalid value (`None`).
-#[expect(clippy::option_option, reason = "absent, or invalid")]
-fn optional<T>(read: Option<Option<T>>) -> Option<Option<T>> {
-    match read {
-        Some(None) => None,
-        Some(read) => Some(read),
-        None => Some(None),
-    }
+    let system = table.read(SwitchKeys::os).unwrap_or(System::Other);
+    table.finish();
+    (switch, system)
 }
 
 fn unicast(value: &Value<'_>) -> Option<IpAddr> {
@@ -281,18 +313,17 @@ fn read_host_address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
 }
 
 fn host(table: Table<'_>, number: usize, spans: &Spans) -> Option<(Host, String)> {
-    let address = table.require("address", "\"10.0.0.1/24\"").and_then(|value| read_host_address(&value));
-    let mac = table.require("mac", "\"02:00:00:00:00:01\"").and_then(|value| station(&value));
-    let switches = table.require("switch", "\"tor1\"").and_then(|value| {
+    let (address, mac) = (table.read(HostKeys::address), table.read(HostKeys::mac));
+    let switches = table.value(HostKeys::switch).and_then(|value| {
         let values = value.one_or_list();
         values
             .iter()
             .map(|value| Spans::find_index(&spans.switches, value, "switch"))
             .collect::<Option<Vec<_>>>()
     });
-    let messages = table.boolean("messages", true);
+    let messages = table.read(HostKeys::messages);
     if let (true, Some(several @ [_, _, ..]), Some(value)) =
-        (messages, switches.as_deref(), table.get("switch", "\"tor1\""))
+        (messages, switches.as_deref(), table.value(HostKeys::switch))
     {
         let problem = value.problem(format!("a host that sends messages has {} switches", several.len()));
         value.add(problem.label("more than one").help(
@@ -300,17 +331,16 @@ fn host(table: Table<'_>, number: usize, spans: &Spans) -> Option<(Host, String)
              represents switches",
         ));
     }
-    let represents = table.boolean("represents", true);
-    let interface = table.get("interface", "\"eth0\"").map_or(Some("eth0"), |value| value.text());
+    let (represents, interface) = (table.read(HostKeys::represents), table.read(HostKeys::interface));
     table.finish();
     let (address, prefix) = address?;
     let name = spans.hosts[number].0.clone();
     let host = Host { name, address, prefix, mac: mac?, switches: switches?, messages, represents };
-    Some((host, interface?.to_owned()))
+    Some((host, interface))
 }
 
 fn link(table: Table<'_>, spans: &mut Spans) -> Option<Link> {
-    let ends = table.require("ends", "[\"tor1\", \"spine1\"]").and_then(|value| {
+    let ends = table.value(LinkKeys::ends).and_then(|value| {
         let list = value.list()?;
         let [a, b] = list.as_slice() else {
             let problem = value.problem("`ends` of a link has to name two switches").label("not two");
@@ -324,7 +354,7 @@ fn link(table: Table<'_>, spans: &mut Spans) -> Option<Link> {
         let (a, b) = (find_index(a), find_index(b));
         Some([a?, b?])
     });
-    let cost = table.number("cost", 1..=1 << 24, 1) as u32;
+    let cost = table.read(LinkKeys::cost);
     table.finish();
     Some(Link { ends: ends?, cost })
 }

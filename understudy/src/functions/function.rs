@@ -5,6 +5,7 @@ use super::launch::{Closing, Launch};
 use super::tunnel::config::InnerFunction;
 use dataplane::config::Port;
 use miette::Report;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::runtime::Runtime;
 use settings::tree::Table;
@@ -13,8 +14,10 @@ use switch::metrics::Group;
 
 /// Configuration of a switch function, and all that depends on which function it is.
 pub(crate) trait SwitchFunction: Sized {
-    /// Name of the table that configures the function
-    const KEY: &'static str;
+    /// Table that configures the function
+    const TABLE: &'static TableSpec;
+    /// Name of the table
+    const KEY: &'static str = Self::TABLE.key();
     /// Command that runs the function
     const COMMAND: &'static str = "run";
     /// Whether `--live` makes the function print lines during the run

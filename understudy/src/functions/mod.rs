@@ -26,9 +26,10 @@ use core::ops::Range;
 use dataplane::config::Port;
 use function::SwitchFunction;
 use miette::Report;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::report::Problem;
-use settings::tree::{Problems, Table, absent, section};
+use settings::tree::Table;
 use settings::words;
 use tunnel::config::InnerFunction;
 
@@ -41,7 +42,7 @@ macro_rules! registry {
 
         /// Functions that a table of their own selects, in the order in which messages list them.
         pub(crate) const FUNCTIONS: &[FunctionTable] = &[$(FunctionTable {
-            key: <$own_config as SwitchFunction>::KEY,
+            spec: <$own_config as SwitchFunction>::TABLE,
             read: |table, ports| <$own_config as SwitchFunction>::read(table, ports).map(FunctionConfig::$own),
         },)*];
     };
@@ -112,6 +113,14 @@ impl FunctionConfig {
         with_config!(self, config => key(config))
     }
 
+    /// Returns the table that configures the function.
+    pub(crate) const fn table(&self) -> &'static TableSpec {
+        const fn table<F: SwitchFunction>(_: &F) -> &'static TableSpec {
+            F::TABLE
+        }
+        with_config!(self, config => table(config))
+    }
+
     /// Returns the command that runs the function.
     pub(crate) const fn command(&self) -> &'static str {
         const fn command<F: SwitchFunction>(_: &F) -> &'static str {
@@ -154,7 +163,7 @@ impl FunctionConfig {
 /// Table that configures a function.
 #[derive(Clone, Copy)]
 pub(crate) struct FunctionTable {
-    pub(crate) key: &'static str,
+    pub(crate) spec: &'static TableSpec,
     pub(crate) read: fn(&Table<'_>, &Ports) -> Option<FunctionConfig>,
 }
 
@@ -180,26 +189,21 @@ pub(crate) fn read_one_of(
     let problems = root.problems();
     let mut first: Option<Range<usize>> = None;
     let mut found = None;
-    for FunctionTable { key, read } in functions {
-        let Some(given) = root.get(key, "") else {
-            // The keys of absent tables are registered, so that a misplaced key is recognised.
-            let unreported = Problems::default();
-            let table = absent(key, &unreported);
-            read(&table, ports);
-            table.finish();
-            problems.add_known_tables(unreported);
+    for FunctionTable { spec, read } in functions {
+        let Some(given) = root.header_span(spec) else {
+            problems.add_absent(spec);
             continue;
         };
         if let Some(first) = &first {
-            let problem = Problem::at(given.key_span(), "the file has two functions").label("the second");
+            let problem = Problem::at(given.clone(), "the file has two functions").label("the second");
             problems.add(
                 problem
                     .also(first.clone(), "the first")
                     .help("keep one, and run another instance for the other"),
             );
         }
-        first = first.or(Some(given.key_span()));
-        if let Some(table) = section(root, key) {
+        first = first.or(Some(given));
+        if let Some(table) = root.section(spec) {
             found = read(&table, ports);
             table.finish();
         }
@@ -207,7 +211,7 @@ pub(crate) fn read_one_of(
     // An unknown table, which is reported anyway, may be a function whose name is misspelt.
     if first.is_none() && !root.has_unknown_tables() {
         let problem = Problem::of_file("no table defines what happens to frames");
-        let tables: Vec<_> = functions.iter().map(|table| format!("[{}]", table.key)).collect();
+        let tables: Vec<_> = functions.iter().map(|table| table.spec.header).collect();
         problems.add(problem.help(format!(
             "add a function, such as\n\n{}\n\nit can be {}; configs/ has an example of each",
             forward::config::example(ports),

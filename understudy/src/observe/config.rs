@@ -1,10 +1,10 @@
 //! Reads the table `[observe]`: where observers of a running instance connect.
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
-use settings::tree::{Table, Value, absent, section};
+use settings::declare::{other, special};
+use settings::tree::{Table, Value};
 use std::path::{Path, PathBuf};
 
-const KEY: &str = "observe";
 const ADDRESS_EXAMPLE: &str = "\"127.0.0.1:9464\"";
 /// Default port of OpenTelemetry's exporter for Prometheus
 const DEFAULT_PORT: u16 = 9464;
@@ -18,28 +18,37 @@ pub(crate) struct ObserveConfig {
     pub(crate) prometheus: Option<SocketAddr>,
 }
 
+settings::table! {
+    /// Where observers of the running instance connect
+    pub(crate) enum Keys "[observe]";
+    /// Path of a Unix socket for `understudy top` and `understudy trace`
+    socket: () = special("path") => optional("no socket") example("/run/understudy/observe.sock");
+    /// Address at which Prometheus reads metrics: with a port, or a port of 127.0.0.1, or `true` for port 9464
+    prometheus: Option<SocketAddr> = other("address with a port, port, `true` or `false`", address) => default(false) example("127.0.0.1:9464");
+}
+
 /// Reads the table. A relative path in it begins in `folder`.
 pub(crate) fn read(root: &Table<'_>, folder: &Path) -> ObserveConfig {
-    let table = section(root, KEY).unwrap_or_else(|| absent(KEY, root.problems()));
-    let socket = table.get("socket", "\"/run/understudy/observe.sock\"");
-    let prometheus = table.get("prometheus", ADDRESS_EXAMPLE);
+    let table = root.section(&Keys::TABLE).unwrap_or_else(|| Table::absent(&Keys::TABLE, root.problems()));
     let config = ObserveConfig {
-        socket: socket.and_then(|value| settings::socket_path(&value, folder)),
-        prometheus: prometheus.and_then(|value| address(&value)),
+        socket: table.value(Keys::socket).and_then(|value| settings::socket_path(&value, folder)),
+        prometheus: table.read(Keys::prometheus),
     };
     table.finish();
     config
 }
 
 /// Reads an address with a port, a port of the loopback address, or `true` for the default port there.
-/// Returns `None` for `false` and for invalid values.
-fn address(value: &Value<'_>) -> Option<SocketAddr> {
+/// `false` is no address.
+#[expect(clippy::option_option, reason = "invalid, or no address")]
+fn address(value: &Value<'_>) -> Option<Option<SocketAddr>> {
     let loopback = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
     if let Some(enabled) = value.boolean_if_any() {
-        return enabled.then(|| loopback(DEFAULT_PORT));
+        return Some(enabled.then(|| loopback(DEFAULT_PORT)));
     }
     if value.is_number() {
-        return value.number(1..=u64::from(u16::MAX), DEFAULT_PORT.into()).map(|port| loopback(port as u16));
+        let port = value.whole_in(1..=u64::from(u16::MAX), &DEFAULT_PORT.to_string())?;
+        return Some(Some(loopback(port as u16)));
     }
     let text = value.text()?;
     let address = text.parse().ok();
@@ -52,5 +61,5 @@ fn address(value: &Value<'_>) -> Option<SocketAddr> {
              {DEFAULT_PORT}` for this machine alone; names are not resolved"
         )));
     }
-    address
+    Some(address)
 }

@@ -15,7 +15,7 @@ mod trace;
 mod values;
 
 pub(crate) use client::{Client, ClientError, Target};
-pub(crate) use config::{ObserveConfig, read as read_config};
+pub(crate) use config::{Keys, ObserveConfig, read as read_config};
 pub(crate) use snapshot::{
     FunctionMetrics, Instance, Latency, Port, Row, Snapshot, Table, busiest, queue_pairs,
 };

@@ -66,7 +66,7 @@ fn check_summarizes_a_valid_file() {
     let path = configs().join("bump-in-the-wire.toml");
     let output = understudy(&["check", path.to_str().unwrap()]);
     let summary = text(&output.stdout);
-    for words in ["interface host-a", "a <-> b", "1024 queue pairs", "MB in ordinary pages"] {
+    for words in ["interface host-a", "a <-> b", "counted_qps 1024", "MB in ordinary pages"] {
         assert!(summary.contains(words), "{words:?} is missing in\n{summary}");
     }
     assert_eq!(text(&output.stderr), "");

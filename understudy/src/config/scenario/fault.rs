@@ -1,9 +1,10 @@
 //! Reads `[[fault]]`: an event that affects hosts, switches or links.
 
 use super::network::Names;
-use super::{MICRO, TIMES_US, read_range, read_scaled};
+use super::{TIMES_US, drawn, ppm, us};
 use crate::config::tree::{Table, Value};
-use workloads::scenario::{FaultKind, FaultSpec, HostSpec, LinkSpec};
+use settings::declare::special;
+use workloads::scenario::{FaultKind, FaultSpec, HostSpec, LinkSpec, NumberRange};
 
 /// Nodes and links that a fault can affect
 pub(super) struct Nodes<'a> {
@@ -12,16 +13,53 @@ pub(super) struct Nodes<'a> {
     pub(super) links: &'a [LinkSpec],
 }
 
+settings::table! {
+    /// Fault: exactly one event, with all of its keys
+    pub(crate) enum Keys "[[fault]]";
+    /// Time of the event
+    at_us: NumberRange = us(TIMES_US) => required() example(100);
+    /// Duration
+    for_us: NumberRange = us(TIMES_US) => optional("to the end") example(1000);
+    /// Host or switch that crashes, and restarts after `for_us`
+    crash: () = special("name") => optional("another event") example("a");
+    /// Host or switch that does nothing for a time
+    pause: () = special("name") => optional("another event") example("a");
+    /// Host whose clock changes, with `step_us` or `drift_ppm`
+    clock: () = special("name") => optional("another event") example("a");
+    /// Switch at which an outsider sends forged packets, with `lies`
+    stranger: () = special("name of a switch") => optional("another event") example("s");
+    /// Host that sends from other UDP source ports, with `salt`
+    rehash: () = special("name of a host") => optional("another event") example("a");
+    /// Nodes that are cut off from the others
+    partition: () = special("list of names") => optional("another event") example(["a"]);
+    /// Nodes from which nothing arrives
+    mute: () = special("list of names") => optional("another event") example(["a"]);
+    /// Two hosts that do not receive each other's packets
+    part: () = special("list of two names") => optional("another event") example(["a", "b"]);
+    /// Link whose MTU changes, with `mtu`
+    link: () = special("list of two names") => optional("another event") example(["a", "b"]);
+    /// Two hosts that swap their ports
+    swap: () = special("list of two names") => optional("another event") example(["a", "b"]);
+    /// Step of the clock
+    step_us: NumberRange = us(-1e8..=1e8) => optional("only with `clock`") example(5);
+    /// Drift of the clock from then on
+    drift_ppm: NumberRange = ppm() => optional("only with `clock`") example(5);
+    /// MTU of the link
+    mtu: NumberRange = drawn(128.0..=65536.0).unit("bytes") => optional("only with `link`") example(600);
+    /// Packets of the outsider
+    lies: NumberRange = drawn(1.0..=1e6) => optional("only with `stranger`") example(20);
+    /// Salt of the UDP source ports
+    salt: NumberRange = drawn(0.0..=65535.0) => optional("only with `rehash`") example(7);
+}
+
 pub(super) fn read(table: Table<'_>, nodes: &Nodes<'_>) -> Option<FaultSpec> {
-    let at = table.require("at_us", "100").and_then(|value| read_scaled(&value, MICRO, TIMES_US));
-    let lasts = read_range(&table, "for_us", MICRO, TIMES_US);
+    let (at, lasts) = (table.read(Keys::at_us), table.read(Keys::for_us));
     let [crash, pause, clock, outsider, rehash] =
-        ["crash", "pause", "clock", "stranger", "rehash"].map(|key| table.get(key, "\"a\""));
-    let sides = ["partition", "mute"].map(|key| table.get(key, "[\"a\"]"));
-    let [part, link, swap] = ["part", "link", "swap"].map(|key| table.get(key, "[\"a\", \"b\"]"));
-    let clock_changes = ["step_us", "drift_ppm"].map(|key| table.get(key, "5"));
-    let [mtu, packets, salt] =
-        [("mtu", "600"), ("lies", "20"), ("salt", "7")].map(|(key, example)| table.get(key, example));
+        [Keys::crash, Keys::pause, Keys::clock, Keys::stranger, Keys::rehash].map(|key| table.value(key));
+    let sides = [Keys::partition, Keys::mute].map(|key| table.value(key));
+    let [part, link, swap] = [Keys::part, Keys::link, Keys::swap].map(|key| table.value(key));
+    let clock_changes = [Keys::step_us, Keys::drift_ppm].map(|key| table.value(key));
+    let [mtu, packets, salt] = [Keys::mtu, Keys::lies, Keys::salt].map(|key| table.value(key));
     let events = [&crash, &pause, &clock, &outsider, &rehash, &part, &link, &swap];
     let count = events.into_iter().chain(&sides).flatten().count();
     let is_complete = clock_changes.iter().flatten().count() == usize::from(clock.is_some())
@@ -43,12 +81,8 @@ pub(super) fn read(table: Table<'_>, nodes: &Nodes<'_>) -> Option<FaultSpec> {
     }
     let [crash, pause, clock] = [crash, pause, clock].map(|value| nodes.names.resolve(&value?));
     let [partition, mute] = sides.map(|value| nodes.side(&value?));
-    let [step, drift] = clock_changes;
-    let step = step.and_then(|value| read_scaled(&value, MICRO, -1e8..=1e8));
-    let drift = drift.and_then(|value| read_scaled(&value, MICRO, -1e5..=1e5));
-    let mtu = mtu.and_then(|value| read_scaled(&value, 1.0, 128.0..=65536.0));
-    let packets = packets.and_then(|value| read_scaled(&value, 1.0, 1.0..=1e6));
-    let salt = salt.and_then(|value| read_scaled(&value, 1.0, 0.0..=65535.0));
+    let (step, drift) = (table.read(Keys::step_us), table.read(Keys::drift_ppm));
+    let [mtu, packets, salt] = [Keys::mtu, Keys::lies, Keys::salt].map(|key| table.read(key));
     let kind = crash
         .map(FaultKind::Crash)
         .or_else(|| pause.map(FaultKind::Pause))

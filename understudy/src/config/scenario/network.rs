@@ -4,6 +4,7 @@ use crate::config::report::Problem;
 use crate::config::tree::{Problems, Table, Value};
 use crate::config::words;
 use core::ops::Range;
+use settings::declare::{Key, Required};
 use std::collections::BTreeMap;
 use workloads::scenario::HostSpec;
 
@@ -14,8 +15,12 @@ pub(in crate::config) struct Names {
 }
 
 impl Names {
-    pub(in crate::config) fn read_name(&mut self, table: &Table<'_>) -> Option<String> {
-        let value = table.require("name", "\"a\"")?;
+    pub(in crate::config) fn read_name(
+        &mut self,
+        table: &Table<'_>,
+        key: Key<(), Required>,
+    ) -> Option<String> {
+        let value = table.value(key)?;
         let name = value.text()?.to_owned();
         if let Some(first) = self.all.get(&name) {
             let problem = value.problem(format!("two nodes have the name `{name}`")).label("again");

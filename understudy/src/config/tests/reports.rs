@@ -6,6 +6,7 @@ use crate::config::tree::{Problems, Table};
 use crate::config::{load, port};
 use crate::functions::{FUNCTIONS, FunctionConfig, FunctionTable, read_one_of};
 use miette::MietteHandlerOpts;
+use settings::declare::whole;
 use std::fs;
 use std::path::Path;
 use toml::de::DeTable;
@@ -133,11 +134,18 @@ fn unreadable_files_are_reported() {
     }
 }
 
+settings::table! {
+    /// A future function
+    pub(crate) enum LaterKeys "[later]";
+    /// A key of it
+    keys: u8 = whole(0..=9) => default(1);
+}
+
 /// Reader of a future function, which accepts any port.
 const LATER: FunctionTable = FunctionTable {
-    key: "later",
+    spec: &LaterKeys::TABLE,
     read: |table: &Table<'_>, _: &Ports| {
-        table.number("keys", 0..=9, 1);
+        table.read(LaterKeys::keys);
         None::<FunctionConfig>
     },
 };

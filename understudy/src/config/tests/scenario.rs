@@ -291,3 +291,18 @@ fn groups_need_leaders_and_one_switch() {
         "give all IPv4 addresses, or all IPv6 addresses",
     );
 }
+
+#[test]
+fn an_unknown_function_of_a_switch_is_one_problem() {
+    let hosts = ["a", "b"].map(|name| {
+        let address = if name == "a" { 1 } else { 2 };
+        format!("[[host]]\nname = \"{name}\"\naddress = \"10.0.0.{address}/24\"\n[[link]]\nends = [\"{name}\", \"s\"]\n")
+    });
+    let switch =
+        "[[switch]]\nname = \"s\"\nfunction = \"p4c\" #!\naddress = \"10.0.0.254/24\"\nsilent_after_us = 5\n";
+    fails(
+        &[&hosts[0], &hosts[1], switch, "[groups]\nleaders = [\"a\"]\n"].concat(),
+        "`function` cannot be `p4c`",
+        "did you mean `p4ce`? it can be `bridge` or `p4ce`",
+    );
+}

@@ -5,19 +5,20 @@
 mod tests;
 
 use super::{AppState, ConsensusConfig, Load};
-use crate::functions::host::HostConfig;
+use crate::functions::function::SwitchFunction;
+use crate::functions::host::{self, HostConfig};
 use crate::functions::p4ce::config::secret;
 use consensus::{Layout, SwitchAddress};
 use core::net::IpAddr;
+use p4ce::Secret;
 use settings::address::ip;
+use settings::declare::{inline, micros, other, special, whole};
 use settings::report::Problem;
-use settings::tree::{Problems, Table, Value, absent, section};
+use settings::tree::{Table, Value};
 use switch::Nanos;
 
-const KEY: &str = "consensus";
-/// Default port at which servers listen; `DEFAULT_SWITCH_PORT` is that of the switch
-const DEFAULT_PORT: u64 = 7000;
-const DEFAULT_SWITCH_PORT: u64 = 18_515;
+/// Port of a P4CE switch, unless `switch_port` is given
+const DEFAULT_SWITCH_PORT: u16 = 18_515;
 /// Largest number of servers: a leader and the members of one of the switch's groups
 const MAX_SERVERS: usize = 1 + p4ce::gather::MAX_MEMBERS;
 /// Number of other servers whose addresses fit into a request to the switch (docs/p4ce.md): with IPv4, with
@@ -27,101 +28,122 @@ const MAX_NAMED: [usize; 2] = [12, 3];
 const MAX_NAMED_WITH_SECRET: [usize; 2] = [8, 2];
 /// Longest log, in bytes: a log is read by one READ (IB 9.4.1)
 const MAX_LOG: usize = 1 << 30;
-const SERVERS_EXAMPLE: &str = "[\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]";
+
+settings::table! {
+    /// Makes the host of `[nic]` a server of a replicated service
+    pub(crate) enum Keys "[consensus]";
+    /// Addresses of all servers, in the order of their numbers
+    servers: () = special("list of IP addresses") => required() example(["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
+    /// Number of this server: the position of its address in `servers`, from 0
+    id: u8 = whole(0..=MAX_SERVERS as u64 - 1) => required() example(0);
+    /// Port at which servers listen for each other
+    port: u16 = whole(1..=65_535) => default(7000);
+    /// Address of a P4CE switch, through which the leader replicates
+    switch: () = special("IP address") => optional("the leader writes to each server") example("10.0.0.254");
+    /// Port of the switch for requests
+    switch_port: u16 = whole(1..=65_535) => optional("18515") example(18515);
+    /// Secret that all servers and the switch share, of at least 16 bytes
+    secret: Secret = other("string", secret) => optional("requests carry none") example("6f2c9a0d51e84b7f");
+    /// Time between two heartbeats
+    heartbeat_us: Nanos = micros(10..=10_000_000) => default(1000);
+    /// Entries of the log
+    log_entries: u64 = whole(8..=1 << 20) => default(4096);
+    /// Largest value of an entry
+    max_value: usize = whole(1..=1 << 20).unit("bytes") => default(256);
+    /// Largest snapshot of the service's state
+    max_snapshot: usize = whole(AppState::LEN as u64..=1 << 30).unit("bytes") => default(4096);
+    /// Values that the leader proposes before the first of them is decided
+    window: u64 = whole(1..=1 << 20) => default(32);
+    /// Values that this server proposes as a load while it leads
+    propose: () = inline(&LoadKeys::TABLE) => optional("none") example({ size = 64 });
+}
+
+settings::table! {
+    /// Load that a server proposes while it leads
+    pub(crate) enum LoadKeys "`propose`";
+    /// Size of a value
+    size: usize = whole(1..=1 << 20).unit("bytes") => required() example(64);
+    /// Values in a second
+    rate: u64 = whole(1..=1_000_000_000) => optional("as many as `window` allows") example(10000);
+}
 
 /// Returns whether the file has `[consensus]`.
 pub(in crate::functions) fn is_given(root: &Table<'_>) -> bool {
-    let given = root.get(KEY, "").is_some();
+    let given = root.has(&Keys::TABLE);
     if !given {
-        // The keys of the absent table are registered, so that a misplaced key is recognised.
-        let unreported = Problems::default();
-        let table = absent(KEY, &unreported);
-        read_table(&table, None);
-        table.finish();
-        root.problems().add_known_tables(unreported);
+        root.problems().add_absent(&Keys::TABLE);
     }
     given
 }
 
 /// Reads `[consensus]`, which makes `host` of `[nic]` a server.
 pub(in crate::functions) fn read(root: &Table<'_>, host: Option<HostConfig>) -> Option<ConsensusConfig> {
-    let given = root.get(KEY, "")?;
-    let nic = root.get("nic", "");
-    if nic.is_none() {
-        let problem = problem_at_key(&given, "[consensus] needs [nic]").label("no [nic] in the file");
-        given.add(problem.help("add `[nic]` with this server's `addresses`, and remove any other function"));
-    }
-    if let Some(nic) = nic.and_then(|_| section(root, "nic")) {
-        if let Some(service) = nic.get("service", "[]") {
-            let problem = problem_at_key(&service, "[[nic.service]] is not valid beside [consensus]")
-                .label("a service");
-            given.add(problem.help("remove [[nic.service]]; run another instance for services"));
+    let given = root.header_span(&Keys::TABLE)?;
+    if !root.has(HostConfig::TABLE) {
+        let problem = Problem::at(given, "[consensus] needs [nic]").label("no [nic] in the file");
+        let help = "add `[nic]` with this server's `addresses`, and remove any other function";
+        root.problems().add(problem.help(help));
+    } else if let Some(nic) = root.section(HostConfig::TABLE) {
+        if let Some(service) = nic.value(host::Keys::service) {
+            let problem = Problem::at(service.key_span(), "[[nic.service]] is not valid beside [consensus]");
+            let help = "remove [[nic.service]]; run another instance for services";
+            root.problems().add(problem.label("a service").help(help));
         }
         nic.discard();
     }
-    let table = section(root, KEY)?;
+    let table = root.section(&Keys::TABLE)?;
     let config = read_table(&table, host);
     table.finish();
     config
 }
 
-fn problem_at_key(value: &Value<'_>, message: &str) -> Problem {
-    Problem::at(value.key_span(), message)
-}
-
 pub(super) fn read_table(table: &Table<'_>, host: Option<HostConfig>) -> Option<ConsensusConfig> {
-    let servers = table.require("servers", SERVERS_EXAMPLE);
+    let servers = table.value(Keys::servers);
     let addresses = servers.as_ref().and_then(read_servers);
-    let id = table.require("id", "0");
-    let id_read =
-        id.as_ref().and_then(|id| read_id(id, servers.as_ref(), addresses.as_deref(), host.as_ref()));
-    let port = table.number("port", 1..=65_535, DEFAULT_PORT) as u16;
-    let switch = table.get("switch", "\"10.0.0.254\"");
-    let switch_port = table.spanned_number("switch_port", 1..=65_535, DEFAULT_SWITCH_PORT);
+    let id = table.value(Keys::id);
+    let id = id.and_then(|id| read_id(&id, servers.as_ref(), addresses.as_deref(), host.as_ref()));
+    let switch = table.value(Keys::switch);
+    let switch_port = table.spanned(Keys::switch_port);
     if let (None, Some(port)) = (&switch, &switch_port) {
         let problem = Problem::at(port.span(), "`switch_port` needs `switch`").label("no switch");
         table.problems().add(problem.help("add `switch`, or remove `switch_port`"));
     }
-    let switch_port = switch_port.map_or(DEFAULT_SWITCH_PORT, toml::Spanned::into_inner) as u16;
-    let secret = secret(table);
+    let port = switch_port.map_or(DEFAULT_SWITCH_PORT, toml::Spanned::into_inner);
+    let secret = table.read(Keys::secret);
     let max_named = if secret.is_some() { MAX_NAMED_WITH_SECRET } else { MAX_NAMED };
-    let address = switch.map(|value| read_switch(&value, servers.as_ref(), addresses.as_deref(), max_named));
-    let switch = address.map(|address| Some(SwitchAddress { address: address?, port: switch_port }));
-    let heartbeat = Nanos::from_micros(table.number("heartbeat_us", 10..=10_000_000, 1000));
-    let log_entries = table.number("log_entries", 8..=1 << 20, 4096);
-    let max_value = table.number("max_value", 1..=1 << 20, 256) as usize;
-    let min_snapshot = AppState::LEN as u64;
-    let max_snapshot = table.number("max_snapshot", min_snapshot..=1 << 30, 4096) as usize;
-    let window = table.spanned_number("window", 1..=1 << 20, 32);
-    let load = table.get("propose", "{ size = 64 }").map(|value| read_load(&value, max_value));
-    let layout = Layout::new(log_entries, max_value, max_snapshot);
+    let address =
+        switch.and_then(|value| read_switch(&value, servers.as_ref(), addresses.as_deref(), max_named));
+    let (log_entries, max_value) = (table.read(Keys::log_entries), table.read(Keys::max_value));
+    let layout = Layout::new(log_entries, max_value, table.read(Keys::max_snapshot));
     if layout.log_len() > MAX_LOG
-        && let Some(value) = table.get("log_entries", "4096").or_else(|| table.get("max_value", "256"))
+        && let Some(at) = table.span_of(Keys::log_entries).or_else(|| table.span_of(Keys::max_value))
     {
-        let problem = value.problem(format!("the log has {} MB", layout.log_len() >> 20)).label("too long");
-        value.add(problem.help(format!(
+        let problem = Problem::at(at, format!("the log has {} MB", layout.log_len() >> 20)).label("too long");
+        table.problems().add(problem.help(format!(
             "the log has `log_entries` of `max_value` + 40 bytes each: lower one of the two, so that it \
              has at most {} MB",
             MAX_LOG >> 20
         )));
     }
-    if let Some(window) = window.as_ref().filter(|window| *window.get_ref() > log_entries) {
+    if let Some(window) = table.spanned(Keys::window).filter(|window| *window.get_ref() > log_entries) {
         let message =
             format!("`window` is {} values, but the log has only {log_entries} entries", window.get_ref());
         let problem = Problem::at(window.span(), message).label("longer than the log");
         table.problems().add(problem.help("lower `window`, or raise `log_entries`"));
     }
+    let load = table.inline(Keys::propose).and_then(|table| read_load(table, max_value));
+    let (own_port, heartbeat) = (table.read(Keys::port), table.read(Keys::heartbeat_us));
     Some(ConsensusConfig {
         host: host?,
-        id: id_read?,
+        id: id?,
         servers: addresses?,
-        port,
-        switch: switch.map_or(Some(None), |switch| switch.map(Some))?,
+        port: own_port,
+        switch: address.map(|address| SwitchAddress { address, port }),
         secret,
         heartbeat,
         layout,
-        window: window.map_or(32, toml::Spanned::into_inner),
-        load: load.map_or(Some(None), |load| load.map(Some))?,
+        window: table.read(Keys::window),
+        load,
     })
 }
 
@@ -156,7 +178,7 @@ fn read_id(
     host: Option<&HostConfig>,
 ) -> Option<u8> {
     let last = addresses.map_or(MAX_SERVERS, <[_]>::len) as u64 - 1;
-    let id = value.number(0..=last, 0)? as u8;
+    let id = value.whole_in(0..=last, "0")? as u8;
     let address = addresses?.get(usize::from(id))?;
     if let Some(host) = host
         && !host.addresses.iter().any(|(own, _)| own == address)
@@ -204,16 +226,14 @@ fn read_switch(
 }
 
 /// Reads `propose`: the values that this server proposes as a load.
-fn read_load(value: &Value<'_>, max_value: usize) -> Option<Load> {
-    let table = value.table("`propose`")?;
-    let size = table.require("size", "64");
-    let size = size.and_then(|value| Some((value.number(1..=1 << 20, 64)? as usize, value)));
-    let rate = table.spanned_number("rate", 1..=1_000_000_000, 10_000).map(toml::Spanned::into_inner);
-    table.finish();
-    let (size, value) = size?;
-    if size > max_value {
-        let problem = value.problem(format!("`size` is {size} bytes, but `max_value` is {max_value}"));
-        value.add(problem.label("too long").help("lower `size`, or raise `max_value` at all servers"));
+fn read_load(table: Table<'_>, max_value: usize) -> Option<Load> {
+    let size = table.spanned(LoadKeys::size);
+    let rate = table.read(LoadKeys::rate);
+    if let Some(size) = size.as_ref().filter(|size| *size.get_ref() > max_value) {
+        let message = format!("`size` is {} bytes, but `max_value` is {max_value}", size.get_ref());
+        let problem = Problem::at(size.span(), message).label("too long");
+        table.problems().add(problem.help("lower `size`, or raise `max_value` at all servers"));
     }
-    Some(Load { size, rate })
+    table.finish();
+    Some(Load { size: size?.into_inner(), rate })
 }

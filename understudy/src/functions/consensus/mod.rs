@@ -22,11 +22,14 @@ use core::net::IpAddr;
 use dataplane::config::Port;
 use miette::Report;
 use p4ce::Secret;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::Nanos;
 use switch::metrics::{Group, Metrics as _};
 
+/// The table `[consensus]`
+pub(crate) const TABLE: &TableSpec = &config::Keys::TABLE;
 /// Retransmissions before the NIC reports an error
 const RETRY_COUNT: u8 = 6;
 /// Unit of the local ACK timeout, in ns (IB 9.7.6.1.3)
@@ -82,7 +85,7 @@ impl ConsensusConfig {
 }
 
 impl SwitchFunction for ConsensusConfig {
-    const KEY: &'static str = "consensus";
+    const TABLE: &'static TableSpec = TABLE;
     const METRICS: &'static [Group] = &[rnic::Counters::GROUP, ReplicaStatus::GROUP];
     const LIVE: bool = true;
 

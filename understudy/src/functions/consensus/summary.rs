@@ -4,32 +4,15 @@ use super::ConsensusConfig;
 use crate::functions::host;
 
 pub(super) fn lines(config: &ConsensusConfig) -> Vec<(&'static str, String)> {
-    let ConsensusConfig { id, servers, port, layout, window, .. } = config;
+    let ConsensusConfig { id, servers, window, .. } = config;
     let servers: Vec<_> = servers.iter().map(ToString::to_string).collect();
     let through = match &config.switch {
         Some(switch) => format!("through the switch {} port {}", switch.address, switch.port),
         None => "to each other server".into(),
     };
-    let heartbeat = config.heartbeat.0 / 1000;
     let mut lines = host::summary::lines(&config.host);
-    lines.extend([
-        (
-            "server",
-            format!(
-                "{id} of {}, at port {port}; writes {through} while it is the leader",
-                servers.join(", ")
-            ),
-        ),
-        (
-            "log",
-            format!(
-                "{} entries of {} bytes, snapshots of {}; a heartbeat every {heartbeat} us",
-                layout.slots(),
-                layout.max_value(),
-                layout.max_snapshot()
-            ),
-        ),
-    ]);
+    let server = format!("{id} of {}; writes {through} while it is the leader", servers.join(", "));
+    lines.push(("server", server));
     if config.secret.is_some() {
         lines.push(("secret", "the other servers and the switch need it, too".into()));
     }

@@ -11,7 +11,8 @@ use core::ops::Range;
 use pairs::example_pairs;
 use rocev2::Fault;
 use rocev2::ethernet::MacAddr;
-use settings::address::station;
+use routes::RouterKeys;
+use settings::declare::{inline, list, mac, secs, special, whole};
 use settings::port::Ports;
 use settings::report::Problem;
 use settings::tree::{Table, Value};
@@ -21,20 +22,49 @@ use switch::forward::Config;
 use switch::forward::config::{MacTable, Topology};
 use switch::{Nanos, PortId};
 
-/// Default of `counted_qps`: the number of queue pairs that are counted individually
-pub(in crate::functions) const DEFAULT_COUNTED_QPS: u64 = 1024;
 /// Faults that are checked only if `verify` lists them, because the checks need the whole packet
 const VERIFIABLE: [Fault; 2] = [Fault::Icrc, Fault::UdpChecksum];
 
-/// Keys that define where frames go, each with its label in messages
-const TOPOLOGIES: [(&str, &str); 3] = [("pairs", "wires"), ("mac_table", "a bridge"), ("routes", "a router")];
+settings::table! {
+    /// Wires, a bridge or a router
+    pub(crate) enum Keys "[forward]";
+    /// Ports that are joined two by two; a port with itself reflects
+    pairs: () = special("list of pairs of ports") => optional("another topology") example([["host-a", "host-b"]]);
+    /// Learning bridge over all ports
+    mac_table: () = inline(&BridgeKeys::TABLE) => optional("another topology") example({ capacity = 4096 });
+    /// Router over all ports
+    routes: () = inline(&RouterKeys::TABLE) => optional("another topology") example({});
+    /// Checks of the whole packet, which cost time: `icrc`, `udp_checksum`. Headers are always checked
+    verify: () = special("list of faults, `\"all\"` or `\"none\"`") => default([]) example(["icrc"]);
+    /// Faults whose packets are dropped instead of forwarded; those of `verify` have to be listed there
+    drop: () = special("list of faults, `\"all\"` or `\"none\"`") => default([]) example(["icrc"]);
+    /// Queue pairs that are counted individually
+    counted_qps: usize = whole(0..=1 << 20) => default(1024);
+}
+
+settings::table! {
+    /// Learning bridge
+    pub(crate) enum BridgeKeys "`mac_table`";
+    /// Stations that the bridge learns
+    capacity: usize = whole(1..=1 << 20) => default(4096);
+    /// Time after which the bridge forgets a silent station
+    ageing_s: Nanos = secs(1..=1_000_000) => default(300);
+    /// Stations that neither move nor age
+    fixed: () = list(&FixedKeys::TABLE) => default([]) example([{ mac = "52:54:00:00:00:01", port = "host-a" }]);
+}
+
+settings::table! {
+    /// Station that neither moves nor ages
+    pub(crate) enum FixedKeys "`fixed`";
+    /// MAC address of the station
+    mac: MacAddr = mac() => required() example("52:54:00:00:00:01");
+    /// Port at which it is
+    port: () = special("name of a port") => required() example("host-a");
+}
 
 /// Advice for a port that is in two pairs
 const IN_TWO_PAIRS_HELP: &str =
     "remove it from one of them; to join more than two ports use `mac_table = {}` in place of `pairs`";
-
-/// Example of an element of `fixed`
-const STATION_EXAMPLE: &str = "{ mac = \"52:54:00:00:00:01\", port = \"host-a\" }";
 
 /// Returns an example of the table for these ports.
 pub(in crate::functions) fn example(ports: &Ports) -> String {
@@ -53,9 +83,9 @@ pub(in crate::functions) fn forwarding_or(
     default: Option<Topology>,
 ) -> Option<Config> {
     let topology = topology(table, ports, default);
-    let verify = table.get("verify", "[\"icrc\"]").map_or(FaultSet::NONE, |value| read_verify(&value));
-    let drop = table.get("drop", "[\"icrc\"]").map_or(FaultSet::NONE, |value| read_drop(&value, verify));
-    let counted_qps = table.number("counted_qps", 0..=1 << 20, DEFAULT_COUNTED_QPS) as usize;
+    let verify = table.value(Keys::verify).map_or(FaultSet::NONE, |value| read_verify(&value));
+    let drop = table.value(Keys::drop).map_or(FaultSet::NONE, |value| read_drop(&value, verify));
+    let counted_qps = table.read(Keys::counted_qps);
     Some(Config {
         ports: ports.list.len() as u16,
         topology: topology?,
@@ -67,14 +97,13 @@ pub(in crate::functions) fn forwarding_or(
 }
 
 fn topology(table: &Table<'_>, ports: &Ports, default: Option<Topology>) -> Option<Topology> {
-    let pairs = table.get("pairs", "[[\"host-a\", \"host-b\"]]");
-    let mac_table = table.get("mac_table", "{ capacity = 4096 }");
-    let routes = table.get("routes", "{}");
-    let given = [&pairs, &mac_table, &routes].into_iter().zip(TOPOLOGIES);
-    let mut given = given.filter_map(|(value, is)| Some((value.as_ref()?, is)));
-    if let (Some((first, (key, label))), Some((second, (other, other_label)))) = (given.next(), given.next())
-    {
-        let message = format!("{} has both `{key}` and `{other}`", table.name());
+    let pairs = table.value(Keys::pairs);
+    let mac_table = table.value(Keys::mac_table);
+    let routes = table.value(Keys::routes);
+    let given = [(&pairs, "wires"), (&mac_table, "a bridge"), (&routes, "a router")];
+    let mut given = given.into_iter().filter_map(|(value, label)| Some((value.as_ref()?, label)));
+    if let (Some((first, label)), Some((second, other_label))) = (given.next(), given.next()) {
+        let message = format!("{} has both {} and {}", table.name(), first.name(), second.name());
         let problem = Problem::at(second.key_span(), message).label(other_label);
         second.add(problem.also(first.key_span(), label).help(
             "keep `pairs` to join ports two by two, `mac_table` for a learning bridge, or `routes` for a \
@@ -111,11 +140,9 @@ pub(in crate::functions) fn router_mac(topology: &Topology) -> Option<MacAddr> {
 }
 
 fn mac_table(value: &Value<'_>, ports: &Ports) -> Option<MacTable> {
-    let table = value.table("`mac_table`")?;
-    let capacity = table.number("capacity", 1..=1 << 20, 4096) as usize;
-    let ageing = Nanos::from_secs(table.number("ageing_s", 1..=1_000_000, 300));
-    let fixed = table.get("fixed", "[{ mac = \"52:54:00:00:00:01\", port = \"host-a\" }]");
-    let fixed = fixed.as_ref().map_or(Some(Vec::new()), |value| fixed_stations(value, ports));
+    let table = value.inline()?;
+    let fixed = table.value(BridgeKeys::fixed);
+    let fixed = fixed.map_or(Some(Vec::new()), |value| fixed_stations(&value, ports));
     if let [only] = ports.list.as_slice() {
         let problem = table.problem("a bridge needs at least two ports").label("a bridge");
         let problem = match &only.name {
@@ -127,6 +154,7 @@ fn mac_table(value: &Value<'_>, ports: &Ports) -> Option<MacTable> {
                 .help(format!("add a [[port]], or reflect frames with `pairs = {}`", example_pairs(ports))),
         );
     }
+    let (capacity, ageing) = (table.read(BridgeKeys::capacity), table.read(BridgeKeys::ageing_s));
     table.finish();
     Some(MacTable { capacity, ageing, fixed: fixed? })
 }
@@ -134,22 +162,20 @@ fn mac_table(value: &Value<'_>, ports: &Ports) -> Option<MacTable> {
 fn fixed_stations(value: &Value<'_>, ports: &Ports) -> Option<Vec<(MacAddr, PortId)>> {
     let mut stations: Vec<(MacAddr, PortId)> = Vec::new();
     let mut spans: Vec<(MacAddr, Range<usize>)> = Vec::new();
-    for element in value.list()? {
-        let element = element.with_example(STATION_EXAMPLE);
-        let Some(table) = element.table("`fixed`") else { continue };
-        let mac = table.require("mac", "\"52:54:00:00:00:01\"");
-        let port = table.require("port", "\"host-a\"").and_then(|value| ports.find(&value));
-        table.finish();
-        let Some((mac, span)) = mac.and_then(|value| Some((station(&value)?, value.span()))) else {
-            continue;
-        };
-        if let Some((_, first)) = spans.iter().find(|(other, _)| *other == mac) {
-            let problem = Problem::at(span.clone(), format!("`fixed` lists {mac} twice"));
-            element
-                .add(problem.label("again").also(first.clone(), "first here").help("remove one of the two"));
+    for table in value.list()?.iter().filter_map(Value::inline) {
+        let mac = table.spanned(FixedKeys::mac);
+        let port = table.value(FixedKeys::port).and_then(|value| ports.find(&value));
+        if let Some(given) = mac {
+            let (span, mac) = (given.span(), given.into_inner());
+            if let Some((_, first)) = spans.iter().find(|(other, _)| *other == mac) {
+                let problem = Problem::at(span.clone(), format!("`fixed` lists {mac} twice"));
+                let problem = problem.label("again").also(first.clone(), "first here");
+                table.problems().add(problem.help("remove one of the two"));
+            }
+            spans.push((mac, span));
+            stations.extend(port.map(|port| (mac, port)));
         }
-        spans.push((mac, span));
-        stations.extend(port.map(|port| (mac, port)));
+        table.finish();
     }
     Some(stations)
 }

@@ -9,6 +9,7 @@ use crate::functions::launch::{Closing, Launch};
 use crate::functions::tunnel::config::InnerFunction;
 use dataplane::config::Port;
 use miette::Report;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::forward::Config;
@@ -16,7 +17,7 @@ use switch::forward::counters::RxCounters;
 use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for Config {
-    const KEY: &'static str = "forward";
+    const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const METRICS: &'static [Group] = &[RxCounters::GROUP];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {

@@ -1,29 +1,12 @@
 //! Describes what `[forward]` would run.
 
 use dataplane::config::Port;
-use rocev2::Fault;
 use switch::PortId;
-use switch::drop::FaultSet;
 use switch::forward::Config;
 use switch::forward::config::{Topology, Ttl};
 
 pub(super) fn lines(forward: &Config, ports: &[Port]) -> Vec<(&'static str, String)> {
-    let verified =
-        [(true, "headers"), (forward.verify_icrc, "ICRC"), (forward.verify_udp_checksum, "UDP checksum")];
-    let verified: Vec<_> = verified.iter().filter(|(wanted, _)| *wanted).map(|(_, what)| *what).collect();
-    let dropped = match forward.drop {
-        FaultSet::NONE => "nothing".into(),
-        FaultSet::ALL => "all that fail".into(),
-        some => some.iter().map(Fault::name).collect::<Vec<_>>().join(", "),
-    };
-    let counted = match forward.counted_qps {
-        0 => "no queue pair individually".into(),
-        count => format!("up to {count} queue pairs individually"),
-    };
-    vec![
-        ("forward", topology(&forward.topology, ports)),
-        ("", format!("verifies {}; drops {dropped}; counts {counted}", verified.join(", "))),
-    ]
+    vec![("forward", topology(&forward.topology, ports))]
 }
 
 /// Describes pairs of ports.

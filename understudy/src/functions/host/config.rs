@@ -4,9 +4,13 @@
 mod tests;
 
 use super::{Client, HostConfig, Kind, MAX_ADDRESSES, PerftestConfig, ServiceConfig, Test};
+use core::net::IpAddr;
 use core::ops::Range;
 use rnic::{AckPolicy, PathMtu, Transport};
-use settings::address::{address, ip, station};
+use rocev2::ethernet::MacAddr;
+use settings::address::own_addresses;
+use settings::declare::Kind as Values;
+use settings::declare::{Type, boolean, ip, ips, mac, number, or_inline, other, tables, whole, words};
 use settings::port::Ports;
 use settings::report::Problem;
 use settings::tree::{Table, Value};
@@ -14,15 +18,104 @@ use settings::words::one_of;
 use switch::Nanos;
 use workloads::scenario::AckSpec;
 
-/// Values of `kind`, one for each service
-const KINDS: [&str; 6] =
-    ["rping_server", "rping_client", "ucmatose_server", "ucmatose_client", "memory", PerftestConfig::NAME];
 /// Default ports of rping, ucmatose and perftest
-const RPING_PORT: u64 = 7174;
-const UCMATOSE_PORT: u64 = 7471;
-const PERFTEST_PORT: u64 = 18515;
+const RPING_PORT: u16 = 7174;
+const UCMATOSE_PORT: u16 = 7471;
+const PERFTEST_PORT: u16 = 18_515;
 /// Longest message, in bytes (IB 9.4.1)
 const MAX_SIZE: u64 = 1 << 30;
+
+settings::table! {
+    /// Host on the port: a software NIC, and services that use it
+    pub(crate) enum Keys "[nic]";
+    /// MAC address of the host
+    mac: MacAddr = mac() => optional("that of the port") example("02:00:00:00:00:02");
+    /// Addresses of the host, with the lengths of their subnets' prefixes
+    addresses: Vec<(IpAddr, u8)> = other("list of IP addresses with prefix lengths", |value| {
+        own_addresses(value, "write the host's address, such as `addresses = [\"10.0.0.2/24\"]`")
+    }) => required() example(["10.0.0.2/24"]);
+    /// Routers to hosts of other subnets
+    gateways: Vec<IpAddr> = ips() => default([]) example(["10.0.0.254"]);
+    /// Largest path MTU of the host's connections: 256, 512, 1024, 2048 or 4096
+    mtu: PathMtu = Type::new(Values::Whole(256, 4096), path_mtu).unit("bytes") => default(1024);
+    /// Requests that ask for an acknowledgement
+    ack: AckSpec = or_inline("`\"on-request\"` (the last packet of a message), `\"every-packet\"`, `\"any\"`", &AckKeys::TABLE, read_ack) => default("on-request");
+    /// Services of the host
+    service: () = tables(&ServiceKeys::TABLE) => optional("no service");
+    /// VLAN of the host's frames
+    vlan: u16 = whole(1..=4094) => optional("no tag") example(10);
+    /// Packets that a requester sends without an acknowledgement
+    window: u32 = whole(1..=65_536).unit("packets") => default(128);
+    /// Whether acknowledgements carry credits (IB 9.7.7.2)
+    credits: bool = boolean() => default(false);
+    /// Connections that may exist at one time
+    max_connections: usize = whole(1..=1 << 20) => default(1024);
+    /// Seed of first PSNs and of identifiers
+    seed: u64 = whole(0..=i64::MAX as u64) => optional("random") example(1);
+}
+
+settings::table! {
+    /// Requests that ask for an acknowledgement: one after some packets or some time
+    pub(crate) enum AckKeys "`ack`";
+    /// Packets after which one asks
+    packets: u32 = whole(1..=1 << 20) => required() example(4);
+    /// Time after which one asks
+    time_us: f64 = number(0.0..=1e9).unit("us") => required() example(20);
+}
+
+settings::table! {
+    /// Service of the host. `kind` determines the other keys
+    pub(crate) enum ServiceKeys "[[nic.service]]";
+    /// Program whose peer the service is, or memory that others access
+    kind: ServiceKind = words(&[
+        ("rping_server", ServiceKind::RpingServer),
+        ("rping_client", ServiceKind::RpingClient),
+        ("ucmatose_server", ServiceKind::UcmatoseServer),
+        ("ucmatose_client", ServiceKind::UcmatoseClient),
+        ("memory", ServiceKind::Memory),
+        (PerftestConfig::NAME, ServiceKind::Perftest),
+    ]) => required() example("rping_server");
+    /// Test of perftest, without `ib_`; for `perftest_server`
+    test: Test = words(&Test::ALL) => optional("only with `perftest_server`") example("write_bw");
+    /// Port at which the service listens or is requested
+    port: u16 = whole(1..=65_535) => optional("7174 for rping and memory, 7471 for ucmatose, 18515 for perftest") example(7174);
+    /// Largest message, or the size of the memory
+    size: u64 = whole(0..=MAX_SIZE).unit("bytes") => optional("1048576 for a server of rping and for memory, 64 for a client of rping, 100 for ucmatose, 8388608 for perftest (2 for write_lat)") example(64);
+    /// Transport of the test; UC has neither READs nor atomics
+    transport: Transport = words(&[("rc", Transport::Rc), ("uc", Transport::Uc)]) => default("rc");
+    /// Address of the server; clients require it
+    server: IpAddr = ip() => optional("only for clients") example("10.0.0.1");
+    /// Connections of a client
+    connections: u32 = whole(1..=1 << 20) => default(1);
+    /// Connections that a client opens at one time
+    at_once: u32 = whole(1..=1024) => default(64);
+    /// Rounds of an rping client; 0 means no end
+    count: u32 = whole(0..=u32::MAX as u64) => default(10);
+    /// Messages of ucmatose on each connection
+    messages: u32 = whole(0..=1 << 20) => default(10);
+}
+
+/// Value of `kind`
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ServiceKind {
+    RpingServer,
+    RpingClient,
+    UcmatoseServer,
+    UcmatoseClient,
+    Memory,
+    Perftest,
+}
+
+/// Reads a path MTU.
+fn path_mtu(value: &Value<'_>) -> Option<PathMtu> {
+    let bytes = value.whole()?;
+    let mtu = PathMtu::of_bytes(bytes as u16);
+    if mtu.is_none() {
+        let problem = value.problem(format!("{bytes} is not a path MTU")).label("not defined by InfiniBand");
+        value.add(problem.help("write 256, 512, 1024, 2048 or 4096; a port with MTU 1500 carries 1024"));
+    }
+    mtu
+}
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<HostConfig> {
     if let Some(second) = ports.list.get(1).and_then(|port| port.name.as_ref()) {
@@ -31,47 +124,30 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<HostConfig> {
             .problems()
             .add(problem.label("a second port").help("remove it, or run another instance for another host"));
     }
-    let mac = table.get("mac", "\"02:00:00:00:00:02\"").and_then(|value| station(&value));
-    let addresses = table.require("addresses", "[\"10.0.0.2/24\"]").and_then(|value| {
-        let list = value.list()?;
-        if list.is_empty() {
-            value.add(
-                value
-                    .problem("`addresses` is empty")
-                    .label("no address")
-                    .help("write the host's address, such as `addresses = [\"10.0.0.2/24\"]`"),
-            );
-        }
-        list.iter().map(address).collect::<Option<Vec<_>>>()
-    });
-    let gateways = table
-        .get("gateways", "[\"10.0.0.254\"]")
-        .map_or(Some(Vec::new()), |value| value.list()?.iter().map(ip).collect());
-    let mtu = table.number("mtu", 256..=4096, 1024);
-    let mtu = PathMtu::of_bytes(mtu as u16).or_else(|| {
-        let value = table.get("mtu", "1024")?;
-        value.add(
-            value
-                .problem(format!("{mtu} is not a path MTU"))
-                .label("not defined by InfiniBand")
-                .help("write 256, 512, 1024, 2048 or 4096; a port with MTU 1500 carries 1024"),
-        );
-        None
-    });
-    let ack = match table.get("ack", "\"on-request\"").and_then(|value| read_ack(&value)) {
-        Some(AckSpec::EveryPacket) => AckPolicy::EveryPacket,
-        Some(AckSpec::Every { packets, time }) => AckPolicy::Every { packets, time: Nanos(time) },
-        Some(AckSpec::OnRequest | AckSpec::Any) | None => AckPolicy::OnRequest,
+    let addresses = table.read(Keys::addresses);
+    let ack = match table.read(Keys::ack) {
+        AckSpec::EveryPacket => AckPolicy::EveryPacket,
+        AckSpec::Every { packets, time } => AckPolicy::Every { packets, time: Nanos(time) },
+        AckSpec::OnRequest | AckSpec::Any => AckPolicy::OnRequest,
     };
     let services_read: Option<Vec<(Service, Range<usize>)>> =
-        table.get("service", "[]").map_or(Some(Vec::new()), |value| {
+        table.value(Keys::service).map_or(Some(Vec::new()), |value| {
             value.list()?.iter().map(|value| Some((service(value)?, value.span()))).collect()
         });
-    let vlan = table.spanned_number("vlan", 1..=4094, 10).map(|id| id.into_inner() as u16);
-    let window = table.number("window", 1..=65536, 128) as u32;
-    let credits = table.boolean("credits", false);
-    let max_qps = table.number("max_connections", 1..=1 << 20, 1024) as usize;
-    let seed = table.spanned_number("seed", 0..=i64::MAX as u64, 1).map(toml::Spanned::into_inner);
+    let config = HostConfig {
+        mac: table.read(Keys::mac),
+        addresses: addresses.clone().unwrap_or_default(),
+        gateways: table.read(Keys::gateways),
+        vlan: table.read(Keys::vlan),
+        mtu: table.read(Keys::mtu),
+        window: table.read(Keys::window),
+        ack,
+        credits: table.read(Keys::credits),
+        max_qps: table.read(Keys::max_connections),
+        seed: table.read(Keys::seed),
+        services: Vec::new(),
+        perftests: Vec::new(),
+    };
     let (mut services, mut perftests) = (Vec::new(), Vec::new());
     // The ports of TCP and those of rdma_cm are different ones.
     let (mut rdma_cm, mut tcp) = (Vec::new(), Vec::new());
@@ -94,7 +170,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<HostConfig> {
     let addresses = addresses?;
     if !perftests.is_empty()
         && addresses.len() > MAX_ADDRESSES
-        && let Some(value) = table.get("addresses", "[]")
+        && let Some(value) = table.value(Keys::addresses)
     {
         let problem =
             value.problem(format!("a host with a perftest server has {} addresses", addresses.len()));
@@ -104,20 +180,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<HostConfig> {
                 .help(format!("list at most {MAX_ADDRESSES}, or remove the perftest server")),
         );
     }
-    Some(HostConfig {
-        mac,
-        addresses,
-        gateways: gateways?,
-        vlan,
-        mtu: mtu?,
-        window,
-        ack,
-        credits,
-        max_qps,
-        seed,
-        services,
-        perftests,
-    })
+    Some(HostConfig { services, perftests, ..config })
 }
 
 /// Service, by how its clients connect
@@ -129,77 +192,66 @@ enum Service {
 }
 
 fn service(value: &Value<'_>) -> Option<Service> {
-    let table = value.table("[[nic.service]]")?;
-    let kind = table.require("kind", "\"rping_server\"").and_then(|value| value.word(&KINDS));
-    if kind == Some(PerftestConfig::NAME) {
-        let perftest = perftest(&table);
-        table.finish();
-        return perftest.map(Service::Perftest);
-    }
-    let default_port =
-        if kind.is_some_and(|kind| kind.starts_with("ucmatose")) { UCMATOSE_PORT } else { RPING_PORT };
-    let port = table.number("port", 1..=65535, default_port) as u16;
-    let size = |table: &Table<'_>, default| table.number("size", 0..=MAX_SIZE, default);
-    let read = |kind: &str| {
-        let client = kind.ends_with("client");
-        let client = if client {
-            let server = table.require("server", "\"10.0.0.1\"").and_then(|value| ip(&value));
-            let connections = table.number("connections", 1..=1 << 20, 1) as u32;
-            let at_once = table.number("at_once", 1..=1024, 64) as u32;
-            Some((server, connections, at_once))
-        } else {
-            None
-        };
-        let kind = match kind {
-            "rping_server" => Kind::Rping { count: 0, size: size(&table, 1 << 20) as u32 },
-            "rping_client" => {
-                let count = table.number("count", 0..=u64::from(u32::MAX), 10) as u32;
-                Kind::Rping { count, size: size(&table, 64) as u32 }
-            }
-            "ucmatose_server" | "ucmatose_client" => {
-                let messages = table.number("messages", 0..=1 << 20, 10) as u32;
-                Kind::Ucmatose { messages, size: size(&table, 100) as u32 }
-            }
-            _ => Kind::Memory { size: size(&table, 1 << 20) },
-        };
-        // All keys are read before an invalid server ends this, so that no key is reported as unknown.
-        let client = match client {
-            Some((server, connections, at_once)) => Some(Client { server: server?, connections, at_once }),
-            None => None,
-        };
-        Some(ServiceConfig { kind, port, client })
+    let table = value.inline()?;
+    let service = match table.read(ServiceKeys::kind) {
+        Some(ServiceKind::Perftest) => perftest(&table).map(Service::Perftest),
+        Some(kind) => connected(&table, kind).map(Service::Connected),
+        None => {
+            // The keys depend on `kind`, which is not known.
+            table.discard();
+            return None;
+        }
     };
-    let service = kind.and_then(read);
-    if kind.is_some() {
-        table.finish();
-    } else {
-        // The keys depend on `kind`, which is not known.
-        table.discard();
-    }
-    service.map(Service::Connected)
+    table.finish_read();
+    service
+}
+
+/// Reads a service whose clients connect through rdma_cm.
+fn connected(table: &Table<'_>, kind: ServiceKind) -> Option<ServiceConfig> {
+    use ServiceKind::{RpingClient, RpingServer, UcmatoseClient, UcmatoseServer};
+    let default_port = match kind {
+        UcmatoseServer | UcmatoseClient => UCMATOSE_PORT,
+        _ => RPING_PORT,
+    };
+    let port = table.read(ServiceKeys::port).unwrap_or(default_port);
+    let client = matches!(kind, RpingClient | UcmatoseClient).then(|| {
+        table.require_here(ServiceKeys::server);
+        let (connections, at_once) = (table.read(ServiceKeys::connections), table.read(ServiceKeys::at_once));
+        (table.read(ServiceKeys::server), connections, at_once)
+    });
+    let size = |default| table.read(ServiceKeys::size).unwrap_or(default);
+    let kind = match kind {
+        RpingServer => Kind::Rping { count: 0, size: size(1 << 20) as u32 },
+        RpingClient => Kind::Rping { count: table.read(ServiceKeys::count), size: size(64) as u32 },
+        UcmatoseServer | UcmatoseClient => {
+            Kind::Ucmatose { messages: table.read(ServiceKeys::messages), size: size(100) as u32 }
+        }
+        _ => Kind::Memory { size: size(1 << 20) },
+    };
+    // All keys are read before an invalid server ends this, so that no key is reported as unknown.
+    let client = match client {
+        Some((server, connections, at_once)) => Some(Client { server: server?, connections, at_once }),
+        None => None,
+    };
+    Some(ServiceConfig { kind, port, client })
 }
 
 fn perftest(table: &Table<'_>) -> Option<PerftestConfig> {
-    let tests = Test::ALL.map(|(name, _)| name);
-    let test = table.require("test", "\"write_bw\"").and_then(|value| value.word(&tests));
-    let test = test.and_then(|word| Test::ALL.into_iter().find(|(name, _)| *name == word));
-    let port = table.number("port", 1..=65535, PERFTEST_PORT) as u16;
+    table.require_here(ServiceKeys::test);
+    let test = table.read(ServiceKeys::test);
+    let port = table.read(ServiceKeys::port).unwrap_or(PERFTEST_PORT);
     // Size that ib_write_lat starts with, and the largest size of the other tests with `-a`
-    let default_size = if test.is_some_and(|(_, test)| test == Test::WriteLat) { 2 } else { 1 << 23 };
-    let size = table.number("size", 1..=MAX_SIZE, default_size) as u32;
-    let transport = table.get("transport", "\"rc\"");
-    let word = transport.as_ref().map_or(Some("rc"), |value| value.word(&["rc", "uc"]));
-    let (name, test) = test?;
-    let transport = match (word?, transport) {
-        ("uc", Some(value)) if !test.is_on_uc() => {
-            let problem = value.problem(format!("{name} does not run on UC")).label("needs RC");
-            value.add(problem.help("remove `transport`: UC has neither READs nor atomics"));
-            return None;
-        }
-        ("uc", _) => Transport::Uc,
-        _ => Transport::Rc,
-    };
-    Some(PerftestConfig { test, port, size, transport })
+    let default_size = if test == Some(Test::WriteLat) { 2 } else { 1 << 23 };
+    let size = table.value(ServiceKeys::size).and_then(|value| value.whole_in(1..=MAX_SIZE, "64"));
+    let transport = table.read(ServiceKeys::transport);
+    let test = test?;
+    if let (Transport::Uc, Some(value)) = (transport, table.value(ServiceKeys::transport))
+        && !test.is_on_uc()
+    {
+        let problem = value.problem(format!("{} does not run on UC", test.name())).label("needs RC");
+        value.add(problem.help("remove `transport`: UC has neither READs nor atomics"));
+    }
+    Some(PerftestConfig { test, port, size: size.unwrap_or(default_size) as u32, transport })
 }
 
 /// Reports servers (port, name, position) that listen at the same port.
@@ -223,10 +275,8 @@ pub(crate) fn read_ack(value: &Value<'_>) -> Option<AckSpec> {
             _ => AckSpec::OnRequest,
         });
     }
-    let value = value.clone().with_example("{ packets = 4, time_us = 20 }");
-    let table = value.table("`ack`")?;
-    let packets = table.require("packets", "4").and_then(|value| value.number(1..=1 << 20, 4));
-    let time = table.require("time_us", "20").and_then(|value| value.fraction(0.0..=1e9));
+    let table = value.clone().with_example("{ packets = 4, time_us = 20 }").inline()?;
+    let (packets, time) = (table.read(AckKeys::packets), table.read(AckKeys::time_us));
     table.finish();
-    Some(AckSpec::Every { packets: packets? as u32, time: (time? * 1000.0).round() as u64 })
+    Some(AckSpec::Every { packets: packets?, time: (time? * 1000.0).round() as u64 })
 }

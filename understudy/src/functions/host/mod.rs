@@ -13,7 +13,8 @@ mod tcp;
 mod tests;
 mod ucmatose;
 
-pub(crate) use config::read_ack;
+pub(crate) use config::Keys;
+pub(crate) use config::{AckKeys, read_ack};
 pub(crate) use function::{Event, Host, HostStatus};
 pub(crate) use perftest::{PerftestConfig, Test};
 pub(in crate::functions) use run::counters_line;
@@ -27,6 +28,7 @@ use dataplane::config::Port;
 use miette::Report;
 use rnic::{AckPolicy, PathMtu};
 use rocev2::ethernet::MacAddr;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::metrics::{Group, Metrics as _};
@@ -76,7 +78,7 @@ impl HostConfig {
 }
 
 impl SwitchFunction for HostConfig {
-    const KEY: &'static str = "nic";
+    const TABLE: &'static TableSpec = &Keys::TABLE;
     const METRICS: &'static [Group] = &[rnic::Counters::GROUP, HostStatus::GROUP, ServiceRow::GROUP];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {

@@ -4,17 +4,15 @@ mod matching;
 #[cfg(test)]
 mod tests;
 
-use crate::functions::forward::config::DEFAULT_COUNTED_QPS;
 use crate::functions::forward::config::pairs::{self, example_pairs};
-use core::ops::{Range, RangeInclusive};
+use core::ops::Range;
+use settings::declare::{Key, boolean, inline, micros, number, special, tables, whole, words};
 use settings::port::Ports;
 use settings::report::Problem;
-use settings::tree::{Table, Value, subsections};
+use settings::tree::{Table, Value};
 use switch::impair::{Action, Config, Field, Match, Rule};
 use switch::{Nanos, Probability};
 
-/// Header of a rule
-const RULE_HEADER: &str = "[[impair.rule]]";
 /// Longest name of a rule, in characters, so that reports fit on a line
 const MAX_NAME: usize = 64;
 /// Upper bound for numbers of packets: more than any run sees
@@ -24,50 +22,102 @@ const MAX_DELAY_US: u64 = 10_000_000;
 /// Bytes of an Ethernet header and of the most VLAN tags that are parsed
 const ETHERNET_AND_TAGS: usize = 14 + 4 * rocev2::packet::MAX_TAGS;
 
+/// What a rule does to a packet, before the keys of the action are read
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verb {
+    Drop,
+    Delay,
+    Duplicate,
+    Reorder,
+    Corrupt,
+    Mark,
+}
+
+settings::table! {
+    /// Wires with faults, which are drawn from a seed
+    pub(crate) enum Keys "[impair]";
+    /// Seed of all random choices
+    seed: u64 = whole(0..=i64::MAX as u64) => default(1);
+    /// Ports that are joined two by two; a port with itself reflects
+    pairs: () = special("list of pairs of ports") => optional("the file is invalid") example([["host-a", "host-b"]]);
+    /// Frames that a worker holds back at one time
+    held: usize = whole(1..=65_536).unit("frames") => default(4096);
+    /// Queue pairs of which rules with `psn_offset` remember the first PSN
+    flows: usize = whole(1..=1 << 20) => default(4096);
+    /// Queue pairs that are counted individually
+    counted_qps: usize = whole(0..=1 << 20) => default(1024);
+    /// Faults, each with the packets that have it
+    rule: () = tables(&RuleKeys::TABLE) => optional("all packets pass");
+}
+
+settings::table! {
+    /// Fault, and the packets that have it. The first rule that applies to a packet decides
+    pub(crate) enum RuleKeys "[[impair.rule]]";
+    /// Name in reports, which also seeds the rule's random choices
+    name: () = special("string of up to 64 characters") => optional("`rule` and its number") example("lose some");
+    /// Packets that the rule applies to
+    r#match: () = inline(&matching::Keys::TABLE) => optional("all RoCEv2 packets") example({ opcode = "write" });
+    /// Share of these packets that has the fault
+    share: f64 = number(0.0..=1.0) => default(1.0) example(0.01);
+    /// Packets that pass before the first fault
+    skip: u64 = whole(0..=MAX_PACKETS).unit("packets") => default(0);
+    /// Packets that have the fault, after which the rule no longer applies
+    times: u64 = whole(1..=MAX_PACKETS).unit("packets") => optional("no limit") example(1);
+    /// Fault
+    action: Verb = words(&ACTIONS) => required() example("drop");
+    /// Delay, for `action = "delay"`, which requires it
+    delay_us: Nanos = micros(0..=MAX_DELAY_US) => optional("only with `delay`") example(100);
+    /// Largest random addition to the delay
+    jitter_us: Nanos = micros(0..=MAX_DELAY_US) => default(0) example(50);
+    /// Copies that are sent beside the packet, for `duplicate`
+    copies: u32 = whole(1..=16) => default(1);
+    /// Later packets of the same port that the packet is sent behind, for `reorder`
+    behind: u64 = whole(1..=65_536).unit("packets") => default(1) example(3);
+    /// Longest time for which `reorder` holds a packet back
+    at_most_us: Nanos = micros(1..=MAX_DELAY_US) => default(10000);
+    /// Where `corrupt` flips a bit
+    field: Field = words(&[("payload", Field::Payload), ("header", Field::Header), ("icrc", Field::Icrc)]) => default("payload");
+    /// Whether `mark` marks packets that are not ECN-capable, too
+    force: bool = boolean() => default(false);
+}
+
 /// Values of `action`
-const ACTIONS: [&str; 6] = ["drop", "delay", "duplicate", "reorder", "corrupt", "mark"];
-/// Keys that belong to one action: key, action, example
-const ACTION_KEYS: [(&str, &str, &str); 7] = [
-    ("delay_us", "delay", "100"),
-    ("jitter_us", "delay", "50"),
-    ("copies", "duplicate", "1"),
-    ("behind", "reorder", "3"),
-    ("at_most_us", "reorder", "10000"),
-    ("field", "corrupt", "\"payload\""),
-    ("force", "mark", "true"),
+const ACTIONS: [(&str, Verb); 6] = [
+    ("drop", Verb::Drop),
+    ("delay", Verb::Delay),
+    ("duplicate", Verb::Duplicate),
+    ("reorder", Verb::Reorder),
+    ("corrupt", Verb::Corrupt),
+    ("mark", Verb::Mark),
 ];
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<Config> {
-    let seed = table.number("seed", 0..=i64::MAX as u64, 1);
-    let pairs = table.get("pairs", "[[\"host-a\", \"host-b\"]]");
+    let pairs = table.value(Keys::pairs);
     if pairs.is_none() {
         let problem = table.problem("[impair] does not define where frames go").label("no `pairs`");
         let pair = example_pairs(ports);
         table.problems().add(problem.help(format!("add `pairs = {pair}` to join ports two by two")));
     }
     let pairs = pairs.and_then(|value| pairs::read(&value, ports, "remove it from one of them"));
-    let held = table.number("held", 1..=65_536, 4096) as usize;
-    let flows = table.number("flows", 1..=1 << 20, 4096) as usize;
-    let counted_qps = table.number("counted_qps", 0..=1 << 20, DEFAULT_COUNTED_QPS) as usize;
     let rules = rules(table, ports);
     let mtu = ports.list.iter().map(|port| usize::from(port.mtu)).max().unwrap_or(0);
     Some(Config {
         ports: ports.list.len() as u16,
-        pairs: pairs?,
-        seed,
-        held,
+        seed: table.read(Keys::seed),
+        held: table.read(Keys::held),
         frame_len: mtu + ETHERNET_AND_TAGS,
-        flows,
-        counted_qps,
+        flows: table.read(Keys::flows),
+        counted_qps: table.read(Keys::counted_qps),
+        pairs: pairs?,
         rules: rules?,
     })
 }
 
 fn rules(table: &Table<'_>, ports: &Ports) -> Option<Vec<Rule>> {
-    let tables = subsections(table, "rule", RULE_HEADER)?;
+    let tables = table.tables(Keys::rule)?;
     let mut names: Vec<(String, Option<Range<usize>>)> = Vec::new();
     let read = tables.into_iter().enumerate().map(|(index, table)| {
-        let given = table.get("name", "\"lose some\"");
+        let given = table.value(RuleKeys::name);
         let name = given.as_ref().map_or(Some(format!("rule {}", index + 1)), name);
         let span = given.map(|value| value.span());
         if let Some(name) = &name {
@@ -107,17 +157,17 @@ fn name(value: &Value<'_>) -> Option<String> {
 }
 
 fn rule(table: Table<'_>, ports: &Ports, name: Option<String>) -> Option<Rule> {
-    let matching = table.get("match", "{ opcode = \"write\" }");
+    let matching = table.value(RuleKeys::r#match);
     let matching = matching.map_or(Some(Match::default()), |value| matching::read(&value, ports));
-    let share = table.get("share", "0.01").map_or(Some(1.0), |value| value.fraction(0.0..=1.0));
-    let skip = table.number("skip", 0..=MAX_PACKETS, 0);
-    let times = table.spanned_number("times", 1..=MAX_PACKETS, 1).map_or(u64::MAX, toml::Spanned::into_inner);
+    let share = table.read(RuleKeys::share);
+    let skip = table.read(RuleKeys::skip);
+    let times = table.read(RuleKeys::times).unwrap_or(u64::MAX);
     let action = action(&table);
     table.finish();
     Some(Rule {
         name: name?,
         matching: matching?,
-        share: Probability::new(share?)?,
+        share: Probability::new(share)?,
         skip,
         times,
         action: action?,
@@ -125,40 +175,49 @@ fn rule(table: Table<'_>, ports: &Ports, name: Option<String>) -> Option<Rule> {
 }
 
 fn action(table: &Table<'_>) -> Option<Action> {
-    let given = table.require("action", "\"drop\"");
-    let word = given.as_ref().and_then(|value| value.word(&ACTIONS));
-    for (key, owner, example) in ACTION_KEYS {
-        let Some(value) = table.get(key, example) else { continue };
-        if let (Some(word), Some(given)) = (word.filter(|word| *word != owner), &given) {
-            let problem =
-                Problem::at(value.key_span(), format!("`{key}` is not valid for `action = \"{word}\"`"));
-            let problem = problem.label(format!("a key of `{owner}`")).also(given.span(), "the action");
-            value.add(problem.help(format!("remove it, or write `action = \"{owner}\"`")));
-        }
-    }
-    let micros =
-        |key, range: RangeInclusive<u64>, default| Nanos::from_micros(table.number(key, range, default));
+    let (given, verb) = (table.value(RuleKeys::action), table.read(RuleKeys::action));
+    check_action(table, RuleKeys::delay_us, given.as_ref(), verb, Verb::Delay);
+    check_action(table, RuleKeys::jitter_us, given.as_ref(), verb, Verb::Delay);
+    check_action(table, RuleKeys::copies, given.as_ref(), verb, Verb::Duplicate);
+    check_action(table, RuleKeys::behind, given.as_ref(), verb, Verb::Reorder);
+    check_action(table, RuleKeys::at_most_us, given.as_ref(), verb, Verb::Reorder);
+    check_action(table, RuleKeys::field, given.as_ref(), verb, Verb::Corrupt);
+    check_action(table, RuleKeys::force, given.as_ref(), verb, Verb::Mark);
     // All keys are read, whichever the action is, so that the problems of each are reported.
-    let (by, jitter) = (micros("delay_us", 0..=MAX_DELAY_US, 100), micros("jitter_us", 0..=MAX_DELAY_US, 0));
-    let (behind, at_most) =
-        (table.number("behind", 1..=65_536, 1), micros("at_most_us", 1..=MAX_DELAY_US, 10_000));
-    let copies = table.number("copies", 1..=16, 1) as u32;
-    let field = table.get("field", "\"payload\"");
-    let field = field.map_or(Some("payload"), |value| value.word(&["payload", "header", "icrc"]));
-    let force = table.boolean("force", false);
-    Some(match word? {
-        "drop" => Action::Drop,
-        "delay" => {
-            table.require("delay_us", "100")?;
-            Action::Delay { by, jitter }
-        }
-        "duplicate" => Action::Duplicate { copies },
-        "reorder" => Action::Reorder { behind, at_most },
-        "corrupt" => Action::Corrupt(match field? {
-            "header" => Field::Header,
-            "icrc" => Field::Icrc,
-            _ => Field::Payload,
-        }),
-        _ => Action::Mark { force },
+    let (by, jitter) = (table.read(RuleKeys::delay_us), table.read(RuleKeys::jitter_us));
+    let (behind, at_most) = (table.read(RuleKeys::behind), table.read(RuleKeys::at_most_us));
+    let (copies, field, force) =
+        (table.read(RuleKeys::copies), table.read(RuleKeys::field), table.read(RuleKeys::force));
+    Some(match verb? {
+        Verb::Drop => Action::Drop,
+        Verb::Delay => Action::Delay { by: by.or_else(|| missing_delay(table))?, jitter },
+        Verb::Duplicate => Action::Duplicate { copies },
+        Verb::Reorder => Action::Reorder { behind, at_most },
+        Verb::Corrupt => Action::Corrupt(field),
+        Verb::Mark => Action::Mark { force },
     })
+}
+
+/// Reports that `delay_us` is missing, unless it is invalid.
+fn missing_delay(table: &Table<'_>) -> Option<Nanos> {
+    table.require_here(RuleKeys::delay_us);
+    None
+}
+
+/// Reports a key that belongs to another action than the rule's.
+fn check_action<T, P>(
+    table: &Table<'_>,
+    key: Key<T, P>,
+    given: Option<&Value<'_>>,
+    verb: Option<Verb>,
+    owner: Verb,
+) {
+    let name = |verb: Verb| ACTIONS.iter().find(|(_, known)| *known == verb).map_or("", |(name, _)| name);
+    let (Some(value), Some(verb), Some(given)) = (table.value(key), verb, given) else { return };
+    if verb != owner {
+        let message = format!("{} is not valid for `action = \"{}\"`", value.name(), name(verb));
+        let problem = Problem::at(value.key_span(), message).label(format!("a key of `{}`", name(owner)));
+        let help = format!("remove it, or write `action = \"{}\"`", name(owner));
+        value.add(problem.also(given.span(), "the action").help(help));
+    }
 }

@@ -9,6 +9,7 @@ use crate::functions::function::SwitchFunction;
 use crate::functions::launch::{Closing, Launch};
 use dataplane::config::Port;
 use miette::Report;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::forward::counters::RxCounters;
@@ -18,7 +19,7 @@ use switch::impair::counters::RuleCounters;
 use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for Config {
-    const KEY: &'static str = "impair";
+    const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const METRICS: &'static [Group] = &[RxCounters::GROUP, Counters::GROUP, RuleCounters::GROUP];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {

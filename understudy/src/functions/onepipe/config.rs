@@ -3,29 +3,29 @@
 #[cfg(test)]
 mod tests;
 
-use crate::functions::forward::config::{forwarding_or, router_mac};
+use crate::functions::forward::config::{self as forward, forwarding_or, router_mac};
 use core::net::IpAddr;
 use core::ops::Range;
 use dataplane::config::Device;
-use onepipe::{OnePipe, Timestamp};
+use onepipe::Timestamp;
 use onepipe_host::Clock;
 use representative::config::{
     BeaconForm, Config, Detour, Incarnation, Link, MIN_DEAD_AFTER, Pace, Registers, Side,
 };
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
-use settings::address::address;
-use settings::address::station;
+use settings::address::{own_addresses, station};
+use settings::declare::{
+    Kind, Type, boolean, ip, mac, micros, nanos, or_inline, other, special, tables, whole, words,
+};
 use settings::port::{Ports, ReadPort};
 use settings::report::Problem;
-use settings::tree::{Table, Value, subsections};
+use settings::tree::{Table, Value};
 use switch::forward::config::{MacTable, Topology};
 use switch::{Nanos, PortId};
 
 const LINK_HEADER: &str = "[[onepipe.links]]";
-/// Default target of beacons that are sent as WRITEs; the key equals the Q_Key of 1Pipe's datagrams
-const DEFAULT_REGISTERS: Registers = Registers { va: 0x10_0000, rkey: OnePipe::QKEY };
-const DEFAULT_FIRST_QP: u64 = 0x100;
+const REGISTERS_EXAMPLE: &str = "{ va = 0x100000, rkey = 0x31506970 }";
 /// Largest queue pair number: it has 24 bits, and the last one is for multicast
 const LAST_QP: u64 = 0xff_fffe;
 /// Longest wait, in microseconds: one second. Longer ones are taken for mistakes
@@ -51,43 +51,103 @@ pub(crate) struct OnePipeConfig {
     pub(crate) lag_alarm: Option<Nanos>,
 }
 
+settings::table! {
+    /// Switch that keeps 1Pipe's barriers, and a bridge or a router
+    pub(crate) enum Keys "[onepipe]" with forward::Keys;
+    /// Where barriers are kept: in the switch (`chip`), on its CPU, or on a host beside it
+    incarnation: Incarnation = words(&[("chip", Incarnation::Chip), ("switch-cpu", Incarnation::SwitchCpu), ("host", Incarnation::Host)]) => required() example("chip");
+    /// When beacons are sent: when the barrier passes an interval, or when the switch's clock reaches its end
+    pace: Pace = words(&[("passing", Pace::Passing), ("instants", Pace::Instants)]) => default("passing");
+    /// Clock from which timestamps are taken: UTC or TAI
+    clock: Clock = words(&[("realtime", Clock::Realtime), ("tai", Clock::Tai)]) => default("realtime");
+    /// MAC address of the switch
+    mac: MacAddr = mac() => optional("that of `routes`, or of the first port") example("02:00:00:00:00:fe");
+    /// Addresses of the switch, from which it sends beacons, with the lengths of their subnets' prefixes
+    addresses: Vec<(IpAddr, u8)> = other("list of IP addresses with prefix lengths", |value| {
+        own_addresses(value, "write the switch's address, from which it sends beacons")
+    }) => required() example(["10.0.0.254/24"]);
+    /// Interval between two beacons of an idle link; the same in the whole network
+    beacon_interval_ns: Nanos = nanos(1_000..=1_000_000) => default(3000);
+    /// Intervals without a beacon after which a link is dead
+    dead_after_intervals: u32 = whole(MIN_DEAD_AFTER as u64..=1_000_000) => default(10);
+    /// A link that comes back is waited for if it is behind by at most this time
+    join_window_us: Nanos = micros(1..=MAX_WAIT_US) => optional("10 times the time after which a link is dead") example(300);
+    /// Lag behind the other links after which a link is reported; 0 means never
+    lag_alarm_us: Nanos = micros(0..=MAX_WAIT_US) => optional("`join_window_us`") example(300);
+    /// Lead over the clock from which a barrier, and its sender's messages, are refused
+    ahead_max_us: Nanos = micros(1..=MAX_WAIT_US) => default(10000);
+    /// Q_Key of beacons
+    qkey: u32 = whole(0..=u32::MAX as u64) => default(0x31506970);
+    /// DSCP and ECN of beacons; the DSCP has to be that of the messages
+    traffic_class: u8 = whole(0..=255) => default(0);
+    /// Memory to which neighbours write beacons that are WRITEs
+    registers: Registers = Type::new(Kind::Table(&RegisterKeys::TABLE, ""), registers) => default({ va = 0x100000, rkey = 0x31506970 });
+    /// Links, one for each neighbour
+    links: () = tables(&LinkKeys::TABLE) => required();
+    /// Queue pair number of the first link; the others follow
+    first_qp: u32 = whole(2..=LAST_QP) => default(0x100);
+}
+
+settings::table! {
+    /// Target of WRITEs
+    pub(crate) enum RegisterKeys "`registers`";
+    /// Address
+    va: u64 = whole(0..=u64::MAX) => required() example(0x100000);
+    /// Key of the memory
+    rkey: u32 = whole(0..=u32::MAX as u64) => required() example(0x31506970);
+}
+
+settings::table! {
+    /// Link to a neighbour: a switch, or a process
+    pub(crate) enum LinkKeys "[[onepipe.links]]";
+    /// Port of the link; only `incarnation = "host"` has several links at a port
+    port: () = special("name of a port") => required() example("host-a");
+    /// Name in reports
+    name: String = other("string of up to 64 characters", name) => optional("`address`") example("host 1");
+    /// Whether the neighbour is below (closer to processes) or above
+    side: Side = words(&[("below", Side::Below), ("above", Side::Above)]) => required() example("below");
+    /// MAC address of the neighbour, or of the next hop to its representative
+    mac: MacAddr = mac() => required() example("02:00:00:00:00:01");
+    /// Address of the neighbour, or of its representative; beacons from other addresses are refused
+    address: IpAddr = ip() => required() example("10.0.0.1");
+    /// Queue pair of the neighbour that takes beacons
+    qpn: u32 = whole(0..=0xff_ffff) => required() example(0x11);
+    /// Form of beacons: datagrams, or WRITEs to `{ va, rkey }`
+    beacon: BeaconForm = or_inline("`\"datagram\"`", &RegisterKeys::TABLE, beacon_form) => default("datagram");
+    /// Ends of the tunnels that lead beacons onto the link, the nearer one first; for `incarnation = "host"`
+    detour: () = special("list of up to two IP addresses") => default([]) example(["10.255.0.1", "10.255.0.2"]);
+    /// Whether messages carry barriers on this link, in both directions: for hosts, and switches that are `chip`
+    barriers_in_messages: bool = boolean() => default(true);
+}
+
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
     let bridge = Topology::Mac(MacTable { capacity: 4096, ageing: Nanos::from_secs(300), fixed: Vec::new() });
     let forward = forwarding_or(table, ports, Some(bridge));
-    let incarnation = table.require("incarnation", "\"chip\"");
-    let incarnation = incarnation.and_then(|value| match value.word(&["chip", "switch-cpu", "host"])? {
-        "chip" => Some(Incarnation::Chip),
-        "switch-cpu" => Some(Incarnation::SwitchCpu),
-        _ => Some(Incarnation::Host),
-    });
-    let pace = table.get("pace", "\"passing\"").and_then(|value| value.word(&["passing", "instants"]));
-    let clock = table.get("clock", "\"realtime\"").and_then(|value| value.word(&["realtime", "tai"]));
+    let incarnation = table.read(Keys::incarnation);
     let mac = switch_mac(table, forward.as_ref().and_then(|forward| router_mac(&forward.topology)));
-    let addresses = addresses(table);
-    let interval = table.number("beacon_interval_ns", 1_000..=1_000_000, 3_000);
-    let dead_after = table.number("dead_after_intervals", MIN_DEAD_AFTER.into()..=1_000_000, 10);
-    let join_window = join_window(table, interval * dead_after);
-    let lag_alarm = table.spanned_number("lag_alarm_us", 0..=MAX_WAIT_US, 300).map(toml::Spanned::into_inner);
-    let ahead_max = Nanos::from_micros(table.number("ahead_max_us", 1..=MAX_WAIT_US, 10_000));
-    let qkey = table.number("qkey", 0..=u32::MAX.into(), OnePipe::QKEY.into()) as u32;
-    let traffic_class = table.number("traffic_class", 0..=255, 0) as u8;
-    let registers = table.get("registers", "{ va = 0x100000, rkey = 0x31506970 }");
-    let registers = registers.map_or(Some(DEFAULT_REGISTERS), |value| self::registers(&value));
+    let addresses = table.read(Keys::addresses).filter(|addresses| !addresses.is_empty());
+    let beacon_interval = table.read(Keys::beacon_interval_ns);
+    let dead_after_intervals = table.read(Keys::dead_after_intervals);
+    let join_window = join_window(table, beacon_interval.0 * u64::from(dead_after_intervals));
     let links = links(table, ports, incarnation, addresses.as_deref());
+    let (pace, clock) = (table.read(Keys::pace), table.read(Keys::clock));
+    let (qkey, traffic_class) = (table.read(Keys::qkey), table.read(Keys::traffic_class));
+    let (lag_alarm, ahead_max) = (table.read(Keys::lag_alarm_us), table.read(Keys::ahead_max_us));
+    let registers = table.read(Keys::registers);
     let first_qp = first_qp(table, links.as_ref().map_or(0, Vec::len));
     let (names, links): (Vec<_>, Vec<_>) = links?.into_iter().unzip();
     let addresses = addresses?;
     let switch = Config {
         forward: forward?,
         incarnation: incarnation?,
-        pace: if pace == Some("instants") { Pace::Instants } else { Pace::Passing },
+        pace,
         mac: mac.unwrap_or(MacAddr([0; 6])),
         addresses: addresses.iter().map(|(ip, _)| *ip).collect(),
         qkey,
         first_qp,
-        registers: registers?,
-        beacon_interval: Nanos(interval),
-        dead_after_intervals: dead_after as u32,
+        registers,
+        beacon_interval,
+        dead_after_intervals,
         join_window,
         ahead_max,
         clock: Timestamp::default(),
@@ -99,12 +159,8 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
         mac,
         addresses,
         names,
-        clock: if clock == Some("tai") { Clock::Tai } else { Clock::Realtime },
-        lag_alarm: match lag_alarm {
-            None => Some(join_window),
-            Some(0) => None,
-            Some(us) => Some(Nanos::from_micros(us)),
-        },
+        clock,
+        lag_alarm: Some(lag_alarm.unwrap_or(join_window)).filter(|&lag| lag != Nanos::ZERO),
         switch,
     })
 }
@@ -112,7 +168,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
 /// Reads `mac`. A switch that routes has one MAC address: hosts that resolve the switch's IP address also
 /// send to it the frames to be routed.
 fn switch_mac(table: &Table<'_>, router_mac: Option<MacAddr>) -> Option<MacAddr> {
-    let Some(value) = table.get("mac", "\"02:00:00:00:00:fe\"") else { return router_mac };
+    let Some(value) = table.value(Keys::mac) else { return router_mac };
     let mac = station(&value)?;
     if let Some(router_mac) = router_mac.filter(|&router_mac| router_mac != mac) {
         let problem = value
@@ -126,26 +182,15 @@ fn switch_mac(table: &Table<'_>, router_mac: Option<MacAddr>) -> Option<MacAddr>
     Some(mac)
 }
 
-fn addresses(table: &Table<'_>) -> Option<Vec<(IpAddr, u8)>> {
-    let value = table.require("addresses", "[\"10.0.0.254/24\"]")?;
-    let list = value.list()?;
-    if list.is_empty() {
-        let problem = value.problem("`addresses` is empty").label("no address");
-        value.add(problem.help("write the switch's address, from which it sends beacons"));
-        return None;
-    }
-    list.iter().map(address).collect()
-}
-
 /// Reads `join_window_us`: the longest time for which a link that comes back may stop the others.
 fn join_window(table: &Table<'_>, dead_after_ns: u64) -> Nanos {
     let default = Nanos(10 * dead_after_ns);
-    let Some(given) =
-        table.spanned_number("join_window_us", 1..=MAX_WAIT_US.max(default.0 / 1_000), default.0 / 1_000)
-    else {
+    let Some(given) = table.value(Keys::join_window_us) else { return default };
+    let default_us = default.0 / 1_000;
+    let Some(us) = given.whole_in(1..=MAX_WAIT_US.max(default_us), &default_us.to_string()) else {
         return default;
     };
-    let (span, window) = (given.span(), Nanos::from_micros(given.into_inner()));
+    let (span, window) = (given.span(), Nanos::from_micros(us));
     if window.0 < dead_after_ns {
         let min = dead_after_ns.div_ceil(1_000);
         let problem =
@@ -159,22 +204,17 @@ fn join_window(table: &Table<'_>, dead_after_ns: u64) -> Nanos {
 }
 
 fn registers(value: &Value<'_>) -> Option<Registers> {
-    let table = value.table("`registers`")?;
-    let va =
-        table.require("va", "0x100000").and_then(|value| value.number(0..=u64::MAX, DEFAULT_REGISTERS.va));
-    let rkey = rkey(&table);
+    let table = value.clone().with_example(REGISTERS_EXAMPLE).table(value.name())?;
+    let (va, rkey) = (table.read(RegisterKeys::va), table.read(RegisterKeys::rkey));
     table.finish();
     Some(Registers { va: va?, rkey: rkey? })
 }
 
-fn rkey(table: &Table<'_>) -> Option<u32> {
-    let rkey = table.require("rkey", "0x31506970")?;
-    rkey.number(0..=u32::MAX.into(), DEFAULT_REGISTERS.rkey.into()).map(|rkey| rkey as u32)
-}
-
 fn first_qp(table: &Table<'_>, links: usize) -> Qpn {
+    const DEFAULT: u32 = 0x100;
     let last = LAST_QP - links as u64;
-    Qpn::new(table.number("first_qp", 2..=last, DEFAULT_FIRST_QP) as u32)
+    let given = table.value(Keys::first_qp).and_then(|value| value.whole_in(2..=last, "256"));
+    Qpn::new(given.map_or(DEFAULT, |first| first as u32))
 }
 
 /// Reads the links with their names.
@@ -184,7 +224,7 @@ fn links(
     incarnation: Option<Incarnation>,
     own: Option<&[(IpAddr, u8)]>,
 ) -> Option<Vec<(String, Link)>> {
-    let tables = subsections(table, "links", LINK_HEADER)?;
+    let tables = table.tables(Keys::links)?;
     if tables.is_empty() {
         let problem = table.problem("[onepipe] has no link").label("no neighbour");
         table.problems().add(problem.help(format!(
@@ -201,7 +241,7 @@ fn links(
     let mut used_ports: Vec<(PortId, Range<usize>)> = Vec::new();
     let mut links = Vec::new();
     for table in tables {
-        let port = table.require("port", "\"host-a\"");
+        let port = table.value(LinkKeys::port);
         let found = port.as_ref().and_then(|value| ports.find(value));
         if let (Some(value), Some(found)) = (port, found) {
             let first_use = used_ports.iter().find(|(other, _)| *other == found);
@@ -247,11 +287,9 @@ fn link(
     incarnation: Option<Incarnation>,
     own: Option<&[(IpAddr, u8)]>,
 ) -> Option<(String, Link)> {
-    let name = table.get("name", "\"host 1\"").and_then(|value| name(&value));
-    let side = table.require("side", "\"below\"").and_then(|value| value.word(&["below", "above"]));
-    let mac = table.require("mac", "\"02:00:00:00:00:01\"").and_then(|value| station(&value));
-    let address = table.require("address", "\"10.0.0.1\"");
-    let ip = address.as_ref().and_then(settings::address::ip);
+    let (name, side, mac) =
+        (table.read(LinkKeys::name), table.read(LinkKeys::side), table.read(LinkKeys::mac));
+    let (address, ip) = (table.value(LinkKeys::address), table.read(LinkKeys::address));
     if let (Some(value), Some(ip), Some(own)) = (&address, ip, own)
         && own.iter().all(|(own, _)| own.is_ipv4() != ip.is_ipv4())
     {
@@ -262,20 +300,18 @@ fn link(
              other version"
         )));
     }
-    let qpn = table.require("qpn", "0x11").and_then(|value| value.number(0..=0xff_ffff, 0x11));
-    let beacon = table.get("beacon", "\"datagram\"");
-    let beacon = beacon.map_or(Some(BeaconForm::Datagram), |value| beacon_form(&value));
-    let detour = table.get("detour", "[\"10.255.0.1\", \"10.255.0.2\"]");
+    let (qpn, beacon) = (table.read(LinkKeys::qpn), table.read(LinkKeys::beacon));
+    let detour = table.value(LinkKeys::detour);
     let detour = detour.map_or(Some(Detour::new()), |value| self::detour(&value, incarnation, own));
-    let barriers_in_messages = table.boolean("barriers_in_messages", true);
+    let barriers_in_messages = table.read(LinkKeys::barriers_in_messages);
     let link = Link {
-        side: if side? == "below" { Side::Below } else { Side::Above },
+        side: side?,
         port: port?,
         mac: mac?,
         address: ip?,
         detour: detour?,
-        qpn: Qpn::new(qpn? as u32),
-        beacon: beacon?,
+        qpn: Qpn::new(qpn?),
+        beacon,
         barriers_in_messages,
     };
     Some((name.unwrap_or_else(|| link.address.to_string()), link))
@@ -334,10 +370,6 @@ fn beacon_form(value: &Value<'_>) -> Option<BeaconForm> {
     if value.text_if_any().is_some() {
         return value.word(&["datagram"]).map(|_| BeaconForm::Datagram);
     }
-    let table = value.clone().with_example("{ va = 0x100000, rkey = 0x31506970 }").table("`beacon`")?;
-    let va =
-        table.require("va", "0x100000").and_then(|value| value.number(0..=u64::MAX, DEFAULT_REGISTERS.va));
-    let rkey = rkey(&table);
-    table.finish();
-    Some(BeaconForm::Write { va: va?, rkey: rkey? })
+    let Registers { va, rkey } = registers(value)?;
+    Some(BeaconForm::Write { va, rkey })
 }

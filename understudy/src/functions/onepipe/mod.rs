@@ -14,13 +14,14 @@ use crate::functions::tunnel::config::InnerFunction;
 use dataplane::config::Port;
 use miette::Report;
 use representative::{Counters, Refusal};
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::forward::counters::RxCounters;
 use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for OnePipeConfig {
-    const KEY: &'static str = "onepipe";
+    const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const METRICS: &'static [Group] =
         &[RxCounters::GROUP, Counters::GROUP, report::LagCounters::GROUP, Refusal::GROUP, report::BARRIERS];
     const LIVE: bool = true;

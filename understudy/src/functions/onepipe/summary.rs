@@ -3,8 +3,7 @@
 use super::OnePipeConfig;
 use crate::functions::forward::summary::topology;
 use dataplane::config::Port;
-use onepipe_host::Clock;
-use representative::config::{BeaconForm, Incarnation, Link, Pace, Side};
+use representative::config::{BeaconForm, Incarnation, Link, Side};
 
 pub(super) fn lines(config: &OnePipeConfig, ports: &[Port]) -> Vec<(&'static str, String)> {
     let switch = &config.switch;
@@ -17,27 +16,9 @@ pub(super) fn lines(config: &OnePipeConfig, ports: &[Port]) -> Vec<(&'static str
             "barriers on a host beside the switch: beacons pass the links that they describe"
         }
     };
-    let pace = match switch.pace {
-        Pace::Passing => "when the barrier passes an interval",
-        Pace::Instants => "when the switch's clock reaches the end of an interval",
-    };
-    let clock = match config.clock {
-        Clock::Realtime => "UTC (CLOCK_REALTIME)",
-        Clock::Tai => "TAI (CLOCK_TAI)",
-    };
-    let alarm = config
-        .lag_alarm
-        .map_or_else(String::new, |alarm| format!("; a lag of more than {} us is reported", alarm.0 / 1_000));
     let mut lines = vec![
         ("1Pipe", format!("{} at {mac}; {incarnation}", addresses.join(", "))),
-        (
-            "",
-            format!(
-                "a beacon every {} ns, {pace}; a link is dead after {} intervals without one{alarm}",
-                switch.beacon_interval.0, switch.dead_after_intervals
-            ),
-        ),
-        ("", format!("the time is {clock}; other frames: {}", topology(&switch.forward.topology, ports))),
+        ("", format!("other frames: {}", topology(&switch.forward.topology, ports))),
     ];
     lines.extend(
         config.names.iter().zip(&switch.links).map(|(name, link)| ("link", self::link(name, link, ports))),

@@ -3,23 +3,21 @@
 #[cfg(test)]
 mod tests;
 
-use crate::functions::forward::config::DEFAULT_COUNTED_QPS;
 use crate::functions::forward::config::routes::prefix;
 use core::net::IpAddr;
 use p4ce::Limits;
 use p4ce::Secret;
 use p4ce::gather::MAX_MEMBERS;
 use rocev2::ethernet::MacAddr;
-use settings::address::address;
-use settings::address::station;
+use settings::address;
+use settings::declare::{ips, mac, millis, other, secs, special, tables, whole};
 use settings::port::Ports;
-use settings::tree::{Table, Value, subsections};
+use settings::report::Problem;
+use settings::tree::{Table, Value};
 use std::collections::BTreeMap;
 use switch::Nanos;
 use switch::forward::config::{MacTable, Prefix};
 
-/// Default port for requests: that of perftest, which no other program uses
-const DEFAULT_PORT: u64 = 18_515;
 /// Shortest secret, in bytes: fewer hexadecimal digits would hold less than 64 bits
 const MIN_SECRET: usize = 16;
 /// Upper bound of `groups` and of request rates; a switch that has no configuration of hosts has no use for
@@ -52,83 +50,107 @@ pub(crate) struct P4ceConfig {
     pub(crate) seed: Option<u64>,
 }
 
-pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<P4ceConfig> {
-    let mac = table.get("mac", "\"02:00:00:00:00:fe\"").and_then(|value| station(&value));
-    let addresses = table.require("addresses", "[\"10.0.0.254/24\"]").and_then(|value| {
-        let list = value.list()?;
-        if list.is_empty() {
-            value.add(value.problem("`addresses` is empty").label("no address").help(
-                "write the address at which leaders request groups, such as `addresses = \
-                 [\"10.0.0.254/24\"]`",
-            ));
-        }
-        list.iter().map(address).collect::<Option<Vec<_>>>()
-    });
-    let gateways = table
-        .get("gateways", "[\"10.0.0.1\"]")
-        .map_or(Some(Vec::new()), |value| value.list()?.iter().map(settings::address::ip).collect());
-    let vlan = table.spanned_number("vlan", 1..=4094, 10).map(|id| id.into_inner() as u16);
-    let port = table.number("port", 1..=65_535, DEFAULT_PORT) as u16;
-    let groups = table.number("groups", 1..=MAX_GROUPS, 1024) as usize;
-    let max_replicas = table.number("max_replicas", 1..=MAX_MEMBERS as u64, MAX_MEMBERS as u64) as usize;
-    let silent_after = Nanos::from_millis(table.number("silent_after_ms", 0..=3_600_000, 200));
-    let setup_timeout = Nanos::from_millis(table.number("setup_timeout_ms", 1..=600_000, 3000));
-    let stations = table.number("stations", 1..=1 << 20, 4096) as usize;
-    let ageing = Nanos::from_secs(table.number("ageing_s", 1..=1_000_000, 300));
-    let counted_qps = table.number("counted_qps", 0..=1 << 20, DEFAULT_COUNTED_QPS) as usize;
-    let seed = table.spanned_number("seed", 0..=i64::MAX as u64, 1).map(toml::Spanned::into_inner);
-    let limits = limits(table, groups);
-    let secret = secret(table);
-    let lists = lists(table, max_replicas);
-    Some(P4ceConfig {
-        mac,
-        addresses: addresses?,
-        gateways: gateways?,
-        vlan,
-        port,
-        groups,
-        max_replicas,
-        silent_after,
-        setup_timeout,
-        limits: limits?,
-        secret,
-        lists: lists?,
-        stations: MacTable { capacity: stations, ageing, fixed: Vec::new() },
-        ports: ports.list.len() as u16,
-        counted_qps,
-        seed,
-    })
+settings::table! {
+    /// Switch that replicates writes to groups of replicas, and a bridge
+    pub(crate) enum Keys "[p4ce]";
+    /// MAC address of the switch
+    mac: MacAddr = mac() => optional("that of the first port") example("02:00:00:00:00:fe");
+    /// Addresses at which leaders request groups, with the lengths of their subnets' prefixes
+    addresses: Vec<(IpAddr, u8)> = other("list of IP addresses with prefix lengths", |value| {
+        address::own_addresses(value, "write the address at which leaders request groups, such as `addresses = [\"10.0.0.254/24\"]`")
+    }) => required() example(["10.0.0.254/24"]);
+    /// Routers to hosts of other subnets
+    gateways: Vec<IpAddr> = ips() => default([]) example(["10.0.0.1"]);
+    /// VLAN of the switch's own frames
+    vlan: u16 = whole(1..=4094) => optional("no tag") example(10);
+    /// Port for requests
+    port: u16 = whole(1..=65_535) => default(18515);
+    /// Groups that may exist at one time
+    groups: usize = whole(1..=MAX_GROUPS) => default(1024);
+    /// Replicas that a group may have
+    max_replicas: usize = whole(1..=MAX_MEMBERS as u64) => default(16);
+    /// Time after which a silent replica is excluded; 0 means never
+    silent_after_ms: Nanos = millis(0..=3_600_000) => default(200);
+    /// Time after which a group has to be connected, or is refused
+    setup_timeout_ms: Nanos = millis(1..=600_000) => default(3000);
+    /// Stations that the bridge learns
+    stations: usize = whole(1..=1 << 20) => default(4096);
+    /// Time after which the bridge forgets a silent station
+    ageing_s: Nanos = secs(1..=1_000_000) => default(300);
+    /// Queue pairs that are counted individually
+    counted_qps: usize = whole(0..=1 << 20) => default(1024);
+    /// Seed of queue pair numbers and of identifiers
+    seed: u64 = whole(0..=i64::MAX as u64) => optional("random") example(1);
+    /// Subnets whose hosts may request groups
+    leaders: Vec<Prefix> = other("list of prefixes", prefixes) => optional("all hosts") example(["10.0.0.0/24"]);
+    /// Subnets whose hosts may be replicas
+    replicas: Vec<Prefix> = other("list of prefixes", prefixes) => optional("all hosts") example(["10.0.0.0/24"]);
+    /// Groups that one leader may have
+    groups_per_leader: usize = whole(1..=MAX_GROUPS) => optional("as many as `groups`") example(1024);
+    /// Requests of one leader that are accepted in a second
+    leader_requests_per_s: usize = whole(1..=MAX_GROUPS) => default(16);
+    /// Requests of all leaders that are accepted in a second
+    requests_per_s: usize = whole(1..=MAX_GROUPS) => default(64);
+    /// Secret of at least 16 bytes that leaders need to request groups
+    secret: Secret = other("string", secret) => optional("requests need no secret") example("6f2c9a0d51e84b7f");
+    /// Replicas that requests name by a number
+    list: () = tables(&ListKeys::TABLE) => optional("no list");
 }
 
-/// Reads the limits of what a host may request.
-fn limits(table: &Table<'_>, groups: usize) -> Option<Limits> {
-    let default = Limits::default();
-    let prefixes = |key| -> Option<Vec<Prefix>> {
-        let Some(value) = table.get(key, "[\"10.0.0.0/24\"]") else { return Some(Vec::new()) };
-        let list = value.list()?;
-        if list.is_empty() {
-            let problem = value.problem(format!("`{key}` is empty")).label("no host");
-            value.add(
-                problem.help("list the subnets of the permitted hosts, or remove the key to permit all"),
-            );
-            return None;
-        }
-        list.iter().map(prefix).collect()
-    };
-    let (leaders, replicas) = (prefixes("leaders"), prefixes("replicas"));
-    let number = |key, default: usize| table.number(key, 1..=MAX_GROUPS, default as u64) as usize;
+settings::table! {
+    /// Replicas that requests name by a number
+    pub(crate) enum ListKeys "[[p4ce.list]]";
+    /// Number in requests
+    number: u32 = whole(0..=u32::MAX as u64) => required() example(1);
+    /// Addresses of the replicas
+    replicas: () = special("list of IP addresses") => required() example(["10.0.0.1", "10.0.0.2"]);
+}
+
+pub(super) fn read(table: &Table<'_>, ports: &Ports) -> P4ceConfig {
+    let groups = table.read(Keys::groups);
+    let max_replicas = table.read(Keys::max_replicas);
+    let stations = table.read(Keys::stations);
     let limits = Limits {
-        groups_per_leader: number("groups_per_leader", groups),
-        requests_per_leader: number("leader_requests_per_s", default.requests_per_leader),
-        requests: number("requests_per_s", default.requests),
-        ..default
+        leaders: table.read(Keys::leaders).unwrap_or_default(),
+        replicas: table.read(Keys::replicas).unwrap_or_default(),
+        groups_per_leader: table.read(Keys::groups_per_leader).unwrap_or(groups),
+        requests_per_leader: table.read(Keys::leader_requests_per_s),
+        requests: table.read(Keys::requests_per_s),
+        ..Limits::default()
     };
-    Some(Limits { leaders: leaders?, replicas: replicas?, ..limits })
+    let (addresses, lists) = (table.read(Keys::addresses), lists(table, max_replicas));
+    P4ceConfig {
+        mac: table.read(Keys::mac),
+        addresses: addresses.unwrap_or_default(),
+        gateways: table.read(Keys::gateways),
+        vlan: table.read(Keys::vlan),
+        port: table.read(Keys::port),
+        groups,
+        max_replicas,
+        silent_after: table.read(Keys::silent_after_ms),
+        setup_timeout: table.read(Keys::setup_timeout_ms),
+        limits,
+        secret: table.read(Keys::secret),
+        lists: lists.unwrap_or_default(),
+        stations: MacTable { capacity: stations, ageing: table.read(Keys::ageing_s), fixed: Vec::new() },
+        ports: ports.list.len() as u16,
+        counted_qps: table.read(Keys::counted_qps),
+        seed: table.read(Keys::seed),
+    }
+}
+
+/// Reads the subnets of the hosts that may do something.
+fn prefixes(value: &Value<'_>) -> Option<Vec<Prefix>> {
+    let prefixes = value.list_of(prefix)?;
+    if prefixes.is_empty() {
+        let problem = value.problem(format!("{} is empty", value.name())).label("no host");
+        value.add(problem.help("list the subnets of the permitted hosts, or remove the key to permit all"));
+    }
+    Some(prefixes)
 }
 
 /// Reads `secret`, which leaders, replicas and the switch share.
-pub(in crate::functions) fn secret(table: &Table<'_>) -> Option<Secret> {
-    let value = table.get("secret", "\"6f2c...\"")?;
+pub(in crate::functions) fn secret(value: &Value<'_>) -> Option<Secret> {
     let text = value.text()?;
     if text.len() < MIN_SECRET {
         let problem =
@@ -144,18 +166,17 @@ pub(in crate::functions) fn secret(table: &Table<'_>) -> Option<Secret> {
 
 /// Reads the lists of replicas that requests name by a number.
 fn lists(table: &Table<'_>, max_replicas: usize) -> Option<BTreeMap<u32, Vec<IpAddr>>> {
-    let mut lists = BTreeMap::new();
-    for table in subsections(table, "list", "[[p4ce.list]]")? {
-        let number = table.require("number", "1");
-        let id = number.as_ref().and_then(|value| value.number(0..=u32::MAX.into(), 1));
-        let replicas = table.require("replicas", "[\"10.0.0.1\", \"10.0.0.2\"]");
-        let replicas = replicas.and_then(|value| read_replicas(&value, max_replicas));
+    let (problems, mut lists) = (table.problems(), BTreeMap::new());
+    for table in table.tables(Keys::list)? {
+        let number = table.spanned(ListKeys::number);
+        let replicas = table.value(ListKeys::replicas).and_then(|value| read_replicas(&value, max_replicas));
         table.finish();
-        if let (Some(value), Some(id), Some(replicas)) = (number, id, replicas)
-            && lists.insert(id as u32, replicas).is_some()
+        if let (Some(number), Some(replicas)) = (number, replicas)
+            && lists.insert(*number.get_ref(), replicas).is_some()
         {
-            let problem = value.problem(format!("two lists have the number {id}")).label("again");
-            value.add(problem.help("give each list its own `number`"));
+            let message = format!("two lists have the number {}", number.get_ref());
+            let problem = Problem::at(number.span(), message).label("again");
+            problems.add(problem.help("give each list its own `number`"));
         }
     }
     Some(lists)
@@ -172,5 +193,5 @@ fn read_replicas(value: &Value<'_>, max: usize) -> Option<Vec<IpAddr>> {
         );
         return None;
     }
-    list.iter().map(settings::address::ip).collect()
+    list.iter().map(address::ip).collect()
 }

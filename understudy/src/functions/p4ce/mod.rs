@@ -10,16 +10,17 @@ pub(crate) use run::load;
 
 use crate::functions::function::{File, SwitchFunction};
 use crate::functions::launch::{Closing, Launch};
+use ::p4ce::{ControlCounters, Counters};
 use dataplane::config::Port;
 use miette::Report;
-use p4ce::{ControlCounters, Counters};
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::forward::counters::RxCounters;
 use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for P4ceConfig {
-    const KEY: &'static str = "p4ce";
+    const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const METRICS: &'static [Group] = &[
         RxCounters::GROUP,
         ControlCounters::GROUP,
@@ -29,7 +30,7 @@ impl SwitchFunction for P4ceConfig {
     ];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
-        config::read(table, ports)
+        Some(config::read(table, ports))
     }
 
     fn check(&mut self, file: &File<'_>) {

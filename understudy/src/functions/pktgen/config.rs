@@ -7,9 +7,10 @@ use ::pktgen::{Profile, ProfileError};
 use core::ops::Range;
 use dataplane::config::Device;
 use onepipe::Timestamp;
+use settings::declare::{boolean, millis, number, power_of_two, special, tables, whole};
 use settings::port::{Ports, ReadPort};
 use settings::report::Problem;
-use settings::tree::{Table, Value, subsections};
+use settings::tree::{Table, Value};
 use stream::ReadStream;
 use switch::{Nanos, PortId};
 
@@ -20,18 +21,39 @@ const RING_CAPACITY: u32 = 1024;
 /// Longest duration, in seconds: one day
 const MAX_DURATION_S: f64 = 86_400.0;
 
+settings::table! {
+    /// Packet generator: a sender, and a receiver that checks what arrives
+    pub(crate) enum Keys "[pktgen]";
+    /// Port from which streams are sent
+    send: () = special("name of a port") => required() example("out");
+    /// Port at which the packets arrive and are checked
+    receive: () = special("name of a port") => optional("nothing is checked") example("in");
+    /// Whether requests that arrive are answered
+    respond: bool = boolean() => default(false);
+    /// Seed of all random choices
+    seed: u64 = whole(0..=i64::MAX as u64) => default(1);
+    /// Time for which packets are sent
+    duration_s: f64 = number(0.001..=MAX_DURATION_S).unit("s") => optional("until each stream has sent its `packets`") example(10);
+    /// Longest wait for the last packets and responses after sending has ended
+    drain_ms: Nanos = millis(0..=60_000) => default(100);
+    /// Longest interruption of the worker after which streams still send what came due meanwhile
+    catch_up_ms: Nanos = millis(0..=10_000) => default(10);
+    /// Packets of its queue pair by which a packet may be overtaken and still count as received; a power of two
+    window: u32 = power_of_two(64..=1 << 16) => default(1024);
+    /// Streams, which are sent at the same time
+    stream: () = tables(&stream::Keys::TABLE) => required();
+}
+
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<Profile> {
-    let sends = table.require("send", "\"out\"");
+    let before = table.problems().count();
+    let sends = table.value(Keys::send);
     let send_port = sends.as_ref().and_then(|value| ports.find(value));
-    let receive = table.get("receive", "\"in\"");
+    let receive = table.value(Keys::receive);
     let receive_port = receive.as_ref().and_then(|value| ports.find(value));
-    let respond = table.get("respond", "true");
-    let responds = respond.as_ref().and_then(Value::boolean).unwrap_or(false);
-    let seed = table.number("seed", 0..=i64::MAX as u64, 1);
-    let duration = seconds(table, "duration_s", "10");
-    let drain = Nanos::from_millis(table.number("drain_ms", 0..=60_000, 100));
-    let catch_up = Nanos::from_millis(table.number("catch_up_ms", 0..=10_000, 10));
-    let window = table.power_of_two("window", 64..=1 << 16, 1024) as u32;
+    let (respond, responds) = (table.value(Keys::respond), table.read(Keys::respond));
+    let (seed, window) = (table.read(Keys::seed), table.read(Keys::window));
+    let duration = table.read(Keys::duration_s).map(|seconds| Nanos((seconds * 1e9) as u64));
+    let (drain, catch_up) = (table.read(Keys::drain_ms), table.read(Keys::catch_up_ms));
     if let (Some(value), true, None) = (&respond, responds, &receive) {
         let problem = value.problem("`respond` needs `receive`");
         value.add(
@@ -59,7 +81,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<Profile> {
         send: send_port?,
         receive: if receive.is_some() { Some(receive_port?) } else { None },
         respond: responds && receive.is_some(),
-        duration: duration?,
+        duration,
         drain,
         catch_up,
         window,
@@ -67,19 +89,15 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<Profile> {
         epoch: Timestamp::default(),
         streams,
     };
+    if table.problems().count() > before {
+        // A value that could not be read may be the cause of any problem of the whole.
+        return None;
+    }
     if let Err(error) = profile.check() {
         table.problems().add(explain(&error, &profile, &spans, table));
         return None;
     }
     Some(profile)
-}
-
-/// Reads a time in seconds. An absent key is `Some(None)`.
-#[expect(clippy::option_option, reason = "invalid, absent, or a time")]
-fn seconds(table: &Table<'_>, key: &'static str, example: &'static str) -> Option<Option<Nanos>> {
-    let Some(value) = table.get(key, example) else { return Some(None) };
-    let seconds = value.fraction(0.001..=MAX_DURATION_S)?;
-    Some(Some(Nanos((seconds * 1e9) as u64)))
 }
 
 /// Reports a port with several receive queues: they would change the order of packets, which the receiver
@@ -100,7 +118,7 @@ fn check_queues(value: &Value<'_>, port: &ReadPort) {
 }
 
 fn streams(table: &Table<'_>, received: bool, mtu: Option<u16>) -> Option<Vec<ReadStream>> {
-    let tables = subsections(table, "stream", STREAM_HEADER)?;
+    let tables = table.tables(Keys::stream)?;
     if tables.is_empty() {
         let problem = table.problem("[pktgen] has no stream").label("no [[pktgen.stream]]");
         table.problems().add(problem.help(format!(

@@ -11,15 +11,15 @@ use crate::functions::function::{File, SwitchFunction};
 use crate::functions::launch::{Closing, Launch};
 use dataplane::config::Port;
 use miette::Report;
-use pktgen::Counters;
-use pktgen::Profile;
 use pktgen::counters::StreamCounters;
+use pktgen::{Counters, Profile};
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for Profile {
-    const KEY: &'static str = "pktgen";
+    const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const METRICS: &'static [Group] = &[Counters::GROUP, StreamCounters::GROUP];
     const LIVE: bool = true;
 

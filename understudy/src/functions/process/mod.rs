@@ -4,16 +4,18 @@ mod summary;
 
 use crate::functions::function::{File, SwitchFunction};
 use crate::functions::launch::{Closing, Launch};
+use crate::observe;
 use dataplane::config::Port;
 use miette::Report;
 use onepipe_host::Settings;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::report::Problem;
 use settings::tree::Table;
 use switch::metrics::Group;
 
 impl SwitchFunction for Settings {
-    const KEY: &'static str = "process";
+    const TABLE: &'static TableSpec = onepipe_host::file::TABLE;
     const METRICS: &'static [Group] = &[];
     const COMMAND: &'static str = "process";
 
@@ -23,13 +25,10 @@ impl SwitchFunction for Settings {
 
     fn check(&mut self, file: &File<'_>) {
         onepipe_host::file::check_runtime(file.runtime, file.root.problems());
-        if let Some(given) = file.root.get("observe", "") {
-            let problem = Problem::at(given.key_span(), "[observe] is not valid beside [process]");
-            given.add(
-                problem
-                    .label("no observers")
-                    .help("remove it: `understudy process` has no observers, only `understudy run` has"),
-            );
+        if let Some(given) = file.root.header_span(&observe::Keys::TABLE) {
+            let problem = Problem::at(given, "[observe] is not valid beside [process]").label("no observers");
+            let help = "remove it: `understudy process` has no observers, only `understudy run` has";
+            file.root.problems().add(problem.help(help));
         }
     }
 

@@ -1,15 +1,11 @@
 //! Describes the 1Pipe process of `[process]`.
 
-use onepipe_host::{Clock, Settings};
+use onepipe_host::Settings;
 
 pub(super) fn lines(config: &Settings) -> Vec<(&'static str, String)> {
     let process = &config.process;
     let (address, prefix) = config.address();
     let mac = config.mac.map_or("the port's MAC address".into(), |mac| mac.to_string());
-    let clock = match config.clock {
-        Clock::Realtime => "UTC (CLOCK_REALTIME)",
-        Clock::Tai => "TAI (CLOCK_TAI)",
-    };
     let tunnel = match process.tor.detour.first() {
         Some(end) => format!(", through the tunnel that ends at {end}"),
         None => String::new(),
@@ -27,14 +23,6 @@ pub(super) fn lines(config: &Settings) -> Vec<(&'static str, String)> {
                 process.beacon_interval.0, process.tor.qpn, process.tor.address, config.switch
             ),
         ),
-        (
-            "peers",
-            format!(
-                "{}; a message fails after {} us without an acknowledgement",
-                process.peers.len(),
-                process.timeout.0 / 1_000
-            ),
-        ),
-        ("", format!("the time is {clock}")),
+        ("peers", process.peers.len().to_string()),
     ]
 }

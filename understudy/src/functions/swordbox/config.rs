@@ -5,34 +5,36 @@ mod structures;
 #[cfg(test)]
 mod tests;
 
-use crate::functions::forward::config::forwarding;
+use crate::functions::forward::config::{self as forward, forwarding};
+use core::net::IpAddr;
 use core::ops::Range;
 use rnic::Interface;
 use rnic::cm::{PortSpace, service_id_of};
 use rocev2::ethernet::MacAddr;
-use settings::address::address;
-use settings::address::station;
+use settings::address::own_addresses;
+use settings::declare::{
+    Kind, Type, boolean, inline, ip, ips, list, mac, micros, millis, other, power_of_two, secs, special,
+    tables, text, whole,
+};
 use settings::port::Ports;
 use settings::report::Problem;
-use settings::tree::{Table, Value, subsections};
-use std::path::PathBuf;
+use settings::tree::{Table, Value};
+use std::path::{Path, PathBuf};
 use switch::Nanos;
 use switch::forward::config::Topology;
+use swordbox::steering::Structure;
 use swordbox::{Config, FailedCas, Layers, Server, SwitchOwnedQps};
 
-const SERVER_HEADER: &str = "[[swordbox.server]]";
-const TABLE_HEADER: &str = "[[swordbox.server.table]]";
 /// Largest number of servers. They are numbered by a byte, of which one value means no server, and one number
 /// is spare
 const MAX_SERVERS: usize = 254;
+const SERVER_HEADER: &str = Servers::TABLE.header;
 /// Values of `layers`
 const LAYERS: [&str; 4] = ["remap", "cas_to_write", "steer_writes", "steer_reads"];
 /// Largest number of outstanding READs and atomics of a queue pair, which is a byte
 const MAX_RD_ATOMIC: u64 = 255;
 /// Longest wait, in microseconds: one minute. Longer ones are taken for mistakes
 const MAX_WAIT_US: u64 = 60_000_000;
-/// Default number of the switch's own queue pairs to a server
-const DEFAULT_OWN_QPS: u64 = 4;
 /// Length of a word, in bytes
 const WORD_LEN: u64 = 8;
 
@@ -61,102 +63,224 @@ fn keeps_mac_addresses(table: &Table<'_>, forward: &switch::forward::Config) -> 
     keeps
 }
 
+settings::table! {
+    /// Switch that resolves atomics and steers stale requests for clients of memory servers, and a bridge or a router
+    pub(crate) enum Keys "[swordbox]" with forward::Keys;
+    /// What the switch does for clients: `remap` multiplexes operations on tracked words onto a shared queue pair, `cas_to_write` forwards an atomic whose result is known as a WRITE, `steer_writes` and `steer_reads` steer requests to lists
+    layers: () = special("list of `\"remap\"`, `\"cas_to_write\"`, `\"steer_writes\"`, `\"steer_reads\"`") => default([]) example(["remap", "cas_to_write"]);
+    /// File that records connections, which layers need; in the folder of the configuration file
+    journal: String = text("path") => optional("no layer can be used") example("swordbox.journal");
+    /// Operations in flight on a shared queue pair; a power of two
+    in_flight: usize = power_of_two(2..=1 << 16) => default(1024);
+    /// Whether a CAS that is known to fail leaves as a WRITE, too, or is answered by the switch
+    failed_cas: FailedCas = settings::declare::words(&[("write", FailedCas::Write), ("answer", FailedCas::Respond)]) => default("write") example("answer");
+    /// Connections that are tracked
+    connections: usize = whole(1..=1 << 20) => default(65536);
+    /// Connections of one host that are tracked
+    connections_per_host: usize = whole(1..=1 << 20) => default(16384);
+    /// READs and atomics recorded for each connection: as many as a client may have outstanding
+    rd_atomic: usize = whole(1..=MAX_RD_ATOMIC) => default(16);
+    /// Cached lines of 64 bytes of the servers' memory
+    lines: usize = whole(1..=1 << 24) => default(16384);
+    /// Slots for held frames, of which one client uses at most half
+    held: usize = whole(2..=1 << 20).unit("frames") => default(4096);
+    /// Nodes that may be pending in all data structures; while all slots are in use, further CAS are not steered
+    appends: usize = whole(1..=1 << 20) => default(4096);
+    /// Responses that wait until the node that they depend on is linked; further ones are dropped
+    withheld: usize = whole(1..=1 << 20) => default(1024);
+    /// Time without packets after which a connection is forgotten
+    ageing_s: Nanos = secs(1..=1_000_000) => default(600);
+    /// Time for which a client's right to an operation counts as proven after a successful use
+    proof_s: Nanos = secs(1..=1_000_000) => default(10);
+    /// Upper bound of the time that a request takes from the switch to the server's memory
+    settle_us: Nanos = micros(1..=MAX_WAIT_US) => default(20000);
+    /// Time after which unacknowledged operations on a shared queue pair are retransmitted
+    replay_after_us: Nanos = micros(1..=MAX_WAIT_US) => default(100);
+    /// Time without an acknowledgement after which a shared queue pair is given up
+    dead_after_ms: Nanos = millis(1..=MAX_WAIT_US / 1000) => default(2000);
+    /// MAC address of the switch
+    mac: MacAddr = mac() => optional("that of the first port") example("02:00:00:00:00:fe");
+    /// Addresses of the switch, which its own queue pairs (`connect`) need
+    addresses: Vec<(IpAddr, u8)> = other("list of IP addresses with prefix lengths", |value| {
+        own_addresses(value, "write an unused address of the server's network, or remove the key")
+    }) => optional("no queue pairs of its own") example(["10.0.0.254/24"]);
+    /// Routers to hosts of other subnets
+    gateways: Vec<IpAddr> = ips() => default([]) example(["10.0.0.1"]);
+    /// VLAN of the switch's own frames
+    vlan: u16 = whole(1..=4094) => optional("no tag") example(10);
+    /// Memory servers
+    server: () = tables(&Servers::TABLE) => required();
+}
+
+settings::table! {
+    /// Memory server
+    pub(crate) enum Servers "[[swordbox.server]]";
+    /// Address of the server
+    host: IpAddr = ip() => required() example("10.0.0.9");
+    /// Atomics after which a word outside all tables is tracked, too; 0 means never
+    detect: u32 = whole(0..=u32::MAX as u64) => default(0);
+    /// Connections of clients that are shared at one time
+    lanes: usize = whole(1..=64) => default(4);
+    /// READs and atomics that the server accepts at one time on a connection, unless the connection manager announced it
+    rd_atomic: u8 = whole(1..=MAX_RD_ATOMIC) => default(1);
+    /// Whether connections are shared, which relies on WRITEs of one connection taking effect in order
+    share: bool = boolean() => default(true);
+    /// Path MTU of connections that were set up without the connection manager; 0 means to learn it from packets
+    path_mtu: u16 = whole(0..=4096).unit("bytes") => default(0);
+    /// Service to which the switch connects queue pairs of its own; needs `addresses`
+    connect: () = inline(&ConnectKeys::TABLE) => optional("clients' connections are shared") example({ port = 7471 });
+    /// Ranges that are never cached, because programs on the server write to them
+    never: () = list(&RangeKeys::TABLE) => default([]) example([{ va = 0x10000, bytes = 4096 }]);
+    /// Tables of words
+    table: () = tables(&TableKeys::TABLE) => optional("no table");
+    /// Stores of lists
+    lists: () = tables(&structures::ListsKeys::TABLE) => optional("no store");
+    /// Tables of locks
+    locks: () = tables(&structures::LocksKeys::TABLE) => optional("no locks");
+}
+
+settings::table! {
+    /// Service to which the switch connects queue pairs of its own
+    pub(crate) enum ConnectKeys "`connect`";
+    /// Port of the service
+    port: u16 = whole(1..=65_535) => required() example(7471);
+    /// Queue pairs
+    lanes: usize = whole(1..=64) => default(4);
+    /// Private data of the requests, which some services need
+    private_data: String = other("string", private_data) => optional("none") example("a word");
+}
+
+settings::table! {
+    /// Range of a server's memory
+    pub(crate) enum RangeKeys "`never`";
+    /// First address
+    va: u64 = whole(0..=u64::MAX) => required() example(0x10000);
+    /// Length
+    bytes: u64 = whole(1..=u64::MAX).unit("bytes") => required() example(4096);
+}
+
+settings::table! {
+    /// Table of words: a range of memory, or all memory of a key
+    pub(crate) enum TableKeys "[[swordbox.server.table]]";
+    /// Key of the memory
+    rkey: u32 = whole(0..=u32::MAX as u64) => optional("any key") example(0x1234);
+    /// First address, a multiple of 8
+    va: u64 = whole(0..=u64::MAX) => optional("all memory of `rkey`") example(0x10000);
+    /// Bytes from one word to the next, a multiple of 8
+    stride: u64 = Type::new(Kind::Whole(WORD_LEN, 1 << 30), |value| aligned(value, value.whole()?)).unit("bytes") => default(8);
+    /// Whether a client with the right to atomics here may also WRITE; without it, a CAS becomes a WRITE only after some client has written with this key
+    writable: bool = boolean() => default(false);
+    /// Length of the range, which `va` needs
+    bytes: u64 = whole(WORD_LEN..=u64::MAX).unit("bytes") => optional("only with `va`, which needs it") example(4096);
+}
+
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<SwordboxConfig> {
     let forward = forwarding(table, ports).filter(|forward| keeps_mac_addresses(table, forward));
-    let layers = table.get("layers", "[\"remap\", \"cas_to_write\"]");
-    let journal = table.get("journal", "\"swordbox.journal\"");
+    let layers = table.value(Keys::layers);
+    let journal = table.value(Keys::journal);
     if let (Some(value), None) = (&layers, &journal) {
         check_journal(value);
     }
-    let layers = layers.map_or(Layers::PASS, |value| read_layers(&value));
-    let journal = journal.and_then(|value| value.text().map(PathBuf::from));
-    let count = |key, max, default: usize| table.number(key, 1..=max, default as u64) as usize;
-    // The defaults are the function's own, except for the forwarding, which is not used.
-    let default = Config::new(switch::forward::Config {
-        ports: 0,
-        topology: Topology::Pairs(Vec::new()),
-        drop: switch::drop::FaultSet::NONE,
-        verify_icrc: false,
-        verify_udp_checksum: false,
-        counted_qps: 0,
-    });
-    let in_flight = table.power_of_two("in_flight", 2..=1 << 16, default.in_flight as u64) as usize;
-    let failed_cas = table.get("failed_cas", "\"answer\"").and_then(|value| value.word(&["write", "answer"]));
-    let us = |key, default: Nanos| Nanos::from_micros(table.number(key, 1..=MAX_WAIT_US, default.0 / 1000));
-    let config = Config {
-        connections: count("connections", 1 << 20, default.connections),
-        per_host: count("connections_per_host", 1 << 20, default.per_host),
-        in_flight,
-        rd_atomic: count("rd_atomic", MAX_RD_ATOMIC, default.rd_atomic),
-        lines: count("lines", 1 << 24, default.lines),
-        held: table.number("held", 2..=1 << 20, default.held as u64) as usize,
-        appends: count("appends", 1 << 20, default.appends),
-        withheld: count("withheld", 1 << 20, default.withheld),
-        ageing: Nanos::from_secs(table.number("ageing_s", 1..=1_000_000, default.ageing.0 / 1_000_000_000)),
-        proof: Nanos::from_secs(table.number("proof_s", 1..=1_000_000, default.proof.0 / 1_000_000_000)),
-        settle: us("settle_us", default.settle),
-        replay_after: us("replay_after_us", default.replay_after),
-        dead_after: Nanos::from_millis(table.number(
-            "dead_after_ms",
-            1..=MAX_WAIT_US / 1000,
-            default.dead_after.0 / 1_000_000,
-        )),
-        layers,
-        failed_cas: if failed_cas == Some("answer") { FailedCas::Respond } else { FailedCas::Write },
-        ..default
-    };
-    let mac = table.get("mac", "\"02:00:00:00:00:fe\"").and_then(|value| station(&value));
+    let layers_read = layers.as_ref().map_or(Layers::PASS, read_layers);
+    let journal = table.read(Keys::journal).map(PathBuf::from);
+    let mac = table.read(Keys::mac);
     let interface = interface(table, mac);
     let servers = servers(table, interface.is_some());
+    if let (Some(layers), Some(_), Some(servers)) = (&layers, &journal, &servers) {
+        check_steering(layers, servers);
+    }
+    let switch = Config {
+        connections: table.read(Keys::connections),
+        per_host: table.read(Keys::connections_per_host),
+        in_flight: table.read(Keys::in_flight),
+        rd_atomic: table.read(Keys::rd_atomic),
+        lines: table.read(Keys::lines),
+        held: table.read(Keys::held),
+        appends: table.read(Keys::appends),
+        withheld: table.read(Keys::withheld),
+        ageing: table.read(Keys::ageing_s),
+        proof: table.read(Keys::proof_s),
+        settle: table.read(Keys::settle_us),
+        replay_after: table.read(Keys::replay_after_us),
+        dead_after: table.read(Keys::dead_after_ms),
+        layers: layers_read,
+        failed_cas: table.read(Keys::failed_cas),
+        ..Config::new(forward?)
+    };
     let mac_of_port = interface.is_some() && mac.is_none();
-    let switch = Config { forward: forward?, servers: servers?, interface, ..config };
+    let switch = Config { servers: servers?, interface, ..switch };
     Some(SwordboxConfig { switch, journal, uses_port_mac: mac_of_port })
 }
 
 /// Reads the switch's own addresses, which its own queue pairs need.
 fn interface(table: &Table<'_>, mac: Option<MacAddr>) -> Option<Interface> {
-    let addresses = table.get("addresses", "[\"10.0.0.254/24\"]");
-    let gateways = table.get("gateways", "[\"10.0.0.1\"]");
-    let vlan = table.spanned_number("vlan", 1..=4094, 10).map(|id| id.into_inner() as u16);
-    let addresses: Vec<_> = addresses?.list()?.iter().map(address).collect::<Option<_>>()?;
-    let gateways =
-        gateways.map_or(Some(Vec::new()), |value| value.list()?.iter().map(settings::address::ip).collect());
-    (!addresses.is_empty()).then(|| Interface {
+    let addresses = table.read(Keys::addresses);
+    let (gateways, vlan) = (table.read(Keys::gateways), table.read(Keys::vlan));
+    addresses.map(|addresses| Interface {
         mac: mac.unwrap_or(MacAddr([0; 6])),
         addresses,
-        gateways: gateways.unwrap_or_default(),
+        gateways,
         vlan,
         neighbours: Vec::new(),
     })
 }
 
 /// Reads `connect`, the service to which the switch connects queue pairs of its own.
-fn read_connect(value: Value<'_>, has_address: bool) -> Option<SwitchOwnedQps> {
+fn read_connect(value: &Value<'_>, has_address: bool) -> Option<SwitchOwnedQps> {
     if !has_address {
         let problem = value.problem("`connect` needs an address of the switch");
         value.add(problem.label("no source address").help(
             "add `addresses = [\"10.0.0.254/24\"]` to [swordbox], an unused address of the server's network",
         ));
     }
-    let table = value.with_example("{ port = 7471 }").table("`connect`")?;
-    let port = table.require("port", "7471").and_then(|port| port.number(1..=65_535, 7471));
-    let lanes = table.number("lanes", 1..=64, DEFAULT_OWN_QPS) as usize;
-    let private_data = table.get("private_data", "\"a word\"").map_or(Some(Vec::new()), |value| {
-        let bytes = value.text()?.as_bytes().to_vec();
-        if bytes.len() > rnic::cm::private_data::REQ_CMA {
-            let max = rnic::cm::private_data::REQ_CMA;
-            let problem = value.problem(format!("`private_data` has {} bytes", bytes.len()));
-            value.add(
-                problem
-                    .label("too long")
-                    .help(format!("write at most {max} bytes, for which a REQ of rdma_cm has room")),
-            );
-        }
-        Some(bytes)
-    });
+    let table = value.inline()?;
+    let port = table.read(ConnectKeys::port);
+    let (qps, private_data) = (table.read(ConnectKeys::lanes), table.read(ConnectKeys::private_data));
     table.finish();
-    let service = service_id_of(PortSpace::Tcp, port? as u16);
-    Some(SwitchOwnedQps { service, private_data: private_data?, qps: lanes })
+    let service = service_id_of(PortSpace::Tcp, port?);
+    Some(SwitchOwnedQps { service, private_data: private_data.unwrap_or_default().into_bytes(), qps })
+}
+
+fn private_data(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    let max = rnic::cm::private_data::REQ_CMA;
+    if text.len() > max {
+        let problem = value.problem(format!("`private_data` has {} bytes", text.len())).label("too long");
+        value.add(problem.help(format!("write at most {max} bytes, for which a REQ of rdma_cm has room")));
+    }
+    Some(text.to_owned())
+}
+
+/// Reports a layer that steers requests to lists, of which no server has any.
+fn check_steering(layers: &Value<'_>, servers: &[Server]) {
+    let lists =
+        |server: &Server| server.structures.iter().any(|structure| matches!(structure, Structure::Lists(_)));
+    let steers = |layer: &Value<'_>| layer.text_if_any().is_some_and(|layer| layer.starts_with("steer_"));
+    let elements = layers.list_if_any().unwrap_or_default();
+    let Some(layer) = elements.iter().find(|layer| steers(layer)) else { return };
+    if !servers.iter().any(lists) {
+        let name = layer.text_if_any().unwrap_or_default();
+        let problem = layer.problem(format!("the layer `{name}` needs a [[swordbox.server.lists]]"));
+        layer.add(problem.label("nothing to steer").help(
+            "declare the store of lists of a server, or remove the layer: only requests to lists are steered",
+        ));
+    }
+}
+
+/// Reports a journal whose folder does not exist.
+pub(super) fn check_journal_folder(journal: &Path, root: &Table<'_>) {
+    let Some(folder) = journal.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir())
+    else {
+        return;
+    };
+    let Some(table) = root.section(&Keys::TABLE) else { return };
+    if let Some(value) = table.value(Keys::journal) {
+        let problem =
+            value.problem(format!("the folder `{}` of the journal does not exist", folder.display()));
+        let help = format!("create it: `mkdir -p {}`", folder.display());
+        value.add(problem.label("folder does not exist").help(help));
+    }
+    table.discard();
 }
 
 /// Reports a layer without a journal: the two sides of a connection may differ only if the difference
@@ -200,7 +324,7 @@ fn read_layers(value: &Value<'_>) -> Layers {
 }
 
 fn servers(table: &Table<'_>, has_address: bool) -> Option<Vec<Server>> {
-    let tables = subsections(table, "server", SERVER_HEADER)?;
+    let tables = table.tables(Keys::server)?;
     if tables.is_empty() {
         let problem = table.problem("[swordbox] has no server").label("no [[swordbox.server]]");
         table.problems().add(problem.help(format!(
@@ -212,13 +336,13 @@ fn servers(table: &Table<'_>, has_address: bool) -> Option<Vec<Server>> {
         let problem = problem.label("the first one too many");
         table.problems().add(problem.help(format!("keep at most {MAX_SERVERS}")));
     }
-    let mut spans: Vec<(core::net::IpAddr, Range<usize>)> = Vec::new();
+    let mut spans: Vec<(IpAddr, Range<usize>)> = Vec::new();
     let mut servers = Vec::new();
     for table in tables {
-        let host = table.require("host", "\"10.0.0.9\"");
-        let span = host.as_ref().map(Value::span);
-        let ip = host.as_ref().and_then(settings::address::ip);
-        if let (Some(ip), Some(span)) = (ip, span) {
+        let host = table.spanned(Servers::host);
+        let ip = host.as_ref().map(|host| *host.get_ref());
+        if let Some(host) = host {
+            let (span, ip) = (host.span(), host.into_inner());
             if let Some((_, first)) = spans.iter().find(|(other, _)| *other == ip) {
                 let problem = Problem::at(span.clone(), format!("two servers have the address {ip}"));
                 let problem = problem.label("again").also(first.clone(), "first here");
@@ -233,37 +357,22 @@ fn servers(table: &Table<'_>, has_address: bool) -> Option<Vec<Server>> {
     servers.into_iter().collect()
 }
 
-fn server(table: &Table<'_>, host: Option<core::net::IpAddr>, has_address: bool) -> Option<Server> {
-    let default = Server::new(core::net::Ipv4Addr::UNSPECIFIED.into());
-    let detect = table.number("detect", 0..=u32::MAX.into(), default.detect_after.into()) as u32;
-    let lanes = table.number("lanes", 1..=64, default.client_owned_qps as u64) as usize;
-    let rd_atomic = table.number("rd_atomic", 1..=MAX_RD_ATOMIC, default.rd_atomic.into()) as u8;
-    let share = table.boolean("share", true);
-    let path_mtu = table.number("path_mtu", 0..=4096, default.path_mtu.into()) as u16;
-    let connect = table.get("connect", "{ port = 7471 }");
-    let connect = connect.map_or(Some(None), |value| read_connect(value, has_address).map(Some));
-    let never_cached =
-        table.get("never", "[{ va = 0x10000, bytes = 4096 }]").map_or(Some(Vec::new()), |value| {
-            let excluded = |element: Value<'_>| {
-                let table = element.with_example("{ va = 0x10000, bytes = 4096 }").table("`never`")?;
-                let va = table.require("va", "0x10000");
-                let range = va.and_then(|va| range(&table, &va, 1));
-                table.finish();
-                range
-            };
-            value.list()?.into_iter().map(excluded).collect::<Option<Vec<_>>>()
-        });
-    let tables = subsections(table, "table", TABLE_HEADER)?;
-    let tables: Option<Vec<_>> = tables.into_iter().map(lock_table).collect();
+fn server(table: &Table<'_>, host: Option<IpAddr>, has_address: bool) -> Option<Server> {
+    let connect = table.value(Servers::connect);
+    let connect = connect.map_or(Some(None), |value| read_connect(&value, has_address).map(Some));
+    let never_cached = table.value(Servers::never).map_or(Some(Vec::new()), |value| value.list_of(excluded));
+    let tables: Option<Vec<_>> = table.tables(Servers::table)?.into_iter().map(lock_table).collect();
     let structures = structures::read(table);
-    let (host, tables, structures, never_cached) = (host?, tables?, structures?, never_cached?);
+    let (detect_after, share) = (table.read(Servers::detect), table.read(Servers::share));
+    let (client_owned_qps, rd_atomic) = (table.read(Servers::lanes), table.read(Servers::rd_atomic));
+    let path_mtu = table.read(Servers::path_mtu);
     Some(Server {
-        host,
-        tables,
-        structures,
-        never_cached,
-        detect_after: detect,
-        client_owned_qps: lanes,
+        host: host?,
+        tables: tables?,
+        structures: structures?,
+        never_cached: never_cached?,
+        detect_after,
+        client_owned_qps,
         path_mtu,
         rd_atomic,
         share,
@@ -271,14 +380,21 @@ fn server(table: &Table<'_>, host: Option<core::net::IpAddr>, has_address: bool)
     })
 }
 
+/// Reads a range of memory that is never tracked.
+fn excluded(element: &Value<'_>) -> Option<Range<u64>> {
+    let table = element.inline()?;
+    let (va, bytes) = (table.value(RangeKeys::va), table.value(RangeKeys::bytes));
+    table.finish();
+    range(&va?, &bytes?)
+}
+
 /// Reads a range of words in a server's memory.
 fn lock_table(table: Table<'_>) -> Option<swordbox::WordTable> {
-    let rkey = table.spanned_number("rkey", 0..=u32::MAX.into(), 0x1234).map(|rkey| rkey.into_inner() as u32);
-    let va = table.get("va", "0x10000");
-    let no_va = va.is_none();
-    if no_va && rkey.is_none() {
+    let (rkey, va) = (table.read(TableKeys::rkey), table.value(TableKeys::va));
+    if va.is_none() && rkey.is_none() {
+        let header = TableKeys::TABLE.header;
         let problem = table
-            .problem(format!("{TABLE_HEADER} does not define where the words are"))
+            .problem(format!("{header} does not define where the words are"))
             .label("no `va` and no `rkey`");
         table
             .problems()
@@ -286,44 +402,43 @@ fn lock_table(table: Table<'_>) -> Option<swordbox::WordTable> {
                 "add `va = 0x10000` and `bytes = 4096`, or `rkey = 0x1234` for all memory of that key",
             ));
     }
-    let range = match va {
-        Some(va) => range(&table, &va, WORD_LEN),
-        None => Some(0..u64::MAX),
+    let bytes = table.value(TableKeys::bytes);
+    let range = match (va, bytes) {
+        (Some(va), Some(bytes)) => words(&va, &bytes),
+        (Some(_), None) => {
+            table.require_here(TableKeys::bytes);
+            None
+        }
+        (None, bytes) => {
+            if let Some(bytes) = bytes {
+                let problem = Problem::at(bytes.key_span(), "`bytes` needs `va`");
+                table.problems().add(problem.label("no first address").help("add `va = 0x10000`"));
+            }
+            Some(0..u64::MAX)
+        }
     };
-    let stride = stride(&table);
-    let writable = table.boolean("writable", false);
-    if no_va && let Some(bytes) = table.get("bytes", "4096") {
-        let problem = Problem::at(bytes.key_span(), "`bytes` needs `va`");
-        table.problems().add(problem.label("no first address").help("add `va = 0x10000`"));
-    }
+    let (stride, writable) = (table.read(TableKeys::stride), table.read(TableKeys::writable));
     table.finish();
-    Some(swordbox::WordTable { rkey, range: range?, stride: stride?, writable })
+    Some(swordbox::WordTable { rkey, range: range?, stride, writable })
 }
 
-/// Reads `stride`: the bytes from the start of one word to the start of the next.
-fn stride(table: &Table<'_>) -> Option<u64> {
-    table.get("stride", "8").map_or(Some(WORD_LEN), |value| {
-        let stride = value.number(WORD_LEN..=1 << 30, WORD_LEN)?;
-        aligned(&value, stride)
-    })
-}
-
-/// Reads the range of `bytes` bytes from `va` on, with at least `multiple` bytes. `va` has to be aligned if
-/// `multiple` is a word.
-fn range(table: &Table<'_>, va: &Value<'_>, multiple: u64) -> Option<Range<u64>> {
-    let bytes = table.require("bytes", "4096")?;
-    let first = va.number(0..=u64::MAX, 0x10000);
-    let len = bytes.number(multiple..=u64::MAX, 4096);
+/// Reads the range of `bytes` bytes from `va` on.
+fn range(va: &Value<'_>, bytes: &Value<'_>) -> Option<Range<u64>> {
+    let (first, len) = (va.whole(), bytes.whole());
     let (first, len) = (first?, len?);
-    if multiple == WORD_LEN {
-        aligned(va, first)?;
-    }
     let Some(end) = first.checked_add(len) else {
         let problem = bytes.problem(format!("{len} bytes from {first:#x} on exceed the address space"));
         bytes.add(problem.label("too many").help("write the length of the region, in bytes"));
         return None;
     };
     Some(first..end)
+}
+
+/// Reads the same range, both ends of which have to be aligned to words.
+fn words(va: &Value<'_>, bytes: &Value<'_>) -> Option<Range<u64>> {
+    let range = range(va, bytes)?;
+    let (first, len) = (aligned(va, range.start), aligned(bytes, range.end - range.start));
+    Some(first?..first? + len?)
 }
 
 fn aligned(value: &Value<'_>, number: u64) -> Option<u64> {

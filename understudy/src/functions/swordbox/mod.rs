@@ -11,6 +11,7 @@ use crate::functions::function::{File, SwitchFunction};
 use crate::functions::launch::{Closing, Launch};
 use dataplane::config::Port;
 use miette::Report;
+use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::forward::counters::RxCounters;
@@ -18,7 +19,7 @@ use switch::metrics::{Group, Metrics as _};
 use swordbox::{ConnectCounters, Counters, Usage};
 
 impl SwitchFunction for SwordboxConfig {
-    const KEY: &'static str = "swordbox";
+    const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const METRICS: &'static [Group] = &[
         RxCounters::GROUP,
         Counters::GROUP,
@@ -36,6 +37,9 @@ impl SwitchFunction for SwordboxConfig {
             "[swordbox] supports one worker, which puts the operations on each word into one order",
         );
         self.journal = self.journal.take().map(|journal| file.folder.join(journal));
+        if let Some(journal) = &self.journal {
+            config::check_journal_folder(journal, file.root);
+        }
     }
 
     fn summary(&self, ports: &[Port]) -> Vec<(&'static str, String)> {

@@ -1,28 +1,19 @@
 //! Describes what `[swordbox]` would run.
 
 use super::SwordboxConfig;
-use super::run::layers_text;
 use crate::functions::forward::summary::topology;
 use dataplane::config::Port;
 use swordbox::steering::Structure;
-use swordbox::{Config, FailedCas, MemoryBounds, Server};
+use swordbox::{Config, MemoryBounds, Server};
 
 pub(super) fn lines(config: &SwordboxConfig, ports: &[Port]) -> Vec<(&'static str, String)> {
     let switch = &config.switch;
-    let failed = match switch.failed_cas {
-        FailedCas::Write => "leaves as a WRITE, too",
-        FailedCas::Respond => "is answered by the switch",
-    };
     let journal = match &config.journal {
         Some(path) => format!("connections whose sides differ are recorded in {}", path.display()),
         None => "the sides of a connection never differ".into(),
     };
-    let mut lines = vec![
-        ("swordbox", topology(&switch.forward.topology, ports)),
-        ("", format!("layers {}; a CAS that is known to fail {failed}", layers_text(switch.layers))),
-        ("", journal),
-        ("", memory(switch)),
-    ];
+    let mut lines =
+        vec![("swordbox", topology(&switch.forward.topology, ports)), ("", journal), ("", memory(switch))];
     lines.extend(switch.servers.iter().map(|server| ("server", self::server(server))));
     lines
 }
@@ -103,11 +94,6 @@ pub(super) fn notes(config: &SwordboxConfig) -> Vec<String> {
                 server.host
             )
         }));
-    }
-    let lists =
-        |server: &Server| server.structures.iter().any(|structure| matches!(structure, Structure::Lists(_)));
-    if (switch.layers.steer_writes || switch.layers.steer_reads) && !switch.servers.iter().any(lists) {
-        notes.push("nothing is steered without a [[swordbox.server.lists]]".into());
     }
     notes
 }

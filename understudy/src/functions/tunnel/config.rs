@@ -4,18 +4,19 @@
 #[cfg(test)]
 mod tests;
 
+use crate::functions::function::SwitchFunction;
+use crate::functions::onepipe::OnePipeConfig;
 use core::net::IpAddr;
 use core::ops::Range;
 use rocev2::ethernet::MacAddr;
 use settings::address::ip;
-use settings::address::station;
+use settings::declare::{TableSpec, list, mac, other, special};
 use settings::report::Problem;
-use settings::tree::{Problems, Table, Value, absent, section};
+use settings::tree::{Table, Value};
 use switch::tunnel::{Config, InnerForwarding};
 
-const KEY: &str = "tunnel";
 /// Functions that can have tunnels in front of them
-const FUNCTIONS: [&str; 2] = ["forward", "onepipe"];
+const FUNCTIONS: [&TableSpec; 2] = [switch::forward::Config::TABLE, OnePipeConfig::TABLE];
 /// Largest number of addresses, more than a switch has neighbours
 const MAX_ADDRESSES: usize = 1 << 16;
 const NEXT_HOP_EXAMPLE: &str = "{ address = \"10.0.1.1\", mac = \"02:00:00:00:01:01\" }";
@@ -41,27 +42,41 @@ impl TunnelConfig {
     }
 }
 
+settings::table! {
+    /// Tunnels that end at this switch, before `[forward]` or `[onepipe]` handles the inner packets
+    pub(crate) enum Keys "[tunnel]";
+    /// MAC address of the switch
+    mac: MacAddr = mac() => optional("that of the router, or of the first port") example("02:00:00:00:00:fe");
+    /// Addresses at which tunnels end
+    addresses: () = special("list of IP addresses") => required() example(["10.255.0.1"]);
+    /// Addresses from which tunnels are accepted
+    sources: () = special("list of IP addresses") => required() example(["10.0.1.1", "10.255.0.5"]);
+    /// Destinations of inner packets, unless the function is a router
+    next_hops: () = list(&HopKeys::TABLE) => optional("the router sends inner packets on") example([{ address = "10.0.1.1", mac = "02:00:00:00:01:01" }]);
+}
+
+settings::table! {
+    /// Next hop of inner packets
+    pub(crate) enum HopKeys "`next_hops`";
+    /// Destination address of inner packets
+    address: IpAddr = other("IP address", unicast) => required() example("10.0.1.1");
+    /// MAC address of the next hop
+    mac: MacAddr = mac() => required() example("02:00:00:00:01:01");
+}
+
 /// Reads `[tunnel]`, if the file has it.
 /// `function` is the function behind the tunnels, if it is valid and tunnels can end in front of it.
 pub(crate) fn read_optional(root: &Table<'_>, function: Option<InnerFunction>) -> Option<TunnelConfig> {
-    let Some(given) = root.get(KEY, "") else {
-        // The keys of the absent table are registered, so that a misplaced key is recognised.
-        let unreported = Problems::default();
-        let table = absent(KEY, &unreported);
-        read(&table, None);
-        table.finish();
-        root.problems().add_known_tables(unreported);
+    let Some(given) = root.header_span(&Keys::TABLE) else {
+        root.problems().add_absent(&Keys::TABLE);
         return None;
     };
-    if FUNCTIONS.iter().all(|key| root.get(key, "").is_none()) {
-        let problem = Problem::at(given.key_span(), "[tunnel] needs [forward] or [onepipe]");
-        given.add(
-            problem
-                .label("no such function")
-                .help("remove it, or replace the function by [forward] or [onepipe]: only these end tunnels"),
-        );
+    if FUNCTIONS.iter().all(|table| !root.has(table)) {
+        let problem = Problem::at(given, "[tunnel] needs [forward] or [onepipe]").label("no such function");
+        let help = "remove it, or replace the function by [forward] or [onepipe]: only these end tunnels";
+        root.problems().add(problem.help(help));
     }
-    let table = section(root, KEY)?;
+    let table = root.section(&Keys::TABLE)?;
     let config = read(&table, function.as_ref());
     table.finish();
     config
@@ -77,20 +92,23 @@ pub(crate) struct InnerFunction {
 }
 
 fn read(table: &Table<'_>, inner_function: Option<&InnerFunction>) -> Option<TunnelConfig> {
-    let mac = table.get("mac", "\"02:00:00:00:00:fe\"");
-    let tunnel_mac = mac.as_ref().map(station);
-    let endpoints = addresses(table, "addresses", "[\"10.255.0.1\"]", "too few or too many");
-    let sources = addresses(table, "sources", "[\"10.0.1.1\", \"10.255.0.5\"]", "too few or too many");
-    let next_hops = table.get("next_hops", NEXT_HOP_EXAMPLE);
+    let (mac, tunnel_mac) = (table.value(Keys::mac), table.read(Keys::mac));
+    let endpoints = table.value(Keys::addresses).and_then(|value| addresses(&value));
+    let sources = table.value(Keys::sources).and_then(|value| addresses(&value));
+    let next_hops = table.value(Keys::next_hops);
     let hops = next_hops.as_ref().map(self::next_hops);
     if let Some(endpoints) = &endpoints {
-        for &(source, ref span) in sources.iter().flatten() {
-            check_version(table, source, span.clone(), endpoints);
+        for (source, span) in sources.iter().flatten() {
+            check_version(table, *source, span.clone(), endpoints);
+            if let Some((_, own)) = endpoints.iter().find(|(end, _)| end == source) {
+                let problem = Problem::at(span.clone(), format!("{source} is an address of this switch"));
+                let problem = problem.label("a tunnel from here to here").also(own.clone(), "ends here");
+                table.problems().add(problem.help("remove it: `sources` are the switches at the other ends"));
+            }
         }
     }
     if let Some(inner_function) = inner_function {
-        if let (Some(value), Some(Some(tunnel_mac)), Some(own)) =
-            (&mac, tunnel_mac, inner_function.router_mac)
+        if let (Some(value), Some(tunnel_mac), Some(own)) = (&mac, tunnel_mac, inner_function.router_mac)
             && tunnel_mac != own
         {
             let problem =
@@ -104,10 +122,7 @@ fn read(table: &Table<'_>, inner_function: Option<&InnerFunction>) -> Option<Tun
     let without_spans =
         |found: Vec<(IpAddr, Range<usize>)>| found.into_iter().map(|(address, _)| address).collect();
     Some(TunnelConfig {
-        mac: match tunnel_mac {
-            Some(tunnel_mac) => Some(tunnel_mac?),
-            None => inner_function.and_then(|inner_function| inner_function.mac),
-        },
+        mac: tunnel_mac.or_else(|| inner_function.and_then(|inner_function| inner_function.mac)),
         endpoints: without_spans(endpoints?),
         sources: without_spans(sources?),
         inner_forwarding: match hops {
@@ -140,17 +155,12 @@ fn check_next_hops(table: &Table<'_>, next_hops: Option<&Value<'_>>, is_router: 
 }
 
 /// Reads a list of addresses with their spans.
-fn addresses(
-    table: &Table<'_>,
-    key: &'static str,
-    example: &'static str,
-    label: &str,
-) -> Option<Vec<(IpAddr, Range<usize>)>> {
-    let value = table.require(key, example)?;
+fn addresses(value: &Value<'_>) -> Option<Vec<(IpAddr, Range<usize>)>> {
     let list = value.list()?;
     if list.is_empty() || list.len() > MAX_ADDRESSES {
-        let problem = value.problem(format!("`{key}` has {} addresses", list.len())).label(label);
-        value.add(problem.help(format!("write 1 to {MAX_ADDRESSES} addresses{}", value.such_as())));
+        let problem = value.problem(format!("{} has {} addresses", value.name(), list.len()));
+        let help = format!("write 1 to {MAX_ADDRESSES} addresses{}", value.such_as());
+        value.add(problem.label("too few or too many").help(help));
         return None;
     }
     let found: Option<Vec<_>> = list.iter().map(|value| Some((unicast(value)?, value.span()))).collect();
@@ -203,23 +213,19 @@ fn check_version(
 }
 
 fn next_hops(value: &Value<'_>) -> Option<Vec<(IpAddr, MacAddr)>> {
-    let list = value.list()?;
     let mut hops = Vec::new();
     let mut spans: Vec<(IpAddr, Range<usize>)> = Vec::new();
-    for element in list {
-        let element = element.with_example(NEXT_HOP_EXAMPLE);
-        let table = element.table("`next_hops`")?;
-        let to = table.require("address", "\"10.0.1.1\"");
-        let found = to.as_ref().and_then(unicast);
-        let mac = table.require("mac", "\"02:00:00:00:01:01\"").and_then(|value| station(&value));
-        table.finish();
-        if let (Some(to), Some(found)) = (&to, found) {
-            if let Some((_, first)) = spans.iter().find(|(other, _)| *other == found) {
-                element.add(duplicate(found, first, &to.span()));
+    for element in value.list()? {
+        let table = element.with_example(NEXT_HOP_EXAMPLE).inline()?;
+        let (found, mac) = (table.spanned(HopKeys::address), table.read(HopKeys::mac));
+        if let Some(found) = &found {
+            if let Some((_, first)) = spans.iter().find(|(other, _)| other == found.get_ref()) {
+                table.problems().add(duplicate(*found.get_ref(), first, &found.span()));
             }
-            spans.push((found, to.span()));
+            spans.push((*found.get_ref(), found.span()));
         }
-        hops.push(found.zip(mac));
+        table.finish();
+        hops.push(found.map(toml::Spanned::into_inner).zip(mac));
     }
     hops.into_iter().collect()
 }

@@ -7,3 +7,6 @@ mod summary;
 pub(crate) use config::{TunnelConfig, read_optional};
 pub(in crate::functions) use run::run;
 pub(crate) use summary::lines;
+
+/// The table `[tunnel]`
+pub(crate) const TABLE: &settings::declare::TableSpec = &config::Keys::TABLE;

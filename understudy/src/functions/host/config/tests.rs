@@ -133,7 +133,8 @@ fn perftest_servers_need_a_test_and_their_own_port() {
     );
     let two = "test = \"read_bw\"\n[[nic.service]] #!\nkind = \"perftest_server\"\ntest = \"send_bw\"";
     fails(&perftest(two), "two services listen at port 18515", "give one of them another `port`");
-    let nine = "addresses = [\"10.0.0.2/24\", ".to_owned() + &"\"10.0.0.3/24\", ".repeat(8) + "] #!";
+    let nine = (2..11).map(|host| format!("\"10.0.0.{host}/24\"")).collect::<Vec<_>>().join(", ");
+    let nine = format!("addresses = [{nine}] #!");
     fails(
         &perftest("test = \"read_bw\"").replace("addresses = [\"10.0.0.2/24\"]", &nine),
         "a host with a perftest server has 9 addresses",

@@ -2,6 +2,7 @@
 
 use core::net::IpAddr;
 use rocev2::{Opcode, Psn, Qpn};
+use settings::declare::{Kind, Type, other, special};
 use settings::port::Ports;
 use settings::tree::Value;
 use settings::words::{closest, one_of};
@@ -10,24 +11,38 @@ use switch::impair::{IpPrefix, Match, Operations, PsnRange};
 /// Largest 24-bit number
 const MAX_24: u64 = 0xff_ffff;
 
+settings::table! {
+    /// Packets that a rule applies to: those that match every key
+    pub(crate) enum Keys "`match`";
+    /// Classes or names of opcodes, or their numbers: one or a list
+    opcode: Operations = other("opcode, or list of opcodes", operations) => optional("any") example("rc_write_only");
+    /// Destination queue pairs: one or a list
+    qpn: Vec<Qpn> = Type::new(Kind::Wholes(0, MAX_24), qpns) => optional("any") example(0x11);
+    /// Source address, or its network
+    src: IpPrefix = other("IP address, or prefix", network) => optional("any") example("10.0.0.1");
+    /// Destination address, or its network
+    dst: IpPrefix = other("IP address, or prefix", network) => optional("any") example("10.0.0.0/24");
+    /// Port at which the packets arrive
+    port: () = special("name of a port") => optional("any") example("host-a");
+    /// PSN, or a range, which may wrap
+    psn: PsnRange = other("number, or `\"first-last\"`", |value| psns(value, true)) => optional("any") example("100-200");
+    /// PSN, counted from the first one of the queue pair, or a range
+    psn_offset: PsnRange = other("number, or `\"first-last\"`", |value| psns(value, false)) => optional("any") example("0-10");
+}
+
 pub(super) fn read(value: &Value<'_>, ports: &Ports) -> Option<Match> {
-    let table = value.table("`match`")?;
-    let operations = table.get("opcode", "\"rc_write_only\"").map(|value| operations(&value));
-    let qpns = table.get("qpn", "0x11").map(|value| qpns(&value));
-    let src = table.get("src", "\"10.0.0.1\"").map(|value| network(&value));
-    let dst = table.get("dst", "\"10.0.0.0/24\"").map(|value| network(&value));
-    let port = table.get("port", "\"host-a\"").map(|value| ports.find(&value));
-    let psn = table.get("psn", "\"100-200\"").map(|value| psns(&value, true));
-    let psn_offset = table.get("psn_offset", "\"0-10\"").map(|value| psns(&value, false));
+    let table = value.inline()?;
+    let matching = Match {
+        operations: table.read(Keys::opcode),
+        qpns: table.read(Keys::qpn).unwrap_or_default(),
+        src: table.read(Keys::src),
+        dst: table.read(Keys::dst),
+        port: table.value(Keys::port).and_then(|value| ports.find(&value)),
+        psn: table.read(Keys::psn),
+        psn_offset: table.read(Keys::psn_offset),
+    };
     table.finish();
-    // A value that is present but invalid leaves no rule that could be run.
-    let operations = operations.map_or(Some(None), |read| read.map(Some))?;
-    let src = src.map_or(Some(None), |read| read.map(Some))?;
-    let dst = dst.map_or(Some(None), |read| read.map(Some))?;
-    let port = port.map_or(Some(None), |read| read.map(Some))?;
-    let psn = psn.map_or(Some(None), |read| read.map(Some))?;
-    let psn_offset = psn_offset.map_or(Some(None), |read| read.map(Some))?;
-    Some(Match { operations, qpns: qpns.unwrap_or(Some(Vec::new()))?, src, dst, port, psn, psn_offset })
+    Some(matching)
 }
 
 /// Returns the elements of a list, which may not be empty, or the single value.
@@ -68,7 +83,7 @@ fn operation(value: &Value<'_>) -> Option<Operations> {
         }
         return found;
     }
-    let number = Opcode(value.number(0..=255, 0x0a)? as u8);
+    let number = Opcode(value.whole_in(0..=255, "0x0a")? as u8);
     if number.info().is_none() {
         let problem = value.problem(format!("there is no opcode {:#04x} in RoCEv2", number.0));
         value.add(problem.label("neither RC, UC, UD nor CNP").help(help));
@@ -78,7 +93,7 @@ fn operation(value: &Value<'_>) -> Option<Operations> {
 }
 
 fn qpns(value: &Value<'_>) -> Option<Vec<Qpn>> {
-    let qpns: Vec<_> = elements(value)?.iter().map(|element| element.number(0..=MAX_24, 17)).collect();
+    let qpns: Vec<_> = elements(value)?.iter().map(|element| element.whole_like("17")).collect();
     qpns.into_iter().map(|qpn| Some(Qpn::new(qpn? as u32))).collect()
 }
 
@@ -117,7 +132,7 @@ fn network(value: &Value<'_>) -> Option<IpPrefix> {
 /// Reads a number, or a range of numbers, which may wrap around 2^24 if `wraps` is true.
 fn psns(value: &Value<'_>, wraps: bool) -> Option<PsnRange> {
     let Some(text) = value.text_if_any() else {
-        let psn = Psn::new(value.number(0..=MAX_24, 100)? as u32);
+        let psn = Psn::new(value.whole_in(0..=MAX_24, "100")? as u32);
         return Some(PsnRange { first: psn, last: psn });
     };
     let number = |text: &str| {

@@ -132,3 +132,12 @@ fn lists_have_valid_replicas_and_their_own_numbers() {
         "give each list its own `number`",
     );
 }
+
+#[test]
+fn addresses_are_listed_once() {
+    fails(
+        &p4ce("addresses = [\"10.0.0.254/24\", \"10.0.0.254/16\"] #!"),
+        "`addresses` lists 10.0.0.254 twice",
+        "remove one of the two",
+    );
+}

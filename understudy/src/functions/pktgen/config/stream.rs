@@ -10,31 +10,107 @@ use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
 use rocev2::udp::Udp;
 use rocev2::{Bth, Psn, Qpn};
-use settings::address::ip;
-use settings::address::station;
+use settings::declare::{
+    Key, Kind, Type, boolean, ip, mac, micros, number, or_inline, special, whole, wholes, words,
+};
 use settings::report::Problem;
 use settings::tree::{Table, Value};
+use settings::words::all_of;
 use switch::{Nanos, Probability};
 
 /// Longest name of a stream, in characters, so that reports fit on a line
 const MAX_NAME: usize = 32;
 /// Longest message, in bytes (IB 9.4.1)
 const MAX_SIZE: u64 = 1 << 30;
-const VERBS: [&str; 8] =
-    ["write", "send", "read", "compare_swap", "fetch_add", "ack", "onepipe_message", "onepipe_beacon"];
 
 /// Verbs that access an address in memory
-const MEMORY_VERBS: &[&str] = &["write", "read", "compare_swap", "fetch_add"];
-/// Keys that only some verbs use: key, example, verbs
-const VERB_KEYS: [(&str, &str, &[&str]); 7] = [
-    ("coalesce", "8", &["ack"]),
-    ("ack_every", "1", &["write", "send"]),
-    ("va", "0x7f0000000000", MEMORY_VERBS),
-    ("rkey", "0x1000", MEMORY_VERBS),
-    ("slots", "4096", MEMORY_VERBS),
-    ("slot", "\"uniform\"", MEMORY_VERBS),
-    ("mtu", "1024", &["write", "send", "read", "onepipe_message"]),
-];
+const MEMORY_VERBS: &[Verb] = &[Verb::Write, Verb::Read, Verb::CompareSwap, Verb::FetchAdd];
+/// Verbs whose packets depend on the path MTU
+const LONG_VERBS: &[Verb] = &[Verb::Write, Verb::Send, Verb::Read, Verb::OnePipeMessage];
+/// Verb `ack` before `coalesce` is read
+const ACK: Verb = Verb::Ack { coalesce: 1 };
+
+settings::table! {
+    /// Stream of packets from one host to another
+    pub(crate) enum Keys "[[pktgen.stream]]";
+    /// Name in reports
+    name: () = special("string of up to 32 characters") => optional("`stream` and its number") example("writes");
+    /// What is sent
+    verb: Verb = words(&[
+        ("write", Verb::Write),
+        ("send", Verb::Send),
+        ("read", Verb::Read),
+        ("compare_swap", Verb::CompareSwap),
+        ("fetch_add", Verb::FetchAdd),
+        ("ack", ACK),
+        ("onepipe_message", Verb::OnePipeMessage),
+        ("onepipe_beacon", Verb::OnePipeBeacon),
+    ]) => required() example("write");
+    /// PSNs that one acknowledgement covers, for `ack`
+    coalesce: u32 = whole(1..=1 << 16) => default(1) example(8);
+    /// Address of the sender
+    src: IpAddr = ip() => required() example("10.0.0.1");
+    /// Address of the receiver
+    dst: IpAddr = ip() => required() example("10.0.0.2");
+    /// MAC address of the sender
+    src_mac: MacAddr = mac() => default("02:00:00:00:00:01");
+    /// MAC address of the receiver
+    dst_mac: MacAddr = mac() => default("02:00:00:00:00:02");
+    /// First destination queue pair
+    first_qpn: u32 = whole(2..=0xff_fffe) => optional("0x100, and 0x1000 more for each stream before") example(0x100);
+    /// Destination queue pairs
+    qps: u32 = whole(1..=MAX_QPS as u64) => default(1);
+    /// Choice of the queue pair of a message: in turn, at random, or by Zipf's law
+    pick: Choice = or_inline("`\"turn\"`, `\"uniform\"`", &ZipfKeys::TABLE, choice) => default("turn") example("uniform");
+    /// Sizes of messages, in turn; one or a list
+    size: () = wholes(0..=MAX_SIZE).unit("bytes") => default(64);
+    /// Path MTU: 256, 512, 1024, 2048 or 4096
+    mtu: u16 = Type::new(Kind::Whole(256, 4096), mtu).unit("bytes") => default(1024);
+    /// First address in the receiver's memory
+    va: u64 = whole(0..=u64::MAX) => default(0x7f0000000000);
+    /// Key of the receiver's memory
+    rkey: u32 = whole(0..=u32::MAX as u64) => default(0x1000);
+    /// Consecutive slots of the memory that messages access, each as long as the longest message
+    slots: u32 = whole(1..=MAX_SLOTS as u64) => default(1) example(4096);
+    /// Choice of the slot, as `pick`
+    slot: Choice = or_inline("`\"turn\"`, `\"uniform\"`", &ZipfKeys::TABLE, choice) => default("turn") example("uniform");
+    /// First PSN of each queue pair
+    first_psn: u32 = whole(0..=0xff_ffff) => optional("drawn from the seed") example(0);
+    /// Rate
+    rate: Rate = or_inline("`\"max\"`", &RateKeys::TABLE, rate) => default("max") example({ packets_per_s = 1_000_000 });
+    /// Packets of a burst
+    burst: u16 = whole(1..=256).unit("packets") => optional("what the rate earns in 10 us, at most 32") example(32);
+    /// Packets to send, without malformed ones
+    packets: u64 = whole(1..=1 << 48) => optional("no end") example(1000000);
+    /// Messages of a queue pair of which the last requests an acknowledgement; 0 means none
+    ack_every: u32 = whole(0..=u32::MAX as u64) => default(1);
+    /// Most outstanding requests of a queue pair: with that many, the next one waits for a response
+    outstanding: u16 = whole(1..=MAX_OUTSTANDING as u64) => optional("the stream does not wait") example(16);
+    /// Time after which a request that waits is given up
+    timeout_us: Nanos = micros(1..=60_000_000) => default(10_000);
+    /// Whether payloads begin with the time of sending, by which the receiver measures latency
+    latency: bool = boolean() => optional("if there is room and a receiver") example(true);
+    /// Share of packets that are malformed
+    malformed: f64 = number(0.0..=1.0) => default(0) example(0.01);
+}
+
+settings::table! {
+    /// Choice by Zipf's law
+    pub(crate) enum ZipfKeys "`pick`";
+    /// Exponent
+    zipf: f64 = number(0.0..=10.0) => required() example(0.99);
+}
+
+settings::table! {
+    /// Rate of a stream: exactly one of the first two; a list `[from, to]` is a ramp, which needs `over_s`
+    pub(crate) enum RateKeys "`rate`";
+    /// Packets in a second
+    packets_per_s: () = wholes(0..=Rate::FASTEST) => optional("the other rate") example(1_000_000);
+    /// Bits in a second, without preamble and gap
+    bits_per_s: () = wholes(0..=Rate::FASTEST) => optional("the other rate") example(10_000_000_000);
+    /// Duration of a ramp
+    over_s: f64 = number(0.001..=3600.0).unit("s") => optional("the rate is steady") example(10);
+}
 
 /// Stream, and the spans of its keys.
 pub(super) struct ReadStream {
@@ -89,70 +165,63 @@ pub(super) fn read(
     names: &mut Vec<(String, Range<usize>)>,
 ) -> Option<ReadStream> {
     let header = table.problem("").span.unwrap_or_default();
+    let before = table.problems().count();
     let name = name(&table, index, &header, names);
     let verb = verb(&table);
-    let (src, dst) = (host(&table, "src", "\"10.0.0.1\""), host(&table, "dst", "\"10.0.0.2\""));
-    let src_mac = mac(&table, "src_mac", "\"02:00:00:00:00:01\"", MacAddr([2, 0, 0, 0, 0, 1]));
-    let dst_mac = mac(&table, "dst_mac", "\"02:00:00:00:00:02\"", MacAddr([2, 0, 0, 0, 0, 2]));
-    let span = |key, example| table.get(key, example).map(|value| value.span());
+    let (src, dst) = (table.read(Keys::src), table.read(Keys::dst));
     let spans = Spans {
-        qpn: span("first_qpn", "0x100"),
-        size: span("size", "64"),
-        latency: span("latency", "true"),
-        dst: span("dst", "\"10.0.0.2\""),
-        outstanding: span("outstanding", "16"),
-        coalesce: span("coalesce", "8"),
-        malformed: span("malformed", "0.01"),
+        qpn: table.span_of(Keys::first_qpn),
+        size: table.span_of(Keys::size),
+        latency: table.span_of(Keys::latency),
+        dst: table.span_of(Keys::dst),
+        outstanding: table.span_of(Keys::outstanding),
+        coalesce: table.span_of(Keys::coalesce),
+        malformed: table.span_of(Keys::malformed),
         header,
     };
-    let default_qpn = 0x100 + 0x1000 * index as u64;
-    let first_qpn = table.number("first_qpn", 2..=0xff_fffe, default_qpn) as u32;
-    let qps = table.number("qps", 1..=MAX_QPS.into(), 1) as u32;
-    let pick = choice(&table, "pick");
-    let sizes = sizes(&table, verb);
-    let mtu = mtu(&table);
-    let memory = memory(&table);
-    let first_psn = table.spanned_number("first_psn", 0..=0xff_ffff, 0);
-    let rate =
-        table.get("rate", "{ packets_per_s = 1_000_000 }").map_or(Some(Rate::Max), |value| rate(&value));
-    let burst = table.spanned_number("burst", 1..=256, 32);
-    let packets = table.spanned_number("packets", 1..=1 << 48, 1_000_000);
-    let ack_every = table.number("ack_every", 0..=u32::MAX.into(), 1) as u32;
-    let outstanding = table.spanned_number("outstanding", 1..=MAX_OUTSTANDING.into(), 16);
-    let timeout = Nanos::from_micros(table.number("timeout_us", 1..=60_000_000, 10_000));
-    let latency = table.get("latency", "true").map(|value| value.boolean());
-    let malformed = table.get("malformed", "0.01").map_or(Some(0.0), |value| value.fraction(0.0..=1.0));
-    if let (Some(verb), Some(sizes), Some(mtu), Some(limit), Some(dst)) =
-        (verb, &sizes, mtu, mtu_of_port, dst)
+    let first_qpn = table.read(Keys::first_qpn).unwrap_or(0x100 + 0x1000 * index as u32);
+    let (sizes, mtu) = (sizes(&table, verb), table.read(Keys::mtu));
+    let latency = table.read(Keys::latency);
+    if let (Some(verb), Some(sizes), Some(limit), Some(dst)) = (verb, &sizes, mtu_of_port, dst)
+        && table.problems().count() == before
     {
         check_mtu(&table, verb, sizes, mtu, limit, dst);
     }
+    let memory = RemoteMemory {
+        va: table.read(Keys::va),
+        rkey: table.read(Keys::rkey),
+        slots: table.read(Keys::slots),
+        choice: table.read(Keys::slot),
+    };
+    let (src_mac, dst_mac) = (table.read(Keys::src_mac), table.read(Keys::dst_mac));
+    let (qps, pick, burst) = (table.read(Keys::qps), table.read(Keys::pick), table.read(Keys::burst));
+    let (rate, packets) = (table.read(Keys::rate), table.read(Keys::packets));
+    let (ack_every, outstanding) = (table.read(Keys::ack_every), table.read(Keys::outstanding));
+    let (first_psn, timeout) = (table.read(Keys::first_psn), table.read(Keys::timeout_us));
+    let malformed = Probability::new(table.read(Keys::malformed));
     table.finish();
-    let (verb, sizes, mtu) = (verb?, sizes?, mtu?);
+    let (verb, sizes) = (verb?, sizes?);
     let has_stamp_room = verb.has_payload() && sizes.iter().all(|size| *size >= STAMP_LEN as u32);
     let stream = Stream {
         name: name?,
         verb,
-        src: HostAddress { mac: src_mac?, ip: src? },
-        dst: HostAddress { mac: dst_mac?, ip: dst? },
+        src: HostAddress { mac: src_mac, ip: src? },
+        dst: HostAddress { mac: dst_mac, ip: dst? },
         first_qpn: Qpn::new(first_qpn),
         qps,
-        pick: pick?,
+        pick,
         sizes,
         mtu,
-        memory: memory?,
-        first_psn: first_psn.map(|psn| Psn::new(psn.into_inner() as u32)),
-        rate: rate?,
-        burst: burst.map(|n| n.into_inner() as u16),
-        packets: packets.map(toml::Spanned::into_inner),
+        memory,
+        first_psn: first_psn.map(Psn::new),
+        rate,
+        burst,
+        packets,
         ack_every,
-        outstanding: outstanding.map(|n| n.into_inner() as u16),
+        outstanding,
         timeout,
-        stamp: match latency {
-            Some(enabled) => enabled?,
-            None => has_stamp_room && received,
-        },
-        malformed: Probability::new(malformed?)?,
+        stamp: latency.unwrap_or(has_stamp_room && received),
+        malformed: malformed?,
     };
     Some(ReadStream { spans, stream })
 }
@@ -163,7 +232,7 @@ fn name(
     header: &Range<usize>,
     names: &mut Vec<(String, Range<usize>)>,
 ) -> Option<String> {
-    let given = table.get("name", "\"writes\"");
+    let given = table.value(Keys::name);
     let (name, span) = match &given {
         None => (format!("stream {}", index + 1), header.clone()),
         Some(value) => (value.text()?.to_owned(), value.span()),
@@ -187,77 +256,61 @@ fn name(
 }
 
 fn verb(table: &Table<'_>) -> Option<Verb> {
-    let given = table.require("verb", "\"write\"")?;
-    let coalesce = table.spanned_number("coalesce", 1..=1 << 16, 8);
-    let word = given.word(&VERBS)?;
-    check_verb_keys(table, word, &given);
-    Some(match word {
-        "write" => Verb::Write,
-        "send" => Verb::Send,
-        "read" => Verb::Read,
-        "compare_swap" => Verb::CompareSwap,
-        "fetch_add" => Verb::FetchAdd,
-        "ack" => Verb::Ack { coalesce: coalesce.map_or(1, |n| n.into_inner() as u32) },
-        "onepipe_message" => Verb::OnePipeMessage,
-        _ => Verb::OnePipeBeacon,
-    })
-}
-
-/// Reports keys that the verb does not use.
-fn check_verb_keys(table: &Table<'_>, verb: &str, given: &Value<'_>) {
-    for (key, example, verbs) in VERB_KEYS.into_iter().filter(|(.., verbs)| !verbs.contains(&verb)) {
-        let Some(value) = table.get(key, example) else { continue };
-        let message = format!("`{key}` is not valid for `verb = \"{verb}\"`");
-        let problem = Problem::at(value.key_span(), message).label(format!("for {}", quoted(verbs)));
-        let problem = problem.also(given.span(), "the verb");
-        let instead =
-            if let [only] = verbs { format!(", or write `verb = \"{only}\"`") } else { String::new() };
-        table.problems().add(problem.help(format!("remove it{instead}")));
-    }
-    if let (Some(value), None) = (table.get("timeout_us", "10_000"), table.get("outstanding", "16")) {
+    let (given, coalesce) = (table.value(Keys::verb), table.read(Keys::coalesce));
+    let verb = table.read(Keys::verb)?;
+    let check = Applicable { table, verb, given: given?.span() };
+    check.report(Keys::coalesce, &[ACK]);
+    check.report(Keys::ack_every, &[Verb::Write, Verb::Send]);
+    check.report(Keys::va, MEMORY_VERBS);
+    check.report(Keys::rkey, MEMORY_VERBS);
+    check.report(Keys::slots, MEMORY_VERBS);
+    check.report(Keys::slot, MEMORY_VERBS);
+    check.report(Keys::mtu, LONG_VERBS);
+    if let (Some(value), None) = (table.value(Keys::timeout_us), table.value(Keys::outstanding)) {
         let problem = Problem::at(value.key_span(), "`timeout_us` needs `outstanding`");
         let problem = problem.label("no request waits");
-        table
-            .problems()
-            .add(problem.help("remove it, or set the number of requests that wait: `outstanding = 16`"));
+        value.add(problem.help("remove it, or set the number of requests that wait: `outstanding = 16`"));
+    }
+    Some(if verb == ACK { Verb::Ack { coalesce } } else { verb })
+}
+
+/// Check of keys that only some verbs use
+struct Applicable<'a> {
+    table: &'a Table<'a>,
+    verb: Verb,
+    /// Byte range of the verb
+    given: Range<usize>,
+}
+
+impl Applicable<'_> {
+    /// Reports a key that is valid only for other verbs.
+    fn report<T, P>(&self, key: Key<T, P>, verbs: &[Verb]) {
+        let Some(value) = self.table.value(key).filter(|_| !verbs.contains(&self.verb)) else { return };
+        let names: Vec<_> = verbs.iter().map(|verb| verb.name()).collect();
+        let message = format!("{} is not valid for `verb = \"{}\"`", value.name(), self.verb.name());
+        let problem = Problem::at(value.key_span(), message).label(format!("for {}", all_of(&names)));
+        let instead = match names.as_slice() {
+            [only] => format!(", or write `verb = \"{only}\"`"),
+            _ => String::new(),
+        };
+        value.add(problem.also(self.given.clone(), "the verb").help(format!("remove it{instead}")));
     }
 }
 
-/// Returns words in quotes, as a sentence lists them.
-fn quoted(all: &[&str]) -> String {
-    let quoted: Vec<_> = all.iter().map(|word| format!("`{word}`")).collect();
-    match quoted.as_slice() {
-        [most @ .., last] if !most.is_empty() => format!("{} and {last}", most.join(", ")),
-        _ => quoted.concat(),
-    }
-}
-
-fn host(table: &Table<'_>, key: &'static str, example: &'static str) -> Option<IpAddr> {
-    table.require(key, example).and_then(|value| ip(&value))
-}
-
-fn mac(table: &Table<'_>, key: &'static str, example: &'static str, default: MacAddr) -> Option<MacAddr> {
-    table.get(key, example).map_or(Some(default), |value| station(&value))
-}
-
-/// Reads `"turn"`, `"uniform"` or `{ zipf = 0.99 }`. The default is `"turn"`.
-fn choice(table: &Table<'_>, key: &'static str) -> Option<Choice> {
-    let Some(value) = table.get(key, "\"uniform\"") else { return Some(Choice::RoundRobin) };
+/// Reads `"turn"`, `"uniform"` or `{ zipf = 0.99 }`.
+fn choice(value: &Value<'_>) -> Option<Choice> {
     if value.text_if_any().is_some() {
-        return Some(if value.word(&["turn", "uniform"])? == "turn" {
-            Choice::RoundRobin
-        } else {
-            Choice::Uniform
-        });
+        let word = value.word(&["turn", "uniform"])?;
+        return Some(if word == "turn" { Choice::RoundRobin } else { Choice::Uniform });
     }
     let table = value.clone().with_example("{ zipf = 0.99 }").table(value.name())?;
-    let exponent = table.require("zipf", "0.99").and_then(|value| value.fraction(0.0..=10.0));
+    let exponent = table.read(ZipfKeys::zipf);
     table.finish();
     Some(Choice::Zipf { thousandths: (exponent? * 1000.0).round() as u32 })
 }
 
 fn sizes(table: &Table<'_>, verb: Option<Verb>) -> Option<Vec<u32>> {
-    let given = table.get("size", "64");
+    let given = table.value(Keys::size);
     let has_size = verb.is_none_or(|verb| verb.has_payload() || verb == Verb::Read);
     match (given, has_size) {
         (None, false) => Some(Vec::new()),
@@ -270,10 +323,9 @@ fn sizes(table: &Table<'_>, verb: Option<Verb>) -> Option<Vec<u32>> {
             None
         }
         (Some(value), true) => {
-            let sizes = value.one_or_list();
-            let sizes: Option<Vec<_>> =
-                sizes.iter().map(|value| value.number(0..=MAX_SIZE, 64).map(|size| size as u32)).collect();
-            let sizes = sizes?;
+            let sizes = value.one_or_list().into_iter();
+            let sizes: Vec<_> =
+                sizes.map(|value| Some(value.whole_like("64")? as u32)).collect::<Option<_>>()?;
             if sizes.is_empty() {
                 value.add(
                     value
@@ -288,9 +340,8 @@ fn sizes(table: &Table<'_>, verb: Option<Verb>) -> Option<Vec<u32>> {
     }
 }
 
-fn mtu(table: &Table<'_>) -> Option<u16> {
-    let Some(value) = table.get("mtu", "1024") else { return Some(1024) };
-    let mtu = value.number(256..=4096, 1024)?;
+fn mtu(value: &Value<'_>) -> Option<u16> {
+    let mtu = value.whole()?;
     if !mtu.is_power_of_two() {
         let problem = value.problem(format!("{mtu} is not a path MTU")).label("not defined by InfiniBand");
         value.add(problem.help("write 256, 512, 1024, 2048 or 4096; a port with MTU 1500 carries 1024"));
@@ -299,26 +350,15 @@ fn mtu(table: &Table<'_>) -> Option<u16> {
     Some(mtu as u16)
 }
 
-fn memory(table: &Table<'_>) -> Option<RemoteMemory> {
-    let va = table
-        .get("va", "0x7f0000000000")
-        .map_or(Some(0x7f00_0000_0000), |value| value.number(0..=u64::MAX, 0));
-    let rkey = table.number("rkey", 0..=u32::MAX.into(), 0x1000) as u32;
-    let slots = table.number("slots", 1..=MAX_SLOTS.into(), 1) as u32;
-    let choice = choice(table, "slot");
-    Some(RemoteMemory { va: va?, rkey, slots, choice: choice? })
-}
-
 /// Reads `"max"`, `{ packets_per_s = N }`, `{ bits_per_s = N }`, or a ramp, which has `[from, to]` and
 /// `over_s`.
 fn rate(value: &Value<'_>) -> Option<Rate> {
     if value.text_if_any().is_some() {
         return value.word(&["max"]).map(|_| Rate::Max);
     }
-    let table = value.clone().with_example("{ packets_per_s = 1_000_000 }").table("`rate`")?;
-    let packets = table.get("packets_per_s", "1_000_000");
-    let bits = table.get("bits_per_s", "10_000_000_000");
-    let over = table.get("over_s", "10");
+    let table = value.clone().with_example("{ packets_per_s = 1_000_000 }").inline()?;
+    let (packets, bits) = (table.value(RateKeys::packets_per_s), table.value(RateKeys::bits_per_s));
+    let over = table.value(RateKeys::over_s);
     table.finish();
     let (unit, given) = match (packets, bits) {
         (Some(packets), None) => (Unit::Packets, packets),
@@ -330,7 +370,7 @@ fn rate(value: &Value<'_>) -> Option<Rate> {
             return None;
         }
     };
-    let number = |value: &Value<'_>, min| value.number(min..=Rate::FASTEST, 1_000_000);
+    let number = |value: &Value<'_>, min| value.whole_in(min..=Rate::FASTEST, "1000000");
     let Some(list) = given.list_if_any() else {
         if let Some(over) = over {
             let problem = Problem::at(over.key_span(), "`over_s` needs two rates").label("only one rate");
@@ -347,7 +387,7 @@ fn rate(value: &Value<'_>) -> Option<Rate> {
         given.add(problem.help("write `rate = { packets_per_s = [1_000, 1_000_000], over_s = 10 }`"));
         return None;
     };
-    let (from, to, over) = (number(from, 0), number(to, 1), over.fraction(0.001..=3600.0));
+    let (from, to, over) = (number(from, 0), number(to, 1), over.fraction());
     Some(Rate::Ramp { unit, from: from?, to: to?, over: Nanos((over? * 1e9) as u64) })
 }
 
@@ -368,7 +408,7 @@ fn check_mtu(table: &Table<'_>, verb: Verb, sizes: &[u32], mtu: u16, limit: u16,
     };
     let packet = ip + Udp::LEN + Bth::LEN + rest + ICRC;
     if packet > usize::from(limit) {
-        let value = table.get("mtu", "1024").or_else(|| table.get("size", "64"));
+        let value = table.value(Keys::mtu).or_else(|| table.value(Keys::size));
         let message = format!("packets of {packet} bytes do not fit the port's MTU of {limit}");
         let problem = match value {
             Some(value) => value.problem(message),

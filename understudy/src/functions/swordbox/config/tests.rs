@@ -140,6 +140,7 @@ fn every_key_is_read() {
     };
     let text = swordbox(&all.join("\n")) + &second.join("\n");
     let folder = folder();
+    std::fs::create_dir(folder.path().join("j")).unwrap();
     let found = read_in(folder.path(), &text).unwrap_or_else(|report| panic!("{}", report.render()));
     // The path is relative to the folder of the file.
     let journal = Some(folder.path().join("j/x"));
@@ -163,6 +164,11 @@ fn layers_need_a_journal_and_each_other() {
         "did you mean `remap`? it can be `remap`, `cas_to_write`, `steer_writes` or `steer_reads`",
     );
     fails(&swordbox("layers = [\"steer_reads\"] #!"), "the layer `steer_reads` needs a `journal`", journal);
+    fails(
+        &swordbox("journal = \"j\"\nlayers = [\"steer_reads\"] #!"),
+        "the layer `steer_reads` needs a [[swordbox.server.lists]]",
+        "declare the store of lists of a server, or remove the layer: only requests to lists are steered",
+    );
     // A configuration without layers needs no journal.
     assert_eq!(switch(&swordbox("layers = []")).switch.layers, Layers::PASS);
 }
@@ -218,6 +224,15 @@ fn servers_need_their_own_addresses() {
 }
 
 #[test]
+fn the_folder_of_a_journal_exists() {
+    fails(
+        &swordbox("journal = \"no/j\" #!"),
+        "the folder `no` of the journal does not exist",
+        "create it: `mkdir -p no`",
+    );
+}
+
+#[test]
 fn tables_have_aligned_ranges() {
     let table = |lines: &str| server(&["[[swordbox.server.table]]\n", lines].concat());
     fails(
@@ -229,6 +244,7 @@ fn tables_have_aligned_ranges() {
     let aligned = "write 0x10000: atomics need words that are aligned to 8 bytes";
     fails(&table("va = 0x10004 #!\nbytes = 8"), "`va` has to be a multiple of 8", aligned);
     let aligned = "write 0x8: atomics need words that are aligned to 8 bytes";
+    fails(&table("va = 0x10000\nbytes = 12 #!"), "`bytes` has to be a multiple of 8", aligned);
     fails(&table("rkey = 1\nstride = 12 #!"), "`stride` has to be a multiple of 8", aligned);
     fails(
         &table("va = 0xfffffffffffffff8\nbytes = 16 #!"),

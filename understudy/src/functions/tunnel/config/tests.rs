@@ -107,6 +107,11 @@ fn invalid_addresses_are_reported() {
         "remove one of the two",
     );
     fails(
+        &slip("[\"10.0.1.1\"]", "[\"10.255.0.1\"] #!"),
+        "10.255.0.1 is an address of this switch",
+        "remove it: `sources` are the switches at the other ends",
+    );
+    fails(
         &slip("10.0.1.1\"]", "fd00::1\"] #!"),
         "fd00::1 is an IPv6 address, but no tunnel ends at one",
         "add an IPv6 address to `addresses`, or write the source's address of the other version: one header \
