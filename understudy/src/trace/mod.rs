@@ -159,7 +159,10 @@ fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
             Some(TraceLine::End { missed, .. }) => {
                 let packets = printer.shown;
                 printer.capture.map_or(Ok(()), Capture::finish).map_err(Failure::File)?;
-                let more = if missed > 0 {
+                let more = if missed > 0 && filters && args.count == Some(printer.shown) {
+                    // The instance has gone on until it was told to end.
+                    "; others may have been missed in between".to_owned()
+                } else if missed > 0 {
                     format!("; {missed} more were missed, because they arrived too fast")
                 } else {
                     String::new()
