@@ -12,10 +12,13 @@ use serde_json::{Value, json};
 /// Width of the text, in columns
 const WIDTH: usize = 100;
 
+/// Findings in the text; `--json` has all
+const MAX_SHOWN: usize = 40;
+
 /// Returns the report as text. `name` is the name of the capture or the instance.
 pub(super) fn text(name: &str, diagnosis: &Diagnosis) -> String {
     let mut text = String::new();
-    for (number, finding) in (1..).zip(&diagnosis.findings) {
+    for (number, finding) in (1..=MAX_SHOWN).zip(&diagnosis.findings) {
         let words = words(finding);
         let severity = match finding.severity {
             Severity::Error => "error",
@@ -33,6 +36,9 @@ pub(super) fn text(name: &str, diagnosis: &Diagnosis) -> String {
         wrap(&mut text, &words.explanation);
         wrap(&mut text, &format!("Next: {}.", words.next));
         text.push('\n');
+    }
+    if let Some(more @ 1..) = diagnosis.findings.len().checked_sub(MAX_SHOWN) {
+        _ = writeln!(text, "{} more: --json has all\n", plural(more as u64, "finding"));
     }
     _ = writeln!(text, "{name}: {}", summary(diagnosis));
     text

@@ -36,6 +36,15 @@ struct Recent {
     opcode: Opcode,
 }
 
+/// A request with an R_Key.
+#[derive(Clone, Copy, Debug)]
+struct Keyed {
+    psn: Psn,
+    sight: Sight,
+    opcode: Opcode,
+    access: Access,
+}
+
 /// An outstanding NAK.
 #[derive(Clone, Copy, Debug)]
 struct Nak {
@@ -90,7 +99,7 @@ pub(crate) struct Requests {
     holes: Holes,
     reads: Reads,
     recent: [Option<Recent>; MAX_RECENT],
-    accesses: [Option<(Psn, Opcode, Access)>; MAX_ACCESSES],
+    accesses: [Option<Keyed>; MAX_ACCESSES],
     /// Latest PSN that the responder has acknowledged, and the response that did
     acked: Option<(Psn, Sight)>,
     responder: Responder,
@@ -348,10 +357,13 @@ impl Requests {
         self.recent[p.psn.get() as usize % MAX_RECENT] =
             Some(Recent { psn: p.psn, sight: p.sight, icrc: p.icrc, opcode: p.opcode });
         if let Some(access) = p.access {
-            let known = self.accesses.iter().flatten().any(|(psn, ..)| *psn == p.psn);
-            if !known {
+            let known = self.accesses.iter_mut().flatten().find(|keyed| keyed.psn == p.psn);
+            if let Some(keyed) = known {
+                keyed.sight = p.sight;
+            } else {
                 self.accesses.rotate_left(1);
-                self.accesses[MAX_ACCESSES - 1] = Some((p.psn, p.opcode, access));
+                let keyed = Keyed { psn: p.psn, sight: p.sight, opcode: p.opcode, access };
+                self.accesses[MAX_ACCESSES - 1] = Some(keyed);
             }
         }
         if p.needs_response() {
@@ -466,18 +478,18 @@ impl Requests {
         self.acknowledge(p.psn.sub(1), false, p, sink);
         // Middle and Last packets of a WRITE belong to the key of its First; SENDs have none.
         let seen = self.recent(p.psn).map(|recent| recent.opcode);
-        let keyed =
+        let has_key =
             seen.is_none_or(|opcode| (Opcode::RC_WRITE_FIRST.0..=Opcode::RC_FETCH_ADD.0).contains(&opcode.0));
-        let before = |&&(psn, ..): &&(Psn, Opcode, Access)| keyed && p.psn.distance(psn) >= 0;
-        let access =
-            self.accesses.iter().flatten().filter(before).min_by_key(|(psn, ..)| p.psn.distance(*psn));
+        let before = |keyed: &&Keyed| has_key && p.psn.distance(keyed.psn) >= 0;
+        let keyed =
+            self.accesses.iter().flatten().filter(before).min_by_key(|keyed| p.psn.distance(keyed.psn));
         let detail = Detail::Refused {
             psn: p.psn,
-            opcode: access.map(|(_, opcode, _)| *opcode).or(seen),
-            access: access.map(|(.., access)| *access),
+            opcode: keyed.map(|keyed| keyed.opcode).or(seen),
+            access: keyed.map(|keyed| keyed.access),
             code: code.0,
         };
-        let request = self.sight_of(p.psn).unwrap_or(p.sight);
+        let request = self.sight_of(p.psn).or(keyed.map(|keyed| keyed.sight)).unwrap_or(p.sight);
         sink(Event::new(kind_of(code), 1, request, detail).and(p.sight));
         (self.responder, self.waiting, self.nak) = (Responder::Refusing, None, None);
     }
