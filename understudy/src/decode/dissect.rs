@@ -50,6 +50,8 @@ pub(crate) struct Roce<'a> {
     pub traffic_class: u8,
     /// IPv4's time to live or IPv6's hop limit
     pub ttl: u8,
+    /// IPv4's identification
+    pub ip_id: Option<u16>,
     /// UDP source port
     pub src_port: u16,
     /// Base transport header, if present
@@ -99,6 +101,7 @@ pub(crate) fn dissect(frame: &[u8], link: Link, whole: bool) -> Dissection<'_> {
         vlans,
         traffic_class: ip.traffic_class,
         ttl: ip.ttl,
+        ip_id: ip.id,
         src_port: udp.src_port.get(),
         bth: None,
         rest: &[],
@@ -136,6 +139,7 @@ struct IpPart {
     dst: IpAddr,
     traffic_class: u8,
     ttl: u8,
+    id: Option<u16>,
     protocol: u8,
     udp: usize,
 }
@@ -148,7 +152,8 @@ impl IpPart {
                     view::<Ipv4>(frame, at).filter(|ip| ip.version() == 4 && ip.header_len() >= Ipv4::LEN)?;
                 let (src, dst) = (Ipv4Addr::from(ip.src).into(), Ipv4Addr::from(ip.dst).into());
                 let udp = at + ip.header_len();
-                Some(Self { src, dst, traffic_class: ip.tos, ttl: ip.ttl, protocol: ip.protocol, udp })
+                let (id, protocol) = (Some(ip.id.get()), ip.protocol);
+                Some(Self { src, dst, traffic_class: ip.tos, ttl: ip.ttl, id, protocol, udp })
             }
             ethertype::IPV6 => {
                 use rocev2::ipv6::extension::{DESTINATION, FRAGMENT, HOP_BY_HOP, ROUTING};
@@ -165,7 +170,7 @@ impl IpPart {
                     protocol = next;
                 }
                 let traffic_class = (ip.version_class_flow.get() >> 20) as u8;
-                Some(Self { src, dst, traffic_class, ttl: ip.hop_limit, protocol, udp })
+                Some(Self { src, dst, traffic_class, ttl: ip.hop_limit, id: None, protocol, udp })
             }
             _ => None,
         }

@@ -66,8 +66,10 @@ pub(crate) struct Observed {
     pub payload_len: u32,
     /// Whether the packet is marked as Congestion Experienced
     pub ce: bool,
-    /// ICRC, which differs between packets of one flow, apart from copies
+    /// ICRC, which covers everything that a sender varies between packets
     pub icrc: Option<u32>,
+    /// IPv4's identification
+    pub ip_id: Option<u16>,
     pub aeth: Option<Aeth>,
     pub access: Option<Access>,
 }
@@ -93,6 +95,7 @@ impl Observed {
             payload_len: packet.payload_len.unwrap_or(0) as u32,
             ce: packet.traffic_class & 3 == CE,
             icrc: packet.icrc,
+            ip_id: packet.ip_id,
             aeth: packet.aeth().copied(),
             access: by_reth.or(by_atomic),
         })

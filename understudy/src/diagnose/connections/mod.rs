@@ -2,6 +2,7 @@
 //! them. A queue pair takes the same memory for any number of packets, and a table has a maximum of them. It
 //! performs no I/O and knows nothing of files, so that it can follow live packets, too.
 
+mod copies;
 mod holes;
 mod reads;
 mod requests;
@@ -10,6 +11,7 @@ mod tests;
 
 use super::finding::{Detail, Ends, Event, Findings, Kind};
 use super::packet::{FlowKey, Observed, Role, Sight};
+use copies::Copies;
 use core::net::IpAddr;
 use requests::{OVERDUE_NS, Requests, kind_of};
 use rocev2::aeth::Syndrome;
@@ -32,8 +34,7 @@ struct Flow {
     requests: Requests,
     /// Interface of the responses, the latest PSN of them, and their count
     responses: (u32, Option<Psn>, u64),
-    /// ICRC and time of the last response
-    last_response: Option<(u32, Sight)>,
+    copies: Copies,
     /// CE marks, the first of them, CNPs and the first of them
     marks: (u64, Sight, u64, Sight),
     /// Whether the flow was used since the clock's hand passed it
@@ -87,26 +88,30 @@ impl Connections {
             self.end = p.sight;
         }
         let at = self.slot(p.key);
-        if p.ce {
-            let marks = &mut self.slots[at].1.marks;
-            marks.1 = if marks.0 == 0 { p.sight } else { marks.1 };
-            marks.0 += 1;
-        }
-        match p.role() {
+        let flow = &mut self.slots[at].1;
+        flow.copies.observe(p);
+        flow.src_port = p.src_port;
+        let new = match p.role() {
             Role::Request { acknowledged } => {
                 let Self { slots, findings, .. } = self;
                 let flow = &mut slots[at].1;
-                flow.src_port = p.src_port;
                 let ends = Ends::of(p.key, flow.reverse.map(|reverse| reverse.qpn));
-                flow.requests.request(p, acknowledged, |event| findings.add(Some(ends), event));
+                let sink = |event| findings.add(Some(ends), event);
+                flow.requests.request(p, acknowledged, &flow.copies, sink)
             }
             Role::Response => self.response(p, at),
             Role::Cnp => {
                 let marks = &mut self.slots[at].1.marks;
                 marks.3 = if marks.2 == 0 { p.sight } else { marks.3 };
                 marks.2 += 1;
+                true
             }
-            Role::Other => {}
+            Role::Other => true,
+        };
+        if p.ce && new {
+            let marks = &mut self.slots[at].1.marks;
+            marks.1 = if marks.0 == 0 { p.sight } else { marks.1 };
+            marks.0 += 1;
         }
     }
 
@@ -184,21 +189,17 @@ impl Connections {
         at
     }
 
-    fn response(&mut self, p: &Observed, at: usize) {
+    /// Takes a response. Returns false if it is a copy of one that was seen before.
+    fn response(&mut self, p: &Observed, at: usize) -> bool {
         let flow = &mut self.slots[at].1;
         let (interface, latest, count) = &mut flow.responses;
         let seen = latest.is_some_and(|latest| p.psn.distance(latest) <= 0);
-        let copy = flow
-            .last_response
-            .is_some_and(|(icrc, sight)| p.icrc == Some(icrc) && p.sight.since(sight) <= 20_000);
-        if *count > 0 && ((*interface != p.interface && seen) || copy) {
-            return;
+        if *count > 0 && ((*interface != p.interface && seen) || flow.copies.response_is_copy(p)) {
+            return false;
         }
         (*interface, *latest) = (p.interface, Some(latest.map_or(p.psn, |latest| latest.later(p.psn))));
         *count += 1;
-        flow.last_response = p.icrc.map(|icrc| (icrc, p.sight));
         let search = *count <= EAGER_SEARCHES || count.is_power_of_two();
-        flow.src_port = p.src_port;
         let Self { slots, findings, .. } = self;
         // Responses to READs show the path MTU of the responder.
         let ends = Ends::of(p.key, slots[at].1.reverse.map(|reverse| reverse.qpn));
@@ -211,6 +212,7 @@ impl Connections {
             Some(at) => self.answer(p, at),
             None => self.unpaired(p),
         }
+        true
     }
 
     fn answer(&mut self, p: &Observed, at: usize) {

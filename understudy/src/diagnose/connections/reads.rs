@@ -8,7 +8,7 @@ struct Read {
     from: Psn,
     /// Length of the response in bytes
     bytes: u32,
-    /// Next PSN of the response
+    /// PSN behind the latest of the response
     expected: Psn,
     done: bool,
 }
@@ -30,16 +30,10 @@ pub(super) fn span(bytes: u32, mtu: u32) -> u32 {
 }
 
 impl Reads {
-    /// Remembers a request. One that is not `new` repeats another, or a part of it.
-    pub(super) fn request(&mut self, psn: Psn, bytes: u32, mtu: u32, new: bool) {
+    /// Remembers a request. One that is not `new` repeats another, or a part of it, and changes nothing: the
+    /// responses to the first one may still arrive.
+    pub(super) fn request(&mut self, psn: Psn, bytes: u32, new: bool) {
         self.any = true;
-        let repeats = |read: &Read| (0..span(read.bytes, mtu) as i32).contains(&psn.distance(read.from));
-        if let Some(read) = self.ring.iter_mut().flatten().find(|read| repeats(read)) {
-            if !read.done {
-                read.expected = psn;
-            }
-            return;
-        }
         if !new {
             return;
         }

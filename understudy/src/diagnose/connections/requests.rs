@@ -1,6 +1,9 @@
 //! Requests of one queue pair, and the responses to them, as seen at one point between the two hosts. Uses the
 //! same memory for any number of packets.
 
+mod finish;
+
+use super::copies::Copies;
 use super::holes::{Hole, Holes};
 use super::reads::{Reads, span};
 use crate::diagnose::finding::{Detail, Event, Kind};
@@ -9,21 +12,15 @@ use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::{Opcode, Psn};
 
 /// Packets that are remembered by their PSN
-const MAX_RECENT: usize = 32;
+const MAX_RECENT: usize = 64;
 /// Requests whose R_Key and address are remembered
 const MAX_ACCESSES: usize = 8;
 /// Distance of PSNs beyond which a packet belongs to another connection with the same queue pair
 const MAX_JUMP: u32 = 1 << 16;
 /// Time within which a missing packet that arrives without a NAK was reordered rather than retransmitted
 const REORDER_NS: u64 = 200_000;
-/// Time within which the same packet on the same interface was captured twice, not sent twice
-const COPY_NS: u64 = 20_000;
 /// Time after which a response is overdue; the longest usual ACK time-outs are shorter
 pub(super) const OVERDUE_NS: u64 = 1_000_000_000;
-/// Packets sent again from which on a connection has a retransmission storm, if they are a quarter of all
-const STORM: u64 = 32;
-/// Retransmissions of one packet in a row that are a storm, too
-const STUCK: u32 = 4;
 /// Smallest path MTU, in bytes
 const MIN_MTU: u32 = 256;
 
@@ -34,6 +31,16 @@ struct Recent {
     sight: Sight,
     icrc: Option<u32>,
     opcode: Opcode,
+}
+
+/// Packets that were seen lately, each in the slot of its PSN.
+#[derive(Clone, Debug)]
+struct RecentPackets([Option<Recent>; MAX_RECENT]);
+
+impl Default for RecentPackets {
+    fn default() -> Self {
+        Self([None; MAX_RECENT])
+    }
 }
 
 /// A request with an R_Key.
@@ -59,6 +66,8 @@ struct Stuck {
     psn: Psn,
     times: u32,
     payload_len: u32,
+    /// Whether only a response with the packet's PSN acknowledges it: it is a READ or an atomic
+    exact: bool,
     /// Whether the packet was acknowledged since it was sent last
     answered: bool,
 }
@@ -98,7 +107,7 @@ pub(crate) struct Requests {
     run: Option<Psn>,
     holes: Holes,
     reads: Reads,
-    recent: [Option<Recent>; MAX_RECENT],
+    recent: RecentPackets,
     accesses: [Option<Keyed>; MAX_ACCESSES],
     /// Latest PSN that the responder has acknowledged, and the response that did
     acked: Option<(Psn, Sight)>,
@@ -165,29 +174,33 @@ impl Requests {
     }
 
     fn recent(&self, psn: Psn) -> Option<&Recent> {
-        self.recent[psn.get() as usize % MAX_RECENT].as_ref().filter(|recent| recent.psn == psn)
+        self.recent.0[psn.get() as usize % MAX_RECENT].as_ref().filter(|recent| recent.psn == psn)
     }
 
     /// Returns whether a packet was seen before at another place, or twice at this one, although it was sent
     /// once.
-    fn is_copy(&self, p: &Observed, seen: bool) -> bool {
+    fn is_copy(&self, p: &Observed, seen: bool, copies: &Copies) -> bool {
         if p.interface != self.interface {
             return seen;
         }
-        self.nak.is_none()
-            && self.recent(p.psn).is_some_and(|recent| {
-                p.icrc.is_some() && recent.icrc == p.icrc && p.sight.since(recent.sight) <= COPY_NS
-            })
+        let recent = self.recent(p.psn).filter(|recent| p.icrc.is_some() && recent.icrc == p.icrc);
+        recent.is_some_and(|recent| copies.are_likely(p.sight.since(recent.sight), self.nak.is_some()))
     }
 
-    /// Takes a request.
-    pub(crate) fn request(&mut self, p: &Observed, acknowledged: bool, mut sink: impl Sink) {
+    /// Takes a request. Returns false if it is a copy of one that was seen before.
+    pub(crate) fn request(
+        &mut self,
+        p: &Observed,
+        acknowledged: bool,
+        copies: &Copies,
+        mut sink: impl Sink,
+    ) -> bool {
         let ahead = p.psn.distance(self.next);
         if !self.started || ahead.unsigned_abs() > MAX_JUMP {
             let known = (self.mtu, self.agreed_mtu);
             self.connect(p.psn, known.1);
-        } else if self.packets > 0 && self.is_copy(p, ahead < 0) {
-            return;
+        } else if self.packets > 0 && self.is_copy(p, ahead < 0, copies) {
+            return false;
         }
         if self.packets == 0 {
             self.first = p.sight;
@@ -202,6 +215,7 @@ impl Requests {
             self.repeat(p, &mut sink);
         }
         self.remember(p, ahead >= 0);
+        true
     }
 
     /// Returns the least count of PSNs that a request takes.
@@ -298,7 +312,13 @@ impl Requests {
         if self.stuck.psn == p.psn && self.stuck.times > 0 && !self.stuck.answered {
             self.stuck.times += 1;
         } else {
-            self.stuck = Stuck { psn: p.psn, times: 1, payload_len: p.payload_len, answered: false };
+            self.stuck = Stuck {
+                psn: p.psn,
+                times: 1,
+                payload_len: p.payload_len,
+                exact: p.needs_response(),
+                answered: false,
+            };
         }
         self.most_times = self.most_times.max(self.stuck.times);
     }
@@ -354,7 +374,7 @@ impl Requests {
     }
 
     fn remember(&mut self, p: &Observed, new: bool) {
-        self.recent[p.psn.get() as usize % MAX_RECENT] =
+        self.recent.0[p.psn.get() as usize % MAX_RECENT] =
             Some(Recent { psn: p.psn, sight: p.sight, icrc: p.icrc, opcode: p.opcode });
         if let Some(access) = p.access {
             let known = self.accesses.iter_mut().flatten().find(|keyed| keyed.psn == p.psn);
@@ -368,7 +388,7 @@ impl Requests {
         }
         if p.needs_response() {
             let bytes = if p.opcode == Opcode::RC_READ_REQUEST { p.access.map_or(0, |a| a.len) } else { 0 };
-            self.reads.request(p.psn, bytes, self.likely_mtu(), new);
+            self.reads.request(p.psn, bytes, new);
         }
         if self.acknowledged && (p.ack_req || p.needs_response()) {
             self.waiting = self.waiting.or(Some(p.sight));
@@ -403,6 +423,9 @@ impl Requests {
         match p.syndrome() {
             None | Some(Syndrome::Ack(_) | Syndrome::Reserved(_)) => {
                 let of_read = p.opcode != Opcode::RC_ACKNOWLEDGE;
+                if of_read {
+                    self.learn_span(p);
+                }
                 self.resolve(p, &mut sink);
                 self.acknowledge(p.psn, of_read, p, &mut sink);
             }
@@ -419,6 +442,18 @@ impl Requests {
         }
     }
 
+    /// Learns from a response which PSNs the last READ takes, if its path MTU was not known.
+    fn learn_span(&mut self, p: &Observed) {
+        let beyond = p.psn.distance(self.next);
+        if (0..self.uncertain as i32).contains(&beyond) {
+            self.next = p.psn.add(1);
+            self.uncertain -= beyond as u32 + 1;
+        }
+        if p.ends_response() && self.next.distance(p.psn) == 1 {
+            self.uncertain = 0;
+        }
+    }
+
     fn sight_of(&self, psn: Psn) -> Option<Sight> {
         self.recent(psn).map(|recent| recent.sight)
     }
@@ -432,9 +467,8 @@ impl Requests {
         if self.acked.is_none_or(|(acked, _)| psn.distance(acked) >= 0) {
             self.acked = Some((psn, p.sight));
         }
-        if self.stuck.times > 0 && psn.distance(self.stuck.psn) >= 0 {
-            self.stuck.answered = true;
-        }
+        let behind = psn.distance(self.stuck.psn);
+        self.stuck.answered |= self.stuck.times > 0 && (behind == 0 || (behind > 0 && !self.stuck.exact));
         self.nak = self.nak.filter(|nak| nak.psn.distance(psn) > 0);
         self.holes.acknowledge(psn, |hole| {
             if !hole.reported && !hole.again {
@@ -475,6 +509,10 @@ impl Requests {
 
     /// Takes a NAK that ends the connection.
     fn refuse(&mut self, p: &Observed, code: NakCode, sink: &mut impl Sink) {
+        // A responder may repeat it.
+        if self.responder == Responder::Refusing {
+            return;
+        }
         self.acknowledge(p.psn.sub(1), false, p, sink);
         // Middle and Last packets of a WRITE belong to the key of its First; SENDs have none.
         let seen = self.recent(p.psn).map(|recent| recent.opcode);
@@ -492,59 +530,6 @@ impl Requests {
         let request = self.sight_of(p.psn).or(keyed.map(|keyed| keyed.sight)).unwrap_or(p.sight);
         sink(Event::new(kind_of(code), 1, request, detail).and(p.sight));
         (self.responder, self.waiting, self.nak) = (Responder::Refusing, None, None);
-    }
-
-    /// Reports what can be said only at the end of the capture.
-    pub(crate) fn finish(&mut self, end: Sight, mut sink: impl Sink) {
-        if self.packets == 0 {
-            return;
-        }
-        self.holes.iter().for_each(|hole| report_missing(hole, &mut sink));
-        self.settle();
-        self.finish_unanswered(end, &mut sink);
-        if let Some(nak) = self.nak.filter(|nak| end.since(nak.sight) > OVERDUE_NS) {
-            let kind = if nak.rnr { Kind::RnrExhausted } else { Kind::NakUnheeded };
-            let detail = Detail::Psns { from: nak.psn, len: 1 };
-            sink(Event::new(kind, 1, nak.sight, detail));
-        }
-        let storm = self.repeated >= STORM && self.repeated * 4 >= self.packets;
-        if storm || self.most_times >= STUCK {
-            let (packets, repeated, retries) = (self.packets, self.repeated, self.retries);
-            let detail = Detail::Storm { packets, repeated, retries, most: self.most_times };
-            sink(Event::new(Kind::RetransmissionStorm, repeated, self.first, detail));
-        }
-        if self.reordered > 0 {
-            sink(Event::new(Kind::Reordered, self.reordered, self.first_reordered, Detail::None));
-        }
-    }
-
-    fn finish_unanswered(&self, end: Sight, sink: &mut impl Sink) {
-        let [first, second] = self.first_timeouts;
-        let overdue = self.waiting.filter(|sight| {
-            self.responder != Responder::Refusing && self.nak.is_none() && end.since(*sight) > OVERDUE_NS
-        });
-        let mut event = Event {
-            kind: Kind::RequestOrResponseLost,
-            count: self.timeouts,
-            sights: [first, second],
-            detail: Detail::None,
-        };
-        let stuck = self.stuck.times >= 2 && !self.stuck.answered;
-        if self.timeouts > 0 && self.responder == Responder::Silent {
-            event.kind = Kind::NoResponse;
-            event.sights = [Some(self.first), first];
-        } else if stuck && self.stuck.payload_len > self.answered_len && self.answered_len > 0 {
-            event.kind = Kind::MtuBlackHole;
-            event.detail = Detail::Mtu { seen: self.stuck.payload_len, expected: self.answered_len };
-        } else if let Some(sight) = overdue {
-            event = Event::new(Kind::NoResponse, 1, sight, Detail::Time { ns: end.since(sight) });
-        } else if self.timeouts == 0 {
-            if self.acknowledged && self.responder == Responder::Silent && self.packets >= 16 {
-                sink(Event::new(Kind::OneDirection, self.packets, self.first, Detail::None));
-            }
-            return;
-        }
-        sink(event);
     }
 }
 

@@ -1,5 +1,7 @@
 //! Constructed packets for each kind of finding, and look-alikes that are none.
 
+mod lengths;
+
 use super::*;
 use crate::diagnose::packet::Access;
 use core::net::Ipv4Addr;
@@ -36,6 +38,7 @@ impl Wire {
             payload_len: 64,
             ce: false,
             icrc: Some(0),
+            ip_id: None,
             aeth: None,
             access: None,
         };
@@ -229,6 +232,22 @@ fn a_packet_captured_twice_on_one_interface_is_sent_once() {
 }
 
 #[test]
+fn numbered_packets_that_look_the_same_are_copies_at_any_time() {
+    for numbered in [true, false] {
+        let mut wire = Wire::new();
+        for psn in 1..5 {
+            let id = if numbered { psn as u16 } else { 7 };
+            let first = wire.pass(|p| (p.psn, p.ip_id) = (Psn::new(psn), Some(id)));
+            wire.wait(MS);
+            wire.pass(|p| *p = Observed { sight: p.sight, ..first });
+            wire.ack(psn);
+        }
+        let found = if numbered { vec![] } else { vec![(Kind::RequestOrResponseLost, 3)] };
+        assert_eq!(wire.found(), found);
+    }
+}
+
+#[test]
 fn a_read_takes_the_psns_of_its_responses() {
     let mut wire = Wire::new();
     for psn in (100..180).step_by(4) {
@@ -244,6 +263,31 @@ fn a_read_takes_the_psns_of_its_responses() {
         wire.response(Opcode::RC_READ_RESPONSE_LAST, psn + 3, Syndrome::Ack(Credit(1)), 1024);
     }
     assert_eq!(wire.found(), []);
+}
+
+#[test]
+fn a_read_repeated_from_its_middle_may_overtake_its_responses() {
+    let mut wire = Wire::new();
+    // The path MTU is not known when the READ is sent.
+    wire.request(Opcode::RC_READ_REQUEST, 100, 16_384);
+    let middle = |wire: &mut Wire, psn| {
+        wire.pass(|p| {
+            p.key = FlowKey { src: SERVER, dst: CLIENT, qpn: CLIENT_QP };
+            (p.opcode, p.psn, p.payload_len) = (Opcode::RC_READ_RESPONSE_MIDDLE, Psn::new(psn), 1024);
+        })
+    };
+    wire.response(Opcode::RC_READ_RESPONSE_FIRST, 100, Syndrome::Ack(Credit(1)), 1024);
+    (101..110).for_each(|psn| _ = middle(&mut wire, psn));
+    // 103 was lost behind the capture point. The first responses continue.
+    wire.request(Opcode::RC_READ_REQUEST, 103, 16_384 - 3 * 1024);
+    (110..115).for_each(|psn| _ = middle(&mut wire, psn));
+    wire.response(Opcode::RC_READ_RESPONSE_LAST, 115, Syndrome::Ack(Credit(1)), 1024);
+    wire.response(Opcode::RC_READ_RESPONSE_FIRST, 103, Syndrome::Ack(Credit(1)), 1024);
+    (104..115).for_each(|psn| _ = middle(&mut wire, psn));
+    wire.response(Opcode::RC_READ_RESPONSE_LAST, 115, Syndrome::Ack(Credit(1)), 1024);
+    wire.send(116);
+    wire.ack(116);
+    assert_eq!(wire.found(), [(Kind::ResponseLostBehind, 1)]);
 }
 
 #[test]
@@ -448,96 +492,6 @@ fn a_nak_that_changes_nothing_is_found() {
 }
 
 #[test]
-fn lengths_that_are_no_path_mtu_are_found() {
-    // 1500 is the MTU of a link, 2048 differs from the packet before it.
-    for lens in [[1500, 1500], [1024, 2048], [2048, 1024]] {
-        let mut wire = Wire::new();
-        wire.request(Opcode::RC_SEND_FIRST, 1, lens[0]);
-        wire.request(Opcode::RC_SEND_MIDDLE, 2, lens[1]);
-        assert_eq!(wire.found()[0].0, Kind::MtuExceeded, "{lens:?}");
-    }
-    // A shorter last packet is right.
-    let mut wire = Wire::new();
-    wire.request(Opcode::RC_SEND_FIRST, 1, 1024);
-    wire.request(Opcode::RC_SEND_LAST, 2, 1);
-    wire.ack(2);
-    assert_eq!(wire.found(), []);
-}
-
-#[test]
-fn the_agreed_path_mtu_is_compared() {
-    let mut wire = Wire::new();
-    wire.connections.connect(&Established {
-        client: (CLIENT, CLIENT_QP),
-        server: (SERVER, SERVER_QP),
-        psns: (Psn::new(1), Psn::new(500)),
-        mtu: 1024,
-    });
-    wire.request(Opcode::RC_SEND_ONLY, 1, 1024);
-    wire.request(Opcode::RC_SEND_ONLY, 2, 1028);
-    wire.ack(2);
-    assert_eq!(wire.found(), [(Kind::MtuExceeded, 1)]);
-}
-
-#[test]
-fn ends_with_different_path_mtus_are_found_once() {
-    let mut wire = Wire::new();
-    wire.request(Opcode::RC_SEND_FIRST, 1, 1024);
-    wire.request(Opcode::RC_READ_REQUEST, 2, 1024);
-    wire.response(Opcode::RC_READ_RESPONSE_FIRST, 2, Syndrome::Ack(Credit(1)), 512);
-    assert!(wire.found().contains(&(Kind::MtuDiffers, 1)));
-}
-
-#[test]
-fn only_long_packets_without_acknowledgement_are_a_black_hole() {
-    let mut wire = Wire::new();
-    wire.request(Opcode::RC_SEND_ONLY, 1, 64);
-    wire.ack(1);
-    for _ in 0..3 {
-        wire.request(Opcode::RC_SEND_ONLY, 2, 4096);
-        wire.wait(60 * MS);
-    }
-    assert_eq!(wire.found(), [(Kind::MtuBlackHole, 2)]);
-}
-
-fn marked(cnp: bool, wait: u64) -> Vec<(Kind, u64)> {
-    let mut wire = Wire::new();
-    for psn in 1..4 {
-        wire.pass(|p| (p.psn, p.ce) = (Psn::new(psn), true));
-        wire.ack(psn);
-    }
-    if cnp {
-        wire.pass(|p| {
-            p.key = FlowKey { src: SERVER, dst: CLIENT, qpn: CLIENT_QP };
-            p.opcode = Opcode::CNP;
-        });
-    }
-    wire.wait(wait);
-    wire.pass(|p| p.psn = Psn::new(4));
-    wire.found()
-}
-
-#[test]
-fn marks_without_notifications_are_found() {
-    assert_eq!(marked(false, 2 * MS), [(Kind::CeWithoutCnp, 3)]);
-    assert_eq!(marked(true, 2 * MS), []);
-    // The notification may still come.
-    assert_eq!(marked(false, 0), []);
-}
-
-#[test]
-fn notifications_without_marks_come_from_behind() {
-    let mut wire = Wire::new();
-    wire.send(1);
-    wire.ack(1);
-    wire.pass(|p| {
-        p.key = FlowKey { src: SERVER, dst: CLIENT, qpn: CLIENT_QP };
-        p.opcode = Opcode::CNP;
-    });
-    assert_eq!(wire.found(), [(Kind::CnpWithoutCe, 1)]);
-}
-
-#[test]
 fn many_retransmissions_are_a_storm() {
     let mut wire = Wire::new();
     for psn in 0..40 {
@@ -605,5 +559,5 @@ fn a_full_table_forgets_idle_connections_and_keeps_their_findings() {
 
 #[test]
 fn a_flow_takes_constant_memory() {
-    assert!(size_of::<Flow>() < 3072, "{}", size_of::<Flow>());
+    assert!(size_of::<Flow>() < 5120, "{}", size_of::<Flow>());
 }
