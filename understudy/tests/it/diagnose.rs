@@ -1,9 +1,11 @@
 //! `understudy diagnose`: exit codes, standard input, and captures that cannot be read to their end.
 
-use crate::commands::{text, understudy};
+use crate::commands::{configs, text, understudy};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
+use std::path::Path;
 use std::process::Stdio;
 use understudy_tests::{captures, processes};
 
@@ -92,4 +94,44 @@ fn an_instance_that_does_not_run_is_named() {
     let output = understudy(&["diagnose", "--at", "/nowhere/observe.sock", "--for", "1"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("no instance listens at /nowhere/observe.sock"));
+}
+
+/// Runs the scenario of every verb with this loss, and returns the kinds of findings in its capture, which has
+/// packets before the link loses them.
+fn simulated(folder: &Path, loss: &str, seed: u32) -> BTreeSet<String> {
+    let verbs = fs::read_to_string(configs().join("sim/verbs.toml")).unwrap();
+    let line = |line: &str| match line.split(" = ").next().unwrap() {
+        "loss" => format!("loss = {loss}\n"),
+        key @ ("duplicate" | "reorder" | "corrupt" | "jitter_us" | "unreliable") => format!("{key} = 0\n"),
+        "ecn" => String::new(),
+        "timeout" => "timeout = 14\n".into(),
+        _ => format!("{line}\n"),
+    };
+    let (scenario, capture) = (folder.join("verbs.toml"), folder.join("link.pcap"));
+    fs::write(&scenario, verbs.lines().map(line).collect::<String>()).unwrap();
+    let (scenario, capture) = (scenario.to_str().unwrap(), capture.to_str().unwrap());
+    let run = understudy(&["sim", scenario, "--seed", &seed.to_string(), "--pcap", capture]);
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let found: Value = serde_json::from_slice(&understudy(&["diagnose", "--json", capture]).stdout).unwrap();
+    let findings = found["findings"].as_array().unwrap().iter();
+    findings.map(|finding| finding["kind"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn losses_in_the_simulator_are_found_on_the_right_side() {
+    let folder = tempfile::tempdir().unwrap();
+    let not_ready = ["rnr_nak", "retransmission_storm"];
+    let behind = ["request_lost_behind", "response_lost_behind", "request_or_response_lost"];
+    let mut all = BTreeSet::new();
+    for seed in 1..=8 {
+        let clean = simulated(folder.path(), "0", seed);
+        assert!(clean.iter().all(|kind| not_ready.contains(&kind.as_str())), "seed {seed}: {clean:?}");
+        let lossy = simulated(folder.path(), "0.03", seed);
+        let known = |kind: &str| {
+            not_ready.contains(&kind) || behind.contains(&kind) || kind == "early_retransmission"
+        };
+        assert!(lossy.iter().all(|kind| known(kind)), "seed {seed}: {lossy:?}");
+        all.extend(lossy);
+    }
+    assert!(behind.iter().all(|kind| all.contains(*kind)), "{all:?}");
 }
