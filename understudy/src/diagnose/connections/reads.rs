@@ -11,6 +11,8 @@ struct Read {
     /// PSN behind the latest of the response
     expected: Psn,
     done: bool,
+    /// Next PSN of the response to the latest repetition
+    awaited: Option<Psn>,
 }
 
 /// READs and atomics that are remembered of one flow
@@ -30,15 +32,19 @@ pub(super) fn span(bytes: u32, mtu: u32) -> u32 {
 }
 
 impl Reads {
-    /// Remembers a request. One that is not `new` repeats another, or a part of it, and changes nothing: the
-    /// responses to the first one may still arrive.
+    /// Remembers a request. One that is not `new` repeats another, or a part of it; the responses to the first
+    /// one may still arrive.
     pub(super) fn request(&mut self, psn: Psn, bytes: u32, new: bool) {
         self.any = true;
         if !new {
+            let repeated = self.ring.iter_mut().flatten().filter(|read| psn.distance(read.from) >= 0);
+            if let Some(read) = repeated.min_by_key(|read| psn.distance(read.from)) {
+                read.awaited = Some(psn);
+            }
             return;
         }
         self.ring.rotate_left(1);
-        self.ring[MAX_READS - 1] = Some(Read { from: psn, bytes, expected: psn, done: false });
+        self.ring[MAX_READS - 1] = Some(Read { from: psn, bytes, expected: psn, done: false, awaited: None });
     }
 
     /// Records that a response with this PSN was seen; `ends` if it is the last of its message. `mtu` is the
@@ -49,6 +55,9 @@ impl Reads {
             return None;
         }
         let mut missing: Option<(Psn, u32)> = None;
+        for read in self.ring.iter_mut().flatten().filter(|read| read.awaited == Some(psn)) {
+            read.awaited = (!ends).then(|| psn.add(1));
+        }
         let starts = self.ring.map(|read| read.map(|read| read.from));
         for (slot, read) in self.ring.iter_mut().enumerate() {
             let Some(read) = read.as_mut().filter(|read| !read.done) else { continue };
@@ -73,5 +82,12 @@ impl Reads {
             }
         }
         missing
+    }
+
+    /// Returns whether a response with this PSN has been asked for again, and has not been seen since.
+    pub(super) fn awaits(&self, psn: Psn) -> bool {
+        let before = self.ring.iter().flatten().filter(|read| psn.distance(read.from) >= 0);
+        let read = before.min_by_key(|read| psn.distance(read.from));
+        read.and_then(|read| read.awaited).is_some_and(|awaited| psn.distance(awaited) >= 0)
     }
 }

@@ -328,6 +328,7 @@ impl Requests {
         self.repeated += 1;
         let waits_longer = self.stuck.times > 0 && self.stuck.psn == p.psn && !self.stuck.answered;
         let acked = self.acked.filter(|(psn, _)| psn.distance(p.psn) >= 0 && !waits_longer);
+        let acked = acked.filter(|_| !(p.needs_response() && self.reads.awaits(p.psn)));
         let by_nak = self.nak.is_some();
         let by_missing = self.unresponded.is_some_and(|psn| psn.distance(p.psn) >= 0);
         if by_nak || by_missing || self.responder == Responder::Refusing {
@@ -500,8 +501,11 @@ impl Requests {
             }
         } else if p.psn.precedes(self.next) {
             let detail = Detail::Psns { from: p.psn, len: 1 };
-            let seen = self.sight_of(p.psn).unwrap_or(p.sight);
-            sink(Event::new(Kind::RequestLostBehind, 1, seen, detail).and(p.sight));
+            let seen = self.sight_of(p.psn);
+            // Within so few packets, it would be remembered. Before it was a READ of unknown length.
+            let unseen = seen.is_none() && self.next.distance(p.psn) <= MAX_RECENT as i32;
+            let kind = if unseen { Kind::RequestLostBefore } else { Kind::RequestLostBehind };
+            sink(Event::new(kind, 1, seen.unwrap_or(p.sight), detail).and(p.sight));
         }
         self.nak = Some(Nak { psn: p.psn, sight: p.sight, rnr: false });
         self.stuck.answered |= self.stuck.psn == p.psn;
