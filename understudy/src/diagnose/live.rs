@@ -124,7 +124,15 @@ fn one_sided(mut diagnosis: Diagnosis, missed: u64) -> Diagnosis {
     }
     diagnosis.findings.retain(|finding: &Finding| match finding.kind {
         Kind::NoResponse | Kind::OneDirection | Kind::CeWithoutCnp => false,
-        Kind::Missing | Kind::CaptureLost => missed == 0,
+        // These rest on packets that were not seen.
+        Kind::Missing
+        | Kind::CaptureLost
+        | Kind::RequestLostBefore
+        | Kind::ResponseLostBefore
+        | Kind::RequestOrResponseLost
+        | Kind::MtuBlackHole
+        | Kind::NakUnheeded
+        | Kind::RnrExhausted => missed == 0,
         _ => true,
     });
     diagnosis.totals.missed += missed;

@@ -97,7 +97,7 @@ fn summary(diagnosis: &Diagnosis) -> String {
     if missed > 0 {
         _ = write!(
             text,
-            ". {missed} packets came too fast for the trace: losses before the instance are not told from these"
+            ". {missed} packets came too fast for the trace: findings that rest on missing packets are left out; capture to a file for these"
         );
     }
     if unordered > 0 {
