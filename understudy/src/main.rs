@@ -6,6 +6,7 @@
 mod check;
 mod config;
 mod decode;
+mod diagnose;
 mod doctor;
 mod functions;
 mod log;
@@ -56,6 +57,7 @@ enum Command {
     Top(top::Args),
     Trace(trace::Args),
     Decode(decode::DecodeArgs),
+    Diagnose(diagnose::Args),
     Doctor(doctor::Args),
     /// Run a demonstration
     #[command(subcommand)]
@@ -107,6 +109,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Decode(args) => decode::run(&args),
+        Command::Diagnose(args) => diagnose::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(Demo::Swordbox(args)) => exit_code(bench::swordbox::simulated::demo(&args)),
         Command::Demo(Demo::OnePipe(args)) => exit_code(bench::onepipe::demo::demo(&args)),

@@ -6,12 +6,12 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use pcap_file::{DataLink, PcapError, TsResolution};
 use rocev2::ethernet::ethertype;
 use std::fs::File;
-use std::io::{self, BufRead as _, BufReader};
+use std::io::{self, Read as _};
 use std::path::Path;
 
 /// A frame of a capture.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Frame<'a> {
+pub(crate) struct Frame<'a> {
     /// Number of the frame in the file, from 1
     pub number: u64,
     /// Capture time in nanoseconds since 1970; `None` if the file has none
@@ -22,18 +22,37 @@ pub(super) struct Frame<'a> {
     pub wire_len: usize,
     /// Link type on which the frame was captured
     pub link: LinkType,
+    /// Number of the interface in the file; Linux "cooked" captures of version 2 have the system's number
+    pub interface: u32,
 }
 
 /// Link type, by its number in capture files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LinkType(u32);
+pub(crate) struct LinkType(u32);
 
 impl LinkType {
-    pub(super) const ETHERNET: Self = Self(1);
+    pub(crate) const ETHERNET: Self = Self(1);
+    /// Linux "cooked" capture, version 2
+    const SLL2: Self = Self(276);
+    /// Linux "cooked" capture, version 1
+    const SLL: Self = Self(113);
+
+    /// Returns a number that tells apart the interfaces and directions that share a "cooked" capture; 0 for
+    /// other link types.
+    fn sub_interface(self, frame: &[u8]) -> u32 {
+        match self {
+            // Interface index, and the type of the packet, which differs between received and sent
+            Self::SLL2 => frame.get(4..11).map_or(0, |b| {
+                u32::from_be_bytes([b[0], b[1], b[2], b[3]]).wrapping_mul(8) + u32::from(b[6])
+            }),
+            Self::SLL => frame.get(1).map_or(0, |&kind| u32::from(kind)),
+            _ => 0,
+        }
+    }
 
     /// Returns the link header's length and the ethertype; `None` if the link type is unknown or the frame is
     /// too short.
-    pub(super) fn link(self, frame: &[u8]) -> Option<Link> {
+    pub(crate) fn link(self, frame: &[u8]) -> Option<Link> {
         let ethertype_at = |at: usize| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));
         let of_version = |first: u8| if first >> 4 == 6 { ethertype::IPV6 } else { ethertype::IPV4 };
         match self.0 {
@@ -52,7 +71,7 @@ impl LinkType {
 
 /// Reason why a capture could not be read, or not to its end.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum CaptureError {
+pub(crate) enum CaptureError {
     /// The file cannot be opened or read
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -79,19 +98,35 @@ impl From<PcapError> for CaptureError {
 }
 
 /// Whether to continue with the next frame.
-pub(super) type Flow = std::ops::ControlFlow<()>;
+pub(crate) type Flow = std::ops::ControlFlow<()>;
 
-/// Calls `visit` for every frame of a file, in order, until it returns `Break`.
-pub(super) fn for_each(path: &Path, visit: impl FnMut(Frame<'_>) -> Flow) -> Result<(), CaptureError> {
-    let mut file = BufReader::new(File::open(path)?);
-    let magic = file.fill_buf()?;
-    match magic.first_chunk() {
-        Some([0x0a, 0x0d, 0x0d, 0x0a]) => pcapng(file, visit),
-        Some(
-            [0xa1, 0xb2, 0xc3, 0xd4 | 0xcd]
-            | [0xd4 | 0x4d, 0xc3 | 0x3c, 0xb2, 0xa1]
-            | [0xa1, 0xb2, 0x3c, 0x4d],
-        ) => pcap(file, visit),
+/// Name of standard input in place of a file
+pub(crate) const STDIN: &str = "-";
+
+/// Calls `visit` for every frame of a file, or of standard input if `path` is `-`, in order, until it returns
+/// `Break`. Uses the same memory for any length of the file.
+pub(crate) fn for_each(path: &Path, visit: impl FnMut(Frame<'_>) -> Flow) -> Result<(), CaptureError> {
+    if path.as_os_str() == STDIN {
+        for_each_in(io::stdin().lock(), visit)
+    } else {
+        for_each_in(File::open(path)?, visit)
+    }
+}
+
+/// Calls `visit` for every frame that `input` contains, in order, until it returns `Break`.
+pub(crate) fn for_each_in(
+    mut input: impl io::Read,
+    visit: impl FnMut(Frame<'_>) -> Flow,
+) -> Result<(), CaptureError> {
+    let mut magic = Vec::with_capacity(4);
+    // A pipe may return less than is asked for.
+    (&mut input).take(4).read_to_end(&mut magic)?;
+    let input = io::Cursor::new(magic.clone()).chain(input);
+    match *magic {
+        [0x0a, 0x0d, 0x0d, 0x0a] => pcapng(input, visit),
+        [0xa1, 0xb2, 0xc3, 0xd4 | 0xcd]
+        | [0xd4 | 0x4d, 0xc3 | 0x3c, 0xb2, 0xa1]
+        | [0xa1, 0xb2, 0x3c, 0x4d] => pcap(input, visit),
         _ => Err(CaptureError::Format),
     }
 }
@@ -115,6 +150,7 @@ fn pcap(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Result
             bytes: &packet.data,
             wire_len: packet.orig_len as usize,
             link,
+            interface: link.sub_interface(&packet.data),
         };
         if visit(frame).is_break() {
             break;
@@ -123,10 +159,13 @@ fn pcap(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Result
     Ok(())
 }
 
+/// Maximum count of interfaces in a section of a pcapng file
+const MAX_INTERFACES: usize = 65_536;
+
 fn pcapng(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Result<(), CaptureError> {
     let mut reader = PcapNgReader::new(file)?;
-    // Interfaces of the current section: link type, and nanoseconds per timestamp unit.
-    let mut interfaces: Vec<(LinkType, f64)> = Vec::new();
+    // Interfaces of the current section: link type, and its clock
+    let mut interfaces: Vec<(LinkType, FileClock)> = Vec::new();
     let mut number = 0;
     while let Some(block) = reader.next_block() {
         let (interface, ticks, bytes, wire_len) = match block? {
@@ -134,8 +173,11 @@ fn pcapng(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Resu
                 interfaces.clear();
                 continue;
             }
+            Block::InterfaceDescription(_) if interfaces.len() == MAX_INTERFACES => {
+                return Err(CaptureError::Damaged(format!("more than {MAX_INTERFACES} interfaces")));
+            }
             Block::InterfaceDescription(interface) => {
-                interfaces.push((LinkType(u32::from(interface.linktype)), unit_ns(&interface)));
+                interfaces.push((LinkType(u32::from(interface.linktype)), FileClock::of(&interface)));
                 continue;
             }
             // The reader interprets timestamp units as nanoseconds.
@@ -149,15 +191,19 @@ fn pcapng(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Resu
             _ => continue,
         };
         number += 1;
-        let &(link, unit) = interfaces.get(interface).ok_or_else(|| {
+        let &(link, clock) = interfaces.get(interface).ok_or_else(|| {
             CaptureError::Damaged(format!(
                 "frame {number} refers to an interface that the file does not describe"
             ))
         })?;
-        let time_ns = ticks.map(|ticks| {
-            if (unit - 1.0).abs() < f64::EPSILON { ticks as u64 } else { (ticks as f64 * unit) as u64 }
-        });
-        let frame = Frame { number, time_ns, bytes: &bytes, wire_len: wire_len as usize, link };
+        let frame = Frame {
+            number,
+            time_ns: ticks.map(|ticks| clock.nanoseconds(ticks)),
+            bytes: &bytes,
+            wire_len: wire_len as usize,
+            link,
+            interface: (interface as u32).wrapping_shl(16) ^ link.sub_interface(&bytes),
+        };
         if visit(frame).is_break() {
             break;
         }
@@ -165,22 +211,48 @@ fn pcapng(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Resu
     Ok(())
 }
 
-/// Returns the nanoseconds per timestamp unit of an interface: its `if_tsresol`, or a microsecond.
-fn unit_ns(
-    interface: &pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock<'_>,
-) -> f64 {
-    use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
-    let resolution = interface.options.iter().find_map(|option| match option {
-        InterfaceDescriptionOption::IfTsResol(resolution) => Some(*resolution),
-        _ => None,
-    });
-    let resolution = resolution.unwrap_or(6);
-    let exponent = -i32::from(resolution & 0x7f);
-    1e9 * if resolution & 0x80 == 0 { 10f64.powi(exponent) } else { 2f64.powi(exponent) }
+/// Clock of an interface in a pcapng file.
+#[derive(Clone, Copy)]
+struct FileClock {
+    /// Unit of timestamps (`if_tsresol`): 10^-n s, or 2^-n s if the top bit is set
+    resolution: u8,
+    /// Time of timestamp 0 (`if_tsoffset`), in seconds since 1970
+    offset_s: u64,
+}
+
+impl FileClock {
+    fn of(
+        interface: &pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock<'_>,
+    ) -> Self {
+        use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption as Field;
+        let mut clock = Self { resolution: 6, offset_s: 0 };
+        for option in &interface.options {
+            match option {
+                Field::IfTsResol(resolution) => clock.resolution = *resolution,
+                Field::IfTsOffset(offset) => clock.offset_s = *offset,
+                _ => {}
+            }
+        }
+        clock
+    }
+
+    /// Converts a timestamp to nanoseconds since 1970, exactly where the unit is at least a nanosecond.
+    fn nanoseconds(self, ticks: u128) -> u64 {
+        let exponent = u32::from(self.resolution & 0x7f);
+        let ns = match (self.resolution & 0x80, exponent) {
+            (0, 0..=9) => ticks.saturating_mul(10u128.pow(9 - exponent)),
+            (0, 10..=38) => ticks / 10u128.pow(exponent - 9),
+            (0x80, 0..=64) => ticks.saturating_mul(1_000_000_000) >> exponent,
+            // No timestamp of 64 bits reaches a nanosecond.
+            _ => 0,
+        };
+        let offset = u128::from(self.offset_s) * 1_000_000_000;
+        u64::try_from(ns.saturating_add(offset)).unwrap_or(u64::MAX)
+    }
 }
 
 /// Returns whether frames of this link type can be decoded.
-pub(super) fn is_known(link: LinkType) -> bool {
+pub(crate) fn is_known(link: LinkType) -> bool {
     link.link(&[0x45; 32]).is_some()
 }
 

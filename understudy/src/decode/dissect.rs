@@ -6,7 +6,7 @@ use rocev2::aeth::{Aeth, Syndrome};
 use rocev2::atomic::{AtomicAckEth, AtomicEth};
 use rocev2::cm::{self, Body, Message};
 use rocev2::deth::Deth;
-use rocev2::ethernet::{VlanTag, ethertype};
+use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use rocev2::immediate::{Ieth, ImmDt};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
@@ -21,8 +21,8 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 /// Position and ethertype of the layer above the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Link {
-    /// Length of the link header, in bytes
+pub(crate) struct Link {
+    /// Length of the link header, in bytes; 14 for Ethernet and for no other link type
     pub len: usize,
     /// Ethertype of the layer above
     pub ethertype: u16,
@@ -30,26 +30,38 @@ pub(super) struct Link {
 
 /// A dissected frame.
 #[derive(Debug)]
-pub(super) enum Dissection {
+pub(crate) enum Dissection<'a> {
     /// Frame to UDP port 4791
-    Roce(Box<Roce>),
+    Roce(Roce<'a>),
     /// Any other frame, with a short description
     Other(String),
 }
 
 /// Fields of a RoCEv2 packet that could be read.
 #[derive(Debug)]
-pub(super) struct Roce {
+pub(crate) struct Roce<'a> {
     /// Source and destination
     pub addresses: (IpAddr, IpAddr),
+    /// Source and destination MAC address, if captured on Ethernet
+    pub macs: Option<(MacAddr, MacAddr)>,
     /// VLAN identifiers, outermost first
     pub vlans: Vec<u16>,
+    /// IPv4's type of service or IPv6's traffic class: DSCP (6 bits) and ECN (2)
+    pub traffic_class: u8,
+    /// IPv4's time to live or IPv6's hop limit
+    pub ttl: u8,
+    /// IPv4's identification
+    pub ip_id: Option<u16>,
+    /// UDP source port
+    pub src_port: u16,
     /// Base transport header, if present
     pub bth: Option<Bth>,
-    /// Extended headers by name
-    pub extended: Map<String, Value>,
+    /// Bytes behind the BTH without the ICRC, as far as they were captured
+    rest: &'a [u8],
     /// Length of the payload without padding, in bytes
     pub payload_len: Option<usize>,
+    /// ICRC as received; `None` if it was not captured
+    pub icrc: Option<u32>,
     /// Whether the ICRC is correct; `None` if it was not captured
     pub icrc_ok: Option<bool>,
     /// Rule that the packet breaks
@@ -57,7 +69,7 @@ pub(super) struct Roce {
 }
 
 /// Dissects a frame. `whole` is true if the capture did not truncate it.
-pub(super) fn dissect(frame: &[u8], link: Link, whole: bool) -> Dissection {
+pub(crate) fn dissect(frame: &[u8], link: Link, whole: bool) -> Dissection<'_> {
     let mut at = link.len;
     let mut kind = link.ethertype;
     let mut vlans = Vec::new();
@@ -82,31 +94,30 @@ pub(super) fn dissect(frame: &[u8], link: Link, whole: bool) -> Dissection {
     if udp.dst_port.get() != UDP_PORT {
         return Dissection::Other("UDP".into());
     }
-    // The capture truncated the frame, not its sender.
-    let fault = fault.filter(|&fault| whole || fault != Fault::Truncated);
+    let ethernet = view::<Ethernet>(frame, 0).filter(|_| link.len == Ethernet::LEN);
     let mut roce = Roce {
         addresses: (ip.src, ip.dst),
+        macs: ethernet.map(|ethernet| (ethernet.src, ethernet.dst)),
         vlans,
+        traffic_class: ip.traffic_class,
+        ttl: ip.ttl,
+        ip_id: ip.id,
+        src_port: udp.src_port.get(),
         bth: None,
-        extended: Map::new(),
+        rest: &[],
         payload_len: None,
+        icrc: None,
         icrc_ok: None,
-        fault,
+        // The capture truncated the frame, not its sender.
+        fault: fault.filter(|&fault| whole || fault != Fault::Truncated),
     };
-    if fault != Some(Fault::Fragment) {
+    if roce.fault != Some(Fault::Fragment) {
         // The ICRC is at the end of the UDP datagram, if the frame reaches that far.
         let end = (ip.udp + usize::from(udp.len.get())).checked_sub(ICRC_LEN);
-        let packet = end.and_then(|end| Some((frame.get(at..end)?, frame.get(end..)?.first_chunk()?)));
         roce.read_transport(frame, ip.udp + Udp::LEN, end);
-        if let Some((covered, stored)) = packet.filter(|_| roce.bth.is_some()) {
-            let udp_at = ip.udp - at;
-            if covered.len() >= udp_at + Udp::LEN + Bth::LEN {
-                roce.icrc_ok =
-                    Some(icrc::compute_for(covered, ip.dst.is_ipv6(), udp_at) == u32::from_le_bytes(*stored));
-            }
-        }
+        roce.read_icrc(frame, at, &ip, end);
     }
-    Dissection::Roce(Box::new(roce))
+    Dissection::Roce(roce)
 }
 
 fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(frame: &[u8], at: usize) -> Option<&T> {
@@ -126,6 +137,9 @@ fn name_of(kind: u16) -> String {
 struct IpPart {
     src: IpAddr,
     dst: IpAddr,
+    traffic_class: u8,
+    ttl: u8,
+    id: Option<u16>,
     protocol: u8,
     udp: usize,
 }
@@ -137,7 +151,9 @@ impl IpPart {
                 let ip =
                     view::<Ipv4>(frame, at).filter(|ip| ip.version() == 4 && ip.header_len() >= Ipv4::LEN)?;
                 let (src, dst) = (Ipv4Addr::from(ip.src).into(), Ipv4Addr::from(ip.dst).into());
-                Some(Self { src, dst, protocol: ip.protocol, udp: at + ip.header_len() })
+                let udp = at + ip.header_len();
+                let (id, protocol) = (Some(ip.id.get()), ip.protocol);
+                Some(Self { src, dst, traffic_class: ip.tos, ttl: ip.ttl, id, protocol, udp })
             }
             ethertype::IPV6 => {
                 use rocev2::ipv6::extension::{DESTINATION, FRAGMENT, HOP_BY_HOP, ROUTING};
@@ -153,68 +169,114 @@ impl IpPart {
                     };
                     protocol = next;
                 }
-                Some(Self { src, dst, protocol, udp })
+                let traffic_class = (ip.version_class_flow.get() >> 20) as u8;
+                Some(Self { src, dst, traffic_class, ttl: ip.hop_limit, id: None, protocol, udp })
             }
             _ => None,
         }
     }
 }
 
-impl Roce {
-    /// Reads the BTH and the extended headers as far as they lie before `end` and within the frame.
-    fn read_transport(&mut self, frame: &[u8], at: usize, end: Option<usize>) {
+impl<'a> Roce<'a> {
+    /// Reads the BTH, and the bytes behind it as far as they lie before `end` and within the frame.
+    fn read_transport(&mut self, frame: &'a [u8], at: usize, end: Option<usize>) {
         let Some(&bth) = view::<Bth>(frame, at) else { return };
         self.bth = Some(bth);
-        let headers = bth.opcode().headers();
         let from = at + Bth::LEN;
         let within = end.map_or(frame, |end| &frame[..end.min(frame.len())]);
-        self.read_extended(within, from, headers);
-        let payload = from + headers.len();
-        let Some(padded) = end.and_then(|end| end.checked_sub(payload)) else { return };
-        self.payload_len = padded.checked_sub(usize::from(bth.pad_count()));
-        let to_gsi = bth.opcode() == Opcode::UD_SEND_ONLY && bth.dest_qp() == Qpn::GSI;
-        if let Some(message) =
-            within.get(payload..).filter(|_| to_gsi).and_then(|mad| Message::parse(mad).ok())
+        self.rest = within.get(from..).unwrap_or(&[]);
+        let payload = from + bth.opcode().headers().len();
+        let padded = end.and_then(|end| end.checked_sub(payload));
+        self.payload_len = padded.and_then(|padded| padded.checked_sub(usize::from(bth.pad_count())));
+    }
+
+    /// Reads and checks the ICRC at `end`, if it was captured. The IP header is at `at`.
+    fn read_icrc(&mut self, frame: &[u8], at: usize, ip: &IpPart, end: Option<usize>) {
+        let packet = end.and_then(|end| Some((frame.get(at..end)?, frame.get(end..)?.first_chunk()?)));
+        let udp_at = ip.udp - at;
+        if let Some((covered, stored)) = packet.filter(|_| self.bth.is_some())
+            && covered.len() >= udp_at + Udp::LEN + Bth::LEN
         {
-            self.extended.insert("cm".into(), cm_fields(&message));
+            let stored = u32::from_le_bytes(*stored);
+            self.icrc = Some(stored);
+            self.icrc_ok = Some(icrc::compute_for(covered, ip.dst.is_ipv6(), udp_at) == stored);
         }
     }
 
-    fn read_extended(&mut self, frame: &[u8], from: usize, headers: Headers) {
-        let at = |header| headers.contains(header).then(|| from + headers.before(header));
+    /// Returns an extended header, if the opcode has it and it was captured.
+    fn header<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self, header: Headers) -> Option<&'a T> {
+        let headers = self.bth.as_ref()?.opcode().headers();
+        headers.contains(header).then(|| view(self.rest, headers.before(header))).flatten()
+    }
+
+    /// RDMA extended transport header
+    pub(crate) fn reth(&self) -> Option<&'a Reth> {
+        self.header(Headers::RETH)
+    }
+
+    /// Atomic extended transport header
+    pub(crate) fn atomic(&self) -> Option<&'a AtomicEth> {
+        self.header(Headers::ATOMIC)
+    }
+
+    /// ACK extended transport header
+    pub(crate) fn aeth(&self) -> Option<&'a Aeth> {
+        self.header(Headers::AETH)
+    }
+
+    /// Message of the communication manager
+    pub(crate) fn cm(&self) -> Option<Message<'a>> {
+        let bth = self.bth.as_ref()?;
+        let to_gsi = bth.opcode() == Opcode::UD_SEND_ONLY && bth.dest_qp() == Qpn::GSI;
+        let mad = self.rest.get(bth.opcode().headers().len()..).filter(|_| to_gsi)?;
+        Message::parse(mad).ok()
+    }
+
+    /// Returns the extended headers by name.
+    pub(crate) fn extended(&self) -> Map<String, Value> {
+        let mut map = Map::new();
         let mut put = |name: &str, value: Option<Value>| {
             if let Some(value) = value {
-                self.extended.insert(name.into(), value);
+                map.insert(name.into(), value);
             }
         };
-        let deth = at(Headers::DETH).and_then(|at| view::<Deth>(frame, at));
+        let deth = self.header::<Deth>(Headers::DETH);
         put("deth", deth.map(|h| json!({ "qkey": h.qkey.get(), "src_qp": h.src_qp().get() })));
-        let reth = at(Headers::RETH).and_then(|at| view::<Reth>(frame, at));
-        put("reth", reth.map(|h| json!({ "va": h.va.get(), "rkey": h.rkey.get(), "len": h.len.get() })));
-        let atomic = at(Headers::ATOMIC).and_then(|at| view::<AtomicEth>(frame, at));
+        put(
+            "reth",
+            self.reth().map(|h| json!({ "va": h.va.get(), "rkey": h.rkey.get(), "len": h.len.get() })),
+        );
         put(
             "atomic",
-            atomic.map(|h| {
+            self.atomic().map(|h| {
                 let (swap_or_add, compare) = (h.swap_or_add.get(), h.compare.get());
                 json!({ "va": h.va.get(), "rkey": h.rkey.get(), "swap_or_add": swap_or_add, "compare": compare })
             }),
         );
-        put("aeth", at(Headers::AETH).and_then(|at| view::<Aeth>(frame, at)).copied().map(aeth_fields));
-        let atomic_ack = at(Headers::ATOMIC_ACK).and_then(|at| view::<AtomicAckEth>(frame, at));
+        put("aeth", self.aeth().copied().map(aeth_fields));
+        let atomic_ack = self.header::<AtomicAckEth>(Headers::ATOMIC_ACK);
         put("atomic_ack", atomic_ack.map(|h| json!({ "original": h.original.get() })));
-        let imm = at(Headers::IMM).and_then(|at| view::<ImmDt>(frame, at));
+        let imm = self.header::<ImmDt>(Headers::IMM);
         put("imm", imm.map(|h| json!(h.data.get())));
-        let ieth = at(Headers::IETH).and_then(|at| view::<Ieth>(frame, at));
+        let ieth = self.header::<Ieth>(Headers::IETH);
         put("ieth", ieth.map(|h| json!({ "rkey": h.rkey.get() })));
+        put("cm", self.cm().as_ref().map(cm_fields));
+        map
     }
 
     /// Returns the fields of a JSON line. All fields are present; those that could not be read are null.
-    pub(super) fn fields(&self) -> Map<String, Value> {
+    pub(crate) fn fields(&self) -> Map<String, Value> {
         let mut map = Map::new();
         let mut put = |name: &str, value: Value| map.insert(name.into(), value);
         let bth = self.bth.as_ref();
+        put("src_mac", json!(self.macs.map(|(src, _)| src.to_string())));
+        put("dst_mac", json!(self.macs.map(|(_, dst)| dst.to_string())));
         put("src", json!(self.addresses.0));
         put("dst", json!(self.addresses.1));
+        put("dscp", json!(self.traffic_class >> 2));
+        put("ecn", json!(self.traffic_class & 3));
+        put("ttl", json!(self.ttl));
+        put("udp_src_port", json!(self.src_port));
         put("vlan", json!(self.vlans.first()));
         if self.vlans.len() > 1 {
             put("vlans", json!(self.vlans));
@@ -231,7 +293,7 @@ impl Roce {
         put("pad", json!(bth.map(Bth::pad_count)));
         put("pkey", json!(bth.map(|b| b.pkey.get())));
         put("payload_len", json!(self.payload_len));
-        map.extend(self.extended.clone());
+        map.extend(self.extended());
         let icrc = self.icrc_ok.map_or("absent", |ok| if ok { "ok" } else { "bad" });
         map.insert("icrc".into(), icrc.into());
         if let Some(fault) = self.fault {

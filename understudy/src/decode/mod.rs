@@ -2,11 +2,15 @@
 
 mod capture;
 mod dissect;
+mod filter;
+
+pub(crate) use capture::{CaptureError, Flow, Frame, LinkType, for_each};
+pub(crate) use dissect::{Dissection, Roce, dissect};
+pub(crate) use filter::OpcodeFilter;
 
 use crate::output::print_error;
-use capture::{CaptureError, Flow, Frame};
 use clap::Args;
-use dissect::{Dissection, Roce, dissect};
+use core::net::IpAddr;
 use miette::{MietteDiagnostic, Report};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -18,7 +22,7 @@ use std::process::ExitCode;
 /// Show the RoCEv2 packets of a capture file (pcap or pcapng)
 #[derive(Args)]
 pub(crate) struct DecodeArgs {
-    /// Capture file
+    /// Capture file; - reads standard input
     file: PathBuf,
     /// Print one JSON object per packet, one per line
     #[arg(long)]
@@ -26,6 +30,11 @@ pub(crate) struct DecodeArgs {
     /// Also show frames that are not RoCEv2
     #[arg(long)]
     all: bool,
+    #[command(flatten)]
+    opcodes: OpcodeFilter,
+    /// Show only packets from or to this host
+    #[arg(long, value_name = "ADDRESS")]
+    host: Option<IpAddr>,
 }
 
 /// Returns exit code 1 if the file cannot be read to its end. What could be read is printed nevertheless.
@@ -62,7 +71,8 @@ pub(crate) fn run(args: &DecodeArgs) -> ExitCode {
     }
 }
 
-fn explain(file: &Path, error: &CaptureError) -> Report {
+/// Returns a report of a capture that could not be read, or not to its end.
+pub(crate) fn explain(file: &Path, error: &CaptureError) -> Report {
     let help = match error {
         CaptureError::Io(error) if error.kind() == ErrorKind::NotFound => "check the path",
         CaptureError::Io(_) => "check that it is a regular file and that you may read it",
@@ -76,7 +86,21 @@ fn explain(file: &Path, error: &CaptureError) -> Report {
             "all frames before the damage were decoded; Wireshark's `editcap` may repair the file"
         }
     };
-    MietteDiagnostic::new(format!("{}: {error}", file.display())).with_help(help).into()
+    MietteDiagnostic::new(format!("{}: {error}", name_of(file))).with_help(help).into()
+}
+
+/// Returns the name of a file for messages.
+pub(crate) fn name_of(file: &Path) -> String {
+    if file.as_os_str() == capture::STDIN { "standard input".into() } else { file.display().to_string() }
+}
+
+/// Dissects a frame of a capture.
+pub(crate) fn dissect_frame<'a>(frame: &Frame<'a>) -> Dissection<'a> {
+    match frame.link.link(frame.bytes) {
+        Some(link) => dissect(frame.bytes, link, frame.bytes.len() >= frame.wire_len),
+        None if capture::is_known(frame.link) => Dissection::Other("truncated".into()),
+        None => Dissection::Other(format!("link type {}", frame.link)),
+    }
 }
 
 struct Decoder<'a> {
@@ -89,33 +113,30 @@ struct Decoder<'a> {
 impl Decoder<'_> {
     fn show(&mut self, frame: Frame<'_>, out: &mut impl Write) -> io::Result<()> {
         self.summary.frames += 1;
-        let whole = frame.bytes.len() >= frame.wire_len;
-        let dissection = match frame.link.link(frame.bytes) {
-            Some(link) => dissect(frame.bytes, link, whole),
-            None if capture::is_known(frame.link) => Dissection::Other("truncated".into()),
-            None => Dissection::Other(format!("link type {}", frame.link)),
-        };
         let first = *self.first_time.get_or_insert(frame.time_ns.unwrap_or(0));
-        match dissection {
+        match dissect_frame(&frame) {
             Dissection::Roce(roce) => {
+                if !self.args.opcodes.matches(&roce) || !filter::concerns(&roce, self.args.host) {
+                    self.summary.filtered += 1;
+                    return Ok(());
+                }
                 self.summary.count(&roce);
                 if self.args.json {
-                    json_line(frame, &roce, out)
+                    json_line(&frame, roce.fields(), out)
                 } else {
                     text_line(frame, first, &roce, out)
                 }
             }
             Dissection::Other(what) => {
-                let shown = self.args.all;
                 self.summary.others += 1;
-                if shown && self.args.json {
-                    let time = frame.time_ns.map(seconds);
-                    writeln!(
-                        out,
-                        "{}",
-                        json!({ "frame": frame.number, "time": time, "roce": false, "what": what })
-                    )
-                } else if shown {
+                if !self.args.all {
+                    Ok(())
+                } else if self.args.json {
+                    let mut fields = Map::new();
+                    fields.insert("roce".into(), false.into());
+                    fields.insert("what".into(), what.into());
+                    json_line(&frame, fields, out)
+                } else {
                     writeln!(
                         out,
                         "{:>6} {:>12.6}  {what}, {} B",
@@ -123,8 +144,6 @@ impl Decoder<'_> {
                         relative(frame, first),
                         frame.wire_len
                     )
-                } else {
-                    Ok(())
                 }
             }
         }
@@ -141,30 +160,49 @@ fn relative(frame: Frame<'_>, first: u64) -> f64 {
     if time >= first { seconds(time - first) } else { -seconds(first - time) }
 }
 
-fn json_line(frame: Frame<'_>, roce: &Roce, out: &mut impl Write) -> io::Result<()> {
+fn json_line(frame: &Frame<'_>, fields: Map<String, Value>, out: &mut impl Write) -> io::Result<()> {
     let mut line = Map::new();
     line.insert("frame".into(), frame.number.into());
     line.insert("time".into(), json!(frame.time_ns.map(seconds)));
-    line.extend(roce.fields());
+    line.insert("time_ns".into(), json!(frame.time_ns));
+    line.insert("frame_len".into(), frame.wire_len.into());
+    line.extend(fields);
     serde_json::to_writer(&mut *out, &line)?;
     writeln!(out)
 }
 
-fn text_line(frame: Frame<'_>, first: u64, roce: &Roce, out: &mut impl Write) -> io::Result<()> {
+fn text_line(frame: Frame<'_>, first: u64, roce: &Roce<'_>, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{:>6} {:>12.6}  {}", frame.number, relative(frame, first), described(roce))
+}
+
+/// Dissects an Ethernet frame of length `len`, of which `bytes` were captured.
+pub(crate) fn dissect_ethernet(bytes: &[u8], len: usize) -> Option<Dissection<'_>> {
+    let link = LinkType::ETHERNET.link(bytes)?;
+    Some(dissect(bytes, link, bytes.len() >= len))
+}
+
+/// Returns the fields of a JSON record of an Ethernet frame, as `understudy decode --json` prints them.
+pub(crate) fn fields(bytes: &[u8], len: usize) -> Map<String, Value> {
+    match dissect_ethernet(bytes, len) {
+        Some(Dissection::Roce(roce)) => roce.fields(),
+        Some(Dissection::Other(what)) => {
+            Map::from_iter([("roce".into(), false.into()), ("other".into(), what.into())])
+        }
+        None => Map::from_iter([("roce".into(), false.into()), ("other".into(), "truncated".into())]),
+    }
 }
 
 /// Describes an Ethernet frame of length `len`, of which `bytes` were captured, in one line without a line
 /// end.
 pub(crate) fn describe(bytes: &[u8], len: usize) -> String {
-    let Some(link) = capture::LinkType::ETHERNET.link(bytes) else { return "truncated".into() };
-    match dissect(bytes, link, bytes.len() >= len) {
-        Dissection::Roce(roce) => described(&roce),
-        Dissection::Other(what) => format!("{what}, {len} B"),
+    match dissect_ethernet(bytes, len) {
+        None => "truncated".into(),
+        Some(Dissection::Roce(roce)) => described(&roce),
+        Some(Dissection::Other(what)) => format!("{what}, {len} B"),
     }
 }
 
-fn described(roce: &Roce) -> String {
+fn described(roce: &Roce<'_>) -> String {
     let (src, dst) = roce.addresses;
     let mut line = format!("{src} > {dst}");
     for vlan in &roce.vlans {
@@ -173,7 +211,7 @@ fn described(roce: &Roce) -> String {
     if let Some(bth) = &roce.bth {
         _ = write!(line, "  {bth}");
     }
-    for (name, value) in &roce.extended {
+    for (name, value) in &roce.extended() {
         _ = write!(line, "  {name}");
         words(&mut line, value);
     }
@@ -219,6 +257,8 @@ struct Summary {
     frames: u64,
     others: u64,
     roce: u64,
+    /// RoCEv2 packets that the filter does not select
+    filtered: u64,
     /// Name and packet count of each opcode, by opcode number
     opcodes: BTreeMap<u8, (String, u64)>,
     bad_icrc: u64,
@@ -227,7 +267,7 @@ struct Summary {
 }
 
 impl Summary {
-    fn count(&mut self, roce: &Roce) {
+    fn count(&mut self, roce: &Roce<'_>) {
         self.roce += 1;
         if let Some(bth) = &roce.bth {
             let opcode = bth.opcode();
@@ -247,6 +287,9 @@ impl Summary {
         let mut text = format!("\n{} frames, {} of them RoCEv2", self.frames, self.roce);
         if self.others > 0 {
             _ = write!(text, ", {} others", self.others);
+        }
+        if self.filtered > 0 {
+            _ = write!(text, ", {} more RoCEv2 packets not selected", self.filtered);
         }
         let good = self.roce - self.bad_icrc - self.no_icrc;
         _ = writeln!(text, "\nICRC: {good} right, {} wrong, {} not captured", self.bad_icrc, self.no_icrc);

@@ -3,12 +3,14 @@
 mod pcapng;
 
 use crate::config::{self, EXIT_CODE};
-use crate::decode::describe;
+use crate::decode::{Dissection, OpcodeFilter, describe, dissect_ethernet, fields};
 use crate::observe::{Client, ClientError, Part, Target, TraceLine, TraceRecord, TraceRequest};
 use crate::output::print_error;
 use crate::system::catch_signals;
 use core::net::IpAddr;
+use dataplane::watch::SNAP_LEN;
 use pcapng::Capture;
+use serde_json::{Value, json};
 use std::io::{self, ErrorKind, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,8 +29,8 @@ pub(crate) struct Args {
     /// Trace packets to the queue pair with this number, before or after rewriting
     #[arg(long, value_name = "QPN", value_parser = parse_qpn)]
     qp: Option<u32>,
-    /// Trace only packets to this host
-    #[arg(long, value_name = "ADDRESS", requires = "qp")]
+    /// Trace only packets to this host; with --group, packets from or to it
+    #[arg(long, value_name = "ADDRESS")]
     host: Option<IpAddr>,
     /// Trace packets of this group of [p4ce]: those of its leader and of its replicas
     #[arg(long, value_name = "GROUP")]
@@ -39,12 +41,30 @@ pub(crate) struct Args {
     /// Also write frames to this file: received ones on interface PORT-in, sent ones on PORT-out
     #[arg(long, value_name = "FILE")]
     pcapng: Option<PathBuf>,
-    /// Print one line of JSON per packet
+    /// Print one line of JSON per packet, with the fields of `understudy decode --json` for each frame
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    opcodes: OpcodeFilter,
+    /// Keep this many bytes of each frame in --pcapng and in `bytes` of --json; at most 256, the length that
+    /// the instance's workers copy
+    #[arg(long, value_name = "BYTES", default_value_t = SNAP_LEN, value_parser = parse_snaplen)]
+    snaplen: usize,
 }
 
-fn parse_qpn(text: &str) -> Result<u32, String> {
+fn parse_snaplen(text: &str) -> Result<usize, String> {
+    let bytes = text.parse().map_err(|_| "not a number of bytes".to_owned())?;
+    if (1..=SNAP_LEN).contains(&bytes) {
+        Ok(bytes)
+    } else {
+        Err(format!(
+            "the instance's workers copy the first {SNAP_LEN} bytes of each frame, into a ring of fixed size; write \
+             1 to {SNAP_LEN}, and use tcpdump on the interface, or a `pcap` port, for whole packets"
+        ))
+    }
+}
+
+pub(crate) fn parse_qpn(text: &str) -> Result<u32, String> {
     let number = match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16),
         None => text.parse(),
@@ -98,8 +118,12 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
     let mut client = Client::connect(target)?;
     let stop = catch_signals().map_err(|error| Failure::Out(io::Error::other(error.to_string())))?;
-    client.trace(TraceRequest { qp: args.qp, host: args.host, group: args.group, count: args.count })?;
-    let mut printer = Printer { args, ports: Vec::new(), capture: None, first_ns: None };
+    // The instance selects packets by destination, this process by everything else.
+    let host = args.host.filter(|_| args.qp.is_some());
+    let filters = !args.opcodes.is_empty() || (args.host.is_some() && host.is_none());
+    let count = args.count.filter(|_| !filters);
+    client.trace(TraceRequest { qp: args.qp, host, group: args.group, count })?;
+    let mut printer = Printer { args, filters, ports: Vec::new(), capture: None, first_ns: None, shown: 0 };
     let mut ending = false;
     // Consecutive read timeouts while a line has to come
     let mut timeouts = 0;
@@ -123,10 +147,22 @@ fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
                 info!("Watching. Ctrl-C ends it.");
                 printer.ports = ports;
             }
-            Some(TraceLine::Packet(record)) => printer.print(&record)?,
-            Some(TraceLine::End { packets, missed }) => {
+            Some(TraceLine::Packet(record)) => {
+                if args.count.is_none_or(|count| printer.shown < count) {
+                    printer.print(record)?;
+                }
+                if filters && args.count == Some(printer.shown) && !ending {
+                    ending = true;
+                    client.end_trace()?;
+                }
+            }
+            Some(TraceLine::End { missed, .. }) => {
+                let packets = printer.shown;
                 printer.capture.map_or(Ok(()), Capture::finish).map_err(Failure::File)?;
-                let more = if missed > 0 {
+                let more = if missed > 0 && filters && args.count == Some(printer.shown) {
+                    // The instance has gone on until it was told to end.
+                    "; others may have been missed in between".to_owned()
+                } else if missed > 0 {
                     format!("; {missed} more were missed, because they arrived too fast")
                 } else {
                     String::new()
@@ -140,25 +176,71 @@ fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
 
 struct Printer<'a> {
     args: &'a Args,
+    /// Whether this process selects packets
+    filters: bool,
     ports: Vec<String>,
     capture: Option<Capture>,
     first_ns: Option<u64>,
+    /// Packets printed
+    shown: u64,
 }
 
 impl Printer<'_> {
-    fn print(&mut self, record: &TraceRecord) -> Result<(), Failure> {
-        let first = *self.first_ns.get_or_insert(record.time_ns);
-        if let Some(capture) = &mut self.capture {
-            capture.write(record).map_err(Failure::File)?;
+    fn print(&mut self, mut record: TraceRecord) -> Result<(), Failure> {
+        if self.filters && !record.parts.iter().any(|part| selects(self.args, part)) {
+            return Ok(());
         }
+        self.shown += 1;
+        record.number = self.shown;
+        let first = *self.first_ns.get_or_insert(record.time_ns);
         let text = if self.args.json {
-            let json = serde_json::to_string(record).expect("numbers and text always serialise");
-            format!("{json}\n")
+            format!("{}\n", json(&record, &self.ports, self.args.snaplen))
         } else {
-            text(record, first, &self.ports)
+            text(&record, first, &self.ports)
         };
+        for part in &mut record.parts {
+            if let Part::In { bytes, .. } | Part::Out { bytes, .. } | Part::Lost { bytes, .. } = part {
+                bytes.0.truncate(self.args.snaplen);
+            }
+        }
+        if let Some(capture) = &mut self.capture {
+            capture.write(&record).map_err(Failure::File)?;
+        }
         io::stdout().lock().write_all(text.as_bytes()).map_err(Failure::Out)
     }
+}
+
+/// Returns the port, length and bytes of a part that is a frame.
+fn frame(part: &Part) -> Option<(u16, usize, &[u8])> {
+    match part {
+        Part::In { port, len, bytes }
+        | Part::Out { port, len, bytes }
+        | Part::Lost { port, len, bytes, .. } => Some((*port, *len as usize, &bytes.0)),
+        Part::Dropped { .. } | Part::Punted | Part::Consumed => None,
+    }
+}
+
+/// Returns whether the opcode and the host of a part are selected.
+fn selects(args: &Args, part: &Part) -> bool {
+    let Some((_, len, bytes)) = frame(part) else { return false };
+    let Some(Dissection::Roce(packet)) = dissect_ethernet(bytes, len) else { return false };
+    let (src, dst) = packet.addresses;
+    args.opcodes.matches(&packet) && args.host.is_none_or(|host| host == src || host == dst)
+}
+
+/// Returns a record as JSON. Each frame has its port's name, and the fields of `understudy decode --json`.
+fn json(record: &TraceRecord, ports: &[String], snaplen: usize) -> Value {
+    let mut value = json!(record);
+    for (part, value) in record.parts.iter().zip(value["parts"].as_array_mut().into_iter().flatten()) {
+        let Some(((port, len, bytes), object)) = frame(part).zip(value.as_object_mut()) else { continue };
+        if let Some(Value::String(digits)) = object.get_mut("bytes") {
+            digits.truncate(2 * snaplen);
+        }
+        object.insert("port_name".into(), json!(ports.get(usize::from(port))));
+        object.insert("frame_len".into(), len.into());
+        object.extend(fields(bytes, len));
+    }
+    value
 }
 
 /// Returns a line for each part of a traced packet. The first line has its number and time.

@@ -5,6 +5,7 @@ mod commands;
 mod common;
 mod demo;
 mod demo_swordbox;
+mod diagnose;
 mod live;
 mod observe;
 mod onepipe;

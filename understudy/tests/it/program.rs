@@ -245,6 +245,48 @@ fn headers_are_decoded_by_name() {
 }
 
 #[test]
+fn link_and_ip_fields_are_decoded() {
+    let lines = decode(&captures::path("qinq_rc_write_64.pcap"));
+    let write = &lines[0];
+    assert_eq!((write["src_mac"].as_str(), write["vlan"].as_u64()), (Some("52:54:00:00:00:02"), Some(200)));
+    assert_eq!(
+        (write["ttl"].as_u64(), write["dscp"].as_u64(), write["ecn"].as_u64()),
+        (Some(64), Some(0), Some(0))
+    );
+    assert!(write["udp_src_port"].as_u64() >= Some(49152) && write["dst_mac"] == "52:54:00:00:00:01");
+    // Ethernet, two tags, IPv4, UDP, BTH, RETH, payload, ICRC
+    assert_eq!(write["frame_len"], 14 + 8 + 20 + 8 + 12 + 16 + 64 + 4);
+    let time = write["time_ns"].as_u64().unwrap();
+    assert!((time as f64 / 1e9 - write["time"].as_f64().unwrap()).abs() < 1e-6);
+    let marked = decode(&captures::path("dscp_ce_ipv6_rc_write_64.pcap"));
+    assert_eq!((marked[0]["dscp"].as_u64(), marked[0]["ecn"].as_u64()), (Some(26), Some(3)));
+}
+
+#[test]
+fn standard_input_is_decoded_and_filtered() {
+    let path = captures::path("cm_rping.pcap");
+    let decode = |arguments: &[&str]| {
+        let mut command = processes::command(env!("CARGO_BIN_EXE_understudy"));
+        command.args(["decode", "--json", "-"]).args(arguments);
+        command.stdin(std::fs::File::open(&path).unwrap()).output().unwrap()
+    };
+    for (arguments, count) in [
+        (&[][..], 65),
+        (&["--opcode", "READ Request"], 5),
+        (&["--opcode", "0x0c", "--opcode", "acknowledge"], 30),
+        (&["--host", "10.0.0.2"], 65),
+        (&["--host", "10.0.0.3"], 0),
+    ] {
+        let output = decode(arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), count, "{arguments:?}");
+    }
+    let refused = decode(&["--opcode", "WRITTEN"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("no opcode has this in its name"));
+}
+
+#[test]
 fn other_capture_formats_are_read_and_cut_files_reported() {
     let dir = tempfile::tempdir().unwrap();
     let original = captures::path("rc_send_64.pcap");
@@ -276,12 +318,14 @@ fn other_capture_formats_are_read_and_cut_files_reported() {
         let head = [0, 0, 1_000_000 + n as u32, len, len].map(u32::to_le_bytes).concat();
         block(6, &[head, frame.clone()].concat());
     }
-    for (name, bytes, time) in [("big.pcap", &big, 7.000_000_005), ("frames.pcapng", &ng, 1.0)] {
+    for (name, bytes, time) in [("big.pcap", &big, 7_000_000_005_u64), ("frames.pcapng", &ng, 1_000_000_000)]
+    {
         let path = dir.path().join(name);
         std::fs::write(&path, bytes).unwrap();
         let lines = decode(&path);
         assert_eq!(opcodes(&lines), opcodes(&expected), "{name}");
-        assert!((lines[0]["time"].as_f64().unwrap() - time).abs() < 1e-9, "{name}: {}", lines[0]["time"]);
+        assert_eq!(lines[0]["time_ns"], time, "{name}");
+        assert!((lines[0]["time"].as_f64().unwrap() - time as f64 / 1e9).abs() < 1e-9, "{name}");
     }
     // A file cut in the middle of a frame: the complete frames are shown, and the cut is reported.
     let path = dir.path().join("cut.pcap");

@@ -51,6 +51,8 @@ fn packets_are_shown_as_they_arrive_and_as_they_leave() {
         let part_kinds: Vec<_> = parts.iter().map(|part| part["what"].as_str().unwrap()).collect();
         assert_eq!(part_kinds, ["in", "out"], "{packet}");
         assert_eq!((&parts[0]["port"], &parts[1]["port"]), (&0.into(), &1.into()));
+        assert_eq!((&parts[0]["port_name"], &parts[1]["port_name"]), (&"left".into(), &"right".into()));
+        assert_eq!((&parts[0]["opcode"], &parts[1]["ttl"]), (&19.into(), &63.into()));
         let (before, after) = (bytes(&parts[0]), bytes(&parts[1]));
         // The packet arrives with the router's address as destination, and leaves with it as source, to the
         // next hop, with a lower TTL.
@@ -73,12 +75,29 @@ fn packets_are_shown_as_they_arrive_and_as_they_leave() {
     );
     assert!(first[1].trim_start().starts_with("right  out  10.0.0.2 > 10.0.0.1  RC CmpSwap"), "{text}");
 
+    // Filters count what they show; fewer bytes are kept on request.
+    let arguments = ["--qp", &qp, "--opcode", "CmpSwap", "--json", "--snaplen", "60", "--count", "20"];
+    let lines = understudy(&[&["trace", config][..], &arguments].concat());
+    let lines = String::from_utf8(lines.stdout).unwrap();
+    assert_eq!(lines.lines().count(), 20);
+    for line in lines.lines() {
+        let packet: Value = serde_json::from_str(line).unwrap();
+        assert_eq!((bytes(&packet["parts"][0]).len(), &packet["parts"][0]["icrc"]), (60, &"ok".into()));
+    }
+    let refused = understudy(&["trace", config, "--qp", &qp, "--snaplen", "1500"]);
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && error.contains("copy the first 256 bytes"), "{error}");
+
     // Packets for another station are dropped, and shown as dropped.
     let response =
         captures::frames(&captures::path(CAPTURE)).into_iter().find(|frame| frame[42] == 0x12).unwrap();
     let other = u32::from_be_bytes([0, response[47], response[48], response[49]]).to_string();
     let text = trace(&["--qp", &other, "--host", "10.0.0.2"]);
     assert!(text.lines().nth(1).unwrap().ends_with("dropped: other station"), "{text}");
+    let diagnosis = understudy(&["diagnose", "--at", config, "--qp", &other, "--for", "0.2", "--json"]);
+    let found: Value = serde_json::from_slice(&diagnosis.stdout).unwrap();
+    assert_eq!(diagnosis.status.code(), Some(1), "{found}");
+    assert_eq!(found["findings"][0]["kind"], "dropped_here", "{found}");
 
     // A trace with an invalid filter is refused. The counters are not affected.
     let refused = understudy(&["trace", config, "--group", "3"]);
