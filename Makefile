@@ -39,7 +39,7 @@ ifdef NEXTEST
 	$(CARGO) test --locked --workspace --doc
 else
 	$(CARGO) test --locked --workspace --no-fail-fast -- --quiet --skip servers_agree_and_the_switch_saves_packets
-	$(CARGO) test --locked --package understudy --test it -- --quiet servers_agree_and_the_switch_saves_packets
+	$(CARGO) test --locked --workspace --test it -- --quiet servers_agree_and_the_switch_saves_packets
 endif
 
 lint: ## check formatting, clippy, rustdoc and links of the docs, with warnings denied; licences and sources of dependencies (deny.toml)
