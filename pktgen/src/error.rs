@@ -146,7 +146,7 @@ pub enum ProfileError {
         /// `packets` of the stream
         packets: u64,
     },
-    /// Range of PSNs of half the PSN space or more, in which earlier and later packets cannot be told apart
+    /// Range of PSNs of half the PSN space or more, in which earlier and later packets are ambiguous
     #[error(
         "stream {}: {packets} packets of a queue pair, of {step} PSNs each, take half of all PSNs: their order would be \
          ambiguous; lower `window` or `outstanding`, or use fewer PSNs per packet",

@@ -160,7 +160,7 @@ fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
                 let packets = printer.shown;
                 printer.capture.map_or(Ok(()), Capture::finish).map_err(Failure::File)?;
                 let more = if missed > 0 && filters && args.count == Some(printer.shown) {
-                    // The instance has gone on until it was told to end.
+                    // Counted until the stop request, which came after the last packet shown
                     "; others may have been missed in between".to_owned()
                 } else if missed > 0 {
                     format!("; {missed} more were missed, because they arrived too fast")
