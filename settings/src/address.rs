@@ -1,6 +1,6 @@
 //! MAC and IP addresses as configuration values.
 
-use crate::tree::Value;
+use crate::value::Value;
 use core::net::IpAddr;
 use core::ops::Range;
 use rocev2::ethernet::MacAddr;

@@ -1,6 +1,7 @@
 //! Devices that two ports cannot share.
 
 use crate::device::PlacedDevice;
+use crate::paths::canonical;
 use crate::report::Problem;
 use crate::tree::Problems;
 use dataplane::config::Device;
@@ -58,14 +59,4 @@ fn shared(a: &Device, b: &Device) -> Option<String> {
             interface(a).filter(|a| Some(a) == interface(b).as_ref()).map(|a| format!("the interface `{a}`"))
         }
     }
-}
-
-/// Returns the canonical path of a file, which need not exist yet.
-pub(crate) fn canonical(path: &Path) -> PathBuf {
-    let folder = |path: &Path| match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    };
-    let beside = || Some(folder(path).canonicalize().ok()?.join(path.file_name()?));
-    path.canonicalize().ok().or_else(beside).unwrap_or_else(|| path.to_owned())
 }

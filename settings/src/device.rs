@@ -1,29 +1,14 @@
 //! Devices of ports.
 
-use crate::declare::{Key, Optional, boolean, other, special, whole, words};
-use crate::port::Keys;
+use crate::declare::{boolean, other, special, whole, words};
+use crate::paths::socket_path;
 use crate::report::Problem;
 use crate::tree::{Problems, Table, Value};
-use crate::words::one_of;
 use crate::{capture, pcap};
 use core::ops::Range;
 use dataplane::config::Device;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use toml::Spanned;
-
-/// Keys that name a device
-const DEVICES: [Key<(), Optional>; 10] = [
-    Keys::pci,
-    Keys::mlx5,
-    Keys::af_packet,
-    Keys::af_xdp,
-    Keys::tap,
-    Keys::memif,
-    Keys::vhost,
-    Keys::ring,
-    Keys::pcap,
-    Keys::null,
-];
 
 crate::table! {
     /// Interface of the kernel
@@ -77,8 +62,6 @@ crate::table! {
 
 /// Maximum length of an interface name: `IFNAMSIZ` without the terminating zero
 const MAX_INTERFACE: usize = 15;
-/// Maximum length of a socket path: the size of `sun_path` without the terminating zero
-const MAX_SOCKET: usize = 107;
 /// Length of an Ethernet header, in bytes
 const ETHERNET: u16 = 14;
 
@@ -94,46 +77,9 @@ pub struct PlacedDevice {
     pub capture: Option<capture::Size>,
 }
 
-/// Reads the device of a port. `called` is the port's name in messages; relative paths are relative to
-/// `folder`.
-pub(crate) fn read(table: &Table<'_>, called: &str, folder: &Path) -> Option<PlacedDevice> {
-    let mut given: Vec<_> =
-        DEVICES.iter().filter_map(|&key| Some((key.spec.name, table.value(key)?))).collect();
-    given.sort_by_key(|(_, value)| value.span().start);
-    let devargs = table.value(Keys::devargs);
-    match given.as_slice() {
-        [] => table.problems().add(
-            table
-                .problem(format!("{called} has no device"))
-                .label("no device")
-                .help(format!("add one of {}, such as `af_packet = {{ interface = \"eth1\" }}`", names())),
-        ),
-        [_] => {}
-        [(_, first), (_, second), ..] => table.problems().add(
-            Problem::at(second.key_span(), format!("{called} has {} devices", given.len()))
-                .label("second device")
-                .also(first.key_span(), "first device")
-                .help("keep one, and write a [[port]] for each of the others"),
-        ),
-    }
-    let hardware = given.iter().any(|(key, _)| matches!(*key, "pci" | "mlx5"));
-    if let (Some(devargs), false) = (&devargs, hardware) {
-        let problem = Problem::at(devargs.key_span(), "`devargs` is only valid for hardware")
-            .label("this port is not hardware");
-        devargs.add(problem.help("remove it, or use `pci` or `mlx5` for this port"));
-    }
-    let devargs = devargs.filter(|_| hardware).as_ref().map(driver_arguments).unwrap_or_default();
-    // Reads all of them, to report the problems of each.
-    let read: Vec<_> = given.iter().map(|(key, value)| device(key, value, &devargs, folder)).collect();
-    read.into_iter().flatten().next()
-}
-
-/// Returns the device keys as a list for messages.
-fn names() -> String {
-    one_of(DEVICES.iter().map(|key| key.spec.name))
-}
-
-fn device(key: &str, value: &Value<'_>, devargs: &[String], folder: &Path) -> Option<PlacedDevice> {
+/// Reads the device that `key` names. `devargs` are arguments for the driver of hardware; relative paths are
+/// relative to `folder`.
+pub(crate) fn read(key: &str, value: &Value<'_>, devargs: &[String], folder: &Path) -> Option<PlacedDevice> {
     let mut capture = None;
     let device = match key {
         "pci" | "mlx5" => Device::Pci { address: pci_address(value)?, devargs: devargs.to_vec() },
@@ -217,7 +163,7 @@ fn pci_address(value: &Value<'_>) -> Option<String> {
     address
 }
 
-fn driver_arguments(value: &Value<'_>) -> Vec<String> {
+pub(crate) fn driver_arguments(value: &Value<'_>) -> Vec<String> {
     let argument = |element: Value<'_>| {
         let text = element.text()?;
         let whole =
@@ -256,38 +202,6 @@ fn interface(value: &Value<'_>) -> Option<String> {
         return None;
     }
     Some(text.to_owned())
-}
-
-/// Reads a path; relative ones are relative to `folder`. DPDK splits its arguments at commas and equals
-/// signs.
-pub(crate) fn path(value: &Value<'_>, folder: &Path) -> Option<PathBuf> {
-    let text = value.text()?;
-    let path = folder.join(text);
-    if path.to_string_lossy().contains([',', '=', '[', ']']) {
-        let problem = value.problem(format!("DPDK does not accept the path `{}`", path.display()));
-        value.add(
-            problem
-                .label("has a character at which DPDK splits arguments")
-                .help("use a path without commas, equals signs and brackets"),
-        );
-        return None;
-    }
-    Some(path)
-}
-
-/// Reads the path of a Unix socket.
-pub fn socket_path(value: &Value<'_>, folder: &Path) -> Option<PathBuf> {
-    let path = path(value, folder)?;
-    // DPDK's memif driver requires an absolute path.
-    let path = std::path::absolute(&path).unwrap_or(path);
-    let len = path.as_os_str().len();
-    if len > MAX_SOCKET {
-        let problem =
-            value.problem(format!("a socket has a path of {MAX_SOCKET} bytes at most, and this has {len}"));
-        value.add(problem.label("too long").help("use a shorter path, such as one in /run/understudy"));
-        return None;
-    }
-    Some(path)
 }
 
 fn memif(table: &Table<'_>, folder: &Path) -> Option<Device> {

@@ -1,9 +1,8 @@
 //! Ports that play captures and record one.
 
 use crate::capture;
-use crate::conflicts::canonical;
 use crate::declare::{boolean, special};
-use crate::device::path;
+use crate::paths::{canonical, path};
 use crate::report::Problem;
 use crate::tree::{Table, Value};
 use dataplane::config::Device;

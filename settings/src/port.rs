@@ -1,12 +1,12 @@
 //! `[[port]]` tables.
 
 use crate::conflicts;
-use crate::declare::{inline, other, power_of_two, special, whole};
+use crate::declare::{Key, Optional, inline, other, power_of_two, special, whole};
 use crate::device::{self, InterfaceKeys, MemifKeys, NullKeys, PlacedDevice, RingKeys, VhostKeys, XdpKeys};
 use crate::pcap::PcapKeys;
 use crate::report::Problem;
 use crate::tree::{Table, Value};
-use crate::words::{all_of, closest};
+use crate::words::{all_of, closest, one_of};
 use dataplane::config::Port;
 use std::path::Path;
 use switch::PortId;
@@ -109,6 +109,20 @@ crate::table! {
     devargs: () = special("list of `\"key=value\"`") => optional("the driver's defaults") example(["mprq_en=1"]);
 }
 
+/// Keys that name a device
+const DEVICES: [Key<(), Optional>; 10] = [
+    Keys::pci,
+    Keys::mlx5,
+    Keys::af_packet,
+    Keys::af_xdp,
+    Keys::tap,
+    Keys::memif,
+    Keys::vhost,
+    Keys::ring,
+    Keys::pcap,
+    Keys::null,
+];
+
 fn port(table: Table<'_>, folder: &Path) -> ReadPort {
     let name = table.read(Keys::name);
     let mtu = table.read(Keys::mtu);
@@ -116,7 +130,7 @@ fn port(table: Table<'_>, folder: &Path) -> ReadPort {
     let descriptors = table.read(Keys::descriptors);
     let buffers = table.spanned(Keys::buffers);
     let called = name.as_ref().map_or("this port".into(), |name| format!("port `{}`", name.get_ref()));
-    let device = device::read(&table, &called, folder);
+    let device = device(&table, &called, folder);
     if let Some(device) = &device {
         device.check_frames(mtu, &called, table.problems());
         if let Some(queues) = &queues {
@@ -126,6 +140,45 @@ fn port(table: Table<'_>, folder: &Path) -> ReadPort {
     let rx_queues = queues.map_or(0, Spanned::into_inner) as u16;
     table.finish();
     ReadPort { name, device, mtu, rx_queues, descriptors, buffers }
+}
+
+/// Reads the device of a port. `called` is the port's name in messages; relative paths are relative to
+/// `folder`.
+fn device(table: &Table<'_>, called: &str, folder: &Path) -> Option<PlacedDevice> {
+    let mut given: Vec<_> =
+        DEVICES.iter().filter_map(|&key| Some((key.spec.name, table.value(key)?))).collect();
+    given.sort_by_key(|(_, value)| value.span().start);
+    let devargs = table.value(Keys::devargs);
+    match given.as_slice() {
+        [] => table.problems().add(
+            table
+                .problem(format!("{called} has no device"))
+                .label("no device")
+                .help(format!("add one of {}, such as `af_packet = {{ interface = \"eth1\" }}`", names())),
+        ),
+        [_] => {}
+        [(_, first), (_, second), ..] => table.problems().add(
+            Problem::at(second.key_span(), format!("{called} has {} devices", given.len()))
+                .label("second device")
+                .also(first.key_span(), "first device")
+                .help("keep one, and write a [[port]] for each of the others"),
+        ),
+    }
+    let hardware = given.iter().any(|(key, _)| matches!(*key, "pci" | "mlx5"));
+    if let (Some(devargs), false) = (&devargs, hardware) {
+        let problem = Problem::at(devargs.key_span(), "`devargs` is only valid for hardware")
+            .label("this port is not hardware");
+        devargs.add(problem.help("remove it, or use `pci` or `mlx5` for this port"));
+    }
+    let devargs = devargs.filter(|_| hardware).as_ref().map(device::driver_arguments).unwrap_or_default();
+    // Reads all of them, to report the problems of each.
+    let read: Vec<_> = given.iter().map(|(key, value)| device::read(key, value, &devargs, folder)).collect();
+    read.into_iter().flatten().next()
+}
+
+/// Returns the device keys as a list for messages.
+fn names() -> String {
+    one_of(DEVICES.iter().map(|key| key.spec.name))
 }
 
 /// Reads a port's name, which has to be suitable for reports and commands.

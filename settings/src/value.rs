@@ -1,8 +1,8 @@
 //! Values of a file, with their positions.
 
-use super::{Problems, Table};
-use crate::declare::{Absent, Kind, Spec, TableSpec};
+use crate::problems::Problems;
 use crate::report::Problem;
+use crate::spec::{Absent, Kind, Spec};
 use crate::words::{all_of, closest, one_of};
 use core::ops::{Range, RangeInclusive};
 use toml::Spanned;
@@ -12,14 +12,14 @@ use toml::de::DeValue;
 #[derive(Clone)]
 pub struct Value<'a> {
     /// Name in messages, such as `` `mtu` ``
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Key and its byte range; `None` for an element of a list
-    pub(super) key: Option<(&'static str, Range<usize>)>,
-    pub(super) example: &'a str,
-    pub(super) kind: Kind,
-    pub(super) span: Range<usize>,
-    pub(super) parsed: &'a DeValue<'a>,
-    pub(super) problems: &'a Problems,
+    pub(crate) key: Option<(&'static str, Range<usize>)>,
+    pub(crate) example: &'a str,
+    pub(crate) kind: Kind,
+    pub(crate) span: Range<usize>,
+    pub(crate) parsed: &'a DeValue<'a>,
+    pub(crate) problems: &'a Problems,
 }
 
 impl<'a> Value<'a> {
@@ -94,7 +94,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    fn wrong_type(&self, wanted: &str, help: String) {
+    /// Records that the value is none of the wanted type.
+    pub(crate) fn wrong_type(&self, wanted: &str, help: String) {
         let found = kind(self.parsed);
         self.add(
             self.problem(format!("{} has to be {wanted}, and is {found}", self.name))
@@ -306,33 +307,10 @@ impl<'a> Value<'a> {
         };
         Some(self.parsed.as_array()?.iter().map(element).collect())
     }
-
-    /// Returns the table that the key declares.
-    const fn declared_table(&self) -> Option<&'static TableSpec> {
-        match self.kind {
-            Kind::Table(spec, _) | Kind::List(spec) | Kind::Tables(spec) => Some(spec),
-            _ => None,
-        }
-    }
-
-    /// Returns the value as a table in braces, as its key declares it.
-    pub fn inline(&self) -> Option<Table<'a>> {
-        self.table(self.declared_table().map_or(&self.name, |spec| spec.header))
-    }
-
-    /// Returns the value as a table, whose name in messages is `name`.
-    pub fn table(&self, name: &str) -> Option<Table<'a>> {
-        let Some(entries) = self.parsed.as_table() else {
-            self.wrong_type("a table", format!("write a table in braces{}", self.such_as()));
-            return None;
-        };
-        let table = Table::new(name, Some(self.span()), Some(entries), self.problems);
-        Some(table.declared(self.declared_table()))
-    }
 }
 
 /// Returns the kind of a value, for messages.
-pub(super) fn kind(value: &DeValue<'_>) -> &'static str {
+pub(crate) fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",
         DeValue::Integer(_) => "a whole number",

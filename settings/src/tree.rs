@@ -3,122 +3,17 @@
 //! value records a [`Problem`] and returns `None`, as for a missing value, and reading continues: one run
 //! reports everything.
 
-mod value;
-
-pub use value::Value;
+pub use crate::problems::{Problems, header};
+pub use crate::value::Value;
 
 use crate::declare::{Absent, Key, Kind, Optional, Presence, Spec, TableSpec};
+use crate::problems::{ROOT, UnknownKey};
 use crate::report::Problem;
-use crate::words::{all_of, closest, one_of};
+use crate::value::kind;
 use core::cell::{Cell, RefCell};
 use core::ops::Range;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
-use value::kind;
-
-/// Name of the root table
-const ROOT: &str = "";
-
-/// Problems found so far.
-#[derive(Default)]
-pub struct Problems {
-    found: RefCell<Vec<Problem>>,
-    unknown: RefCell<Vec<UnknownKey>>,
-    /// Tables that were read, with their keys
-    known: RefCell<Vec<(String, Vec<&'static str>)>>,
-    /// Tables of functions that the file does not configure, with their keys
-    unconfigured: RefCell<Vec<(String, Vec<&'static str>)>>,
-}
-
-struct UnknownKey {
-    table: String,
-    key: String,
-    span: Range<usize>,
-    is_table: bool,
-}
-
-impl Problems {
-    /// Records a problem.
-    pub fn add(&self, problem: Problem) {
-        self.found.borrow_mut().push(problem);
-    }
-
-    /// Returns the number of problems found so far.
-    pub fn count(&self) -> usize {
-        self.found.borrow().len()
-    }
-
-    /// Returns whether any problem was found so far.
-    pub fn any(&self) -> bool {
-        !self.found.borrow().is_empty()
-    }
-
-    /// Adds the table of a function that the file does not configure, to recognise its keys elsewhere.
-    pub fn add_absent(&self, table: &TableSpec) {
-        self.unconfigured.borrow_mut().push((table.header.to_owned(), table.names()));
-    }
-
-    /// Returns all problems. Unknown keys are evaluated here, when all tables have been read, because they
-    /// may belong to another table.
-    pub fn into_found(self) -> Vec<Problem> {
-        let (mut known, unconfigured) = (self.known.into_inner(), self.unconfigured.into_inner());
-        let in_file = known.len();
-        known.extend(unconfigured);
-        let mut found = self.found.into_inner();
-        found.extend(self.unknown.into_inner().iter().map(|unknown| unknown.explain(&known, in_file)));
-        found
-    }
-}
-
-impl UnknownKey {
-    /// Returns the problem. The first `in_file` of the known tables are in the file; the others belong to
-    /// functions, and keys below a function or a port are not meant for them.
-    fn explain(&self, known: &[(String, Vec<&'static str>)], in_file: usize) -> Problem {
-        let Self { table, key, span, .. } = self;
-        let keys: &[&str] = known.iter().find(|(name, _)| name == table).map_or(&[], |(_, keys)| keys);
-        let at_top = table == ROOT || (table.starts_with('[') && !table.starts_with("[["));
-        let candidates = if at_top { known } else { &known[..in_file] };
-        let other = |name: &str| name != table && name != ROOT;
-        let elsewhere = candidates.iter().find(|(name, keys)| other(name) && keys.contains(&key.as_str()));
-        let close = closest(key, keys.iter().copied());
-        if table == ROOT {
-            let tables = one_of(keys.iter().map(|table| header(table)));
-            if self.is_table {
-                let meant =
-                    close.map(|close| format!("did you mean `{}`? ", header(close))).unwrap_or_default();
-                return Problem::at(span.clone(), format!("there is no table `{key}`"))
-                    .label("no such table")
-                    .help(format!(
-                        "{meant}the tables are {}",
-                        all_of(keys.iter().map(|table| header(table)))
-                    ));
-            }
-            let header_line = elsewhere.map_or(tables, |(table, _)| format!("`{table}`"));
-            return Problem::at(span.clone(), format!("`{key}` stands outside of any table"))
-                .label("not in a table")
-                .help(format!("move it below the line {header_line}"));
-        }
-        let problem = Problem::at(span.clone(), format!("there is no key `{key}` in {table}"))
-            .label(format!("not a key of {table}"));
-        let keys = match keys {
-            [] => format!("{table} takes no keys"),
-            keys => format!("{table} takes {}", all_of(keys)),
-        };
-        match (elsewhere, close) {
-            (Some((other, _)), _) => problem.help(format!("`{key}` belongs to {other}: move it there")),
-            (None, Some(close)) => problem.help(format!("did you mean `{close}`? {keys}")),
-            (None, None) => problem.help(keys),
-        }
-    }
-}
-
-/// Keys of the root that are arrays of tables
-const LISTS: [&str; 5] = ["port", "host", "switch", "link", "fault"];
-
-/// Returns the line that begins a table of the root, such as `[runtime]`.
-pub fn header(key: &str) -> String {
-    if LISTS.contains(&key) { format!("[[{key}]]") } else { format!("[{key}]") }
-}
 
 /// A table of the file, or a table with default values only if the file does not contain it.
 pub struct Table<'a> {
@@ -356,7 +251,7 @@ impl<'a> Table<'a> {
         self.finished.set(true);
         for (key, value) in self.entries.into_iter().flatten() {
             if !keys.contains(&key.get_ref().as_ref()) {
-                self.problems.unknown.borrow_mut().push(UnknownKey {
+                self.problems.add_unknown(UnknownKey {
                     table: self.name.clone(),
                     key: key.get_ref().to_string(),
                     span: key.span(),
@@ -364,10 +259,32 @@ impl<'a> Table<'a> {
                 });
             }
         }
-        let mut known = self.problems.known.borrow_mut();
-        if known.iter().all(|(name, _)| *name != self.name) {
-            known.push((self.name.clone(), keys));
+        self.problems.add_read(&self.name, keys);
+    }
+}
+
+impl<'a> Value<'a> {
+    /// Returns the table that the key declares.
+    const fn declared_table(&self) -> Option<&'static TableSpec> {
+        match self.kind {
+            Kind::Table(spec, _) | Kind::List(spec) | Kind::Tables(spec) => Some(spec),
+            _ => None,
         }
+    }
+
+    /// Returns the value as a table in braces, as its key declares it.
+    pub fn inline(&self) -> Option<Table<'a>> {
+        self.table(self.declared_table().map_or(&self.name, |spec| spec.header))
+    }
+
+    /// Returns the value as a table, whose name in messages is `name`.
+    pub fn table(&self, name: &str) -> Option<Table<'a>> {
+        let Some(entries) = self.parsed.as_table() else {
+            self.wrong_type("a table", format!("write a table in braces{}", self.such_as()));
+            return None;
+        };
+        let table = Table::new(name, Some(self.span()), Some(entries), self.problems);
+        Some(table.declared(self.declared_table()))
     }
 }
 
