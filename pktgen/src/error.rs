@@ -1,26 +1,20 @@
 //! Errors of profiles.
 
 use crate::limits::{MAX_QPS, MAX_STREAMS};
+use core::fmt;
 use core::net::IpAddr;
 use rocev2::Qpn;
 
 /// Error of [`Profile::check`](crate::Profile::check) or [`Pktgen::new`](crate::Pktgen::new). `stream` is the
 /// index of the stream in the profile; messages count streams from 1. Each message states the problem, its
 /// stream, and a remedy.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfileError {
     /// No stream, or too many
-    #[error("there are {0} streams; configure 1 to {MAX_STREAMS}")]
     Streams(usize),
     /// Too many queue pairs in total
-    #[error("all streams together have {0} queue pairs, and the limit is {MAX_QPS}; lower `qps`")]
     Qps(u64),
     /// Queue pair numbers out of range
-    #[error(
-        "stream {}: queue pairs {first} to {last} are outside of the valid range, 2 to 0xfffffe; choose \
-         `first_qpn` and `qps` within it",
-        stream + 1
-    )]
     Qpns {
         /// Index of the stream
         stream: usize,
@@ -30,11 +24,6 @@ pub enum ProfileError {
         last: u64,
     },
     /// Two streams use the same queue pair of a host
-    #[error(
-        "streams {} and {} share queue pair {qpn} of {host}: their PSNs collide; give each stream its own queue pairs",
-        first + 1,
-        second + 1
-    )]
     PsnsCollide {
         /// Index of the first stream
         first: usize,
@@ -46,11 +35,6 @@ pub enum ProfileError {
         host: IpAddr,
     },
     /// Payload shorter than the time stamp
-    #[error(
-        "stream {}: a payload of {size} bytes has no room for a time stamp of {needed} bytes; use a size of {needed} or \
-         more, or no time stamps",
-        stream + 1
-    )]
     StampDoesNotFit {
         /// Index of the stream
         stream: usize,
@@ -60,10 +44,6 @@ pub enum ProfileError {
         needed: usize,
     },
     /// Time stamps for a verb without a payload
-    #[error(
-        "stream {}: {verb} has no payload that could carry the time of sending; turn time stamps off",
-        stream + 1
-    )]
     NoPayloadToStamp {
         /// Index of the stream
         stream: usize,
@@ -71,7 +51,6 @@ pub enum ProfileError {
         verb: &'static str,
     },
     /// Source and destination are the same host
-    #[error("stream {}: source and destination are both {host}; use another destination", stream + 1)]
     SameHost {
         /// Index of the stream
         stream: usize,
@@ -79,16 +58,11 @@ pub enum ProfileError {
         host: IpAddr,
     },
     /// One address is IPv4, the other IPv6
-    #[error(
-        "stream {}: source and destination use different versions of IP; use two IPv4 or two IPv6 addresses",
-        stream + 1
-    )]
     MixedIpVersions {
         /// Index of the stream
         stream: usize,
     },
     /// Value out of range
-    #[error("{}{what} cannot be {value}; use {valid}", place(*stream))]
     Value {
         /// Index of the stream; `None` for a value of the profile itself
         stream: Option<usize>,
@@ -101,19 +75,13 @@ pub enum ProfileError {
     },
     /// READs of several sizes: their requests are identified by PSNs, and each takes as many PSNs as its
     /// response has packets
-    #[error(
-        "stream {}: a stream of READs has to have exactly one size; use a stream for each size",
-        stream + 1
-    )]
     ReadSizes {
         /// Index of the stream
         stream: usize,
     },
     /// `respond` without a port that receives
-    #[error("requests are to be answered, but no port receives them; set `receive`, or remove `respond`")]
     NoReceivePort,
     /// `outstanding` for a verb that has no response
-    #[error("stream {}: {verb} is not answered; remove `outstanding`", stream + 1)]
     NotAnswered {
         /// Index of the stream
         stream: usize,
@@ -121,11 +89,6 @@ pub enum ProfileError {
         verb: &'static str,
     },
     /// Requests that wait for responses but do not request any
-    #[error(
-        "stream {}: `ack_every` = {ack_every} never requests an acknowledgement among {outstanding} outstanding requests; \
-         use an `ack_every` of 1 to {outstanding}",
-        stream + 1
-    )]
     NoAckRequested {
         /// Index of the stream
         stream: usize,
@@ -135,11 +98,6 @@ pub enum ProfileError {
         outstanding: u16,
     },
     /// Only malformed packets, which do not count towards `packets`
-    #[error(
-        "stream {}: all packets are malformed, and malformed packets do not count towards `packets` = {packets}: the run \
-         would never end; lower `malformed`, or limit the run by its duration",
-        stream + 1
-    )]
     NeverEnds {
         /// Index of the stream
         stream: usize,
@@ -147,11 +105,6 @@ pub enum ProfileError {
         packets: u64,
     },
     /// Range of PSNs of half the PSN space or more, in which earlier and later packets are ambiguous
-    #[error(
-        "stream {}: {packets} packets of a queue pair, of {step} PSNs each, take half of all PSNs: their order would be \
-         ambiguous; lower `window` or `outstanding`, or use fewer PSNs per packet",
-        stream + 1
-    )]
     PsnRangeTooLarge {
         /// Index of the stream
         stream: usize,
@@ -162,11 +115,6 @@ pub enum ProfileError {
     },
     /// More packets outstanding than the window covers: the responder's acknowledgement is checked against
     /// the window
-    #[error(
-        "stream {}: {packets} packets of a queue pair are outstanding at once, but `window` covers only {window}; raise \
-         `window`, or lower `outstanding`",
-        stream + 1
-    )]
     Window {
         /// Index of the stream
         stream: usize,
@@ -176,7 +124,6 @@ pub enum ProfileError {
         window: u32,
     },
     /// Memory that could not be allocated
-    #[error("cannot allocate {mb} MB for the {what} of stream {}; lower `{key}` or `qps`", stream + 1)]
     Memory {
         /// Index of the stream
         stream: usize,
@@ -188,17 +135,122 @@ pub enum ProfileError {
         key: &'static str,
     },
     /// Several outstanding compare-and-swap requests: what a lock's holder does next depends on the response
-    #[error(
-        "stream {}: compare and swap waits for each response: at most one outstanding; use more queue pairs",
-        stream + 1
-    )]
     CasOutstanding {
         /// Index of the stream
         stream: usize,
     },
 }
 
-/// Returns the beginning of a message about a stream, or about the profile itself.
-fn place(stream: Option<usize>) -> String {
-    stream.map_or_else(String::new, |stream| format!("stream {}: ", stream + 1))
+impl ProfileError {
+    /// Returns what is wrong, without the stream.
+    pub fn problem(&self) -> String {
+        match self {
+            Self::Streams(count) => format!("there are {count} streams"),
+            Self::Qps(count) => {
+                format!("all streams together have {count} queue pairs, and the limit is {MAX_QPS}")
+            }
+            Self::Qpns { first, last, .. } => {
+                format!("queue pairs {first} to {last} are outside of the valid range, 2 to 0xfffffe")
+            }
+            Self::PsnsCollide { first, second, qpn, host } => format!(
+                "streams {} and {} share queue pair {qpn} of {host}: their PSNs collide",
+                first + 1,
+                second + 1
+            ),
+            Self::StampDoesNotFit { size, needed, .. } => {
+                format!("a payload of {size} bytes has no room for a time stamp of {needed} bytes")
+            }
+            Self::NoPayloadToStamp { verb, .. } => {
+                format!("{verb} has no payload that could carry the time of sending")
+            }
+            Self::SameHost { host, .. } => format!("source and destination are both {host}"),
+            Self::MixedIpVersions { .. } => "source and destination use different versions of IP".into(),
+            Self::Value { what, value, .. } => format!("{what} cannot be {value}"),
+            Self::ReadSizes { .. } => "a stream of READs has to have exactly one size".into(),
+            Self::NoReceivePort => "requests are to be answered, but no port receives them".into(),
+            Self::NotAnswered { verb, .. } => format!("{verb} is not answered"),
+            Self::NoAckRequested { ack_every, outstanding, .. } => format!(
+                "`ack_every` = {ack_every} never requests an acknowledgement among {outstanding} outstanding requests"
+            ),
+            Self::NeverEnds { packets, .. } => format!(
+                "all packets are malformed, and malformed packets do not count towards `packets` = {packets}: the run would never end"
+            ),
+            Self::PsnRangeTooLarge { packets, step, .. } => format!(
+                "{packets} packets of a queue pair, of {step} PSNs each, take half of all PSNs: their order would be ambiguous"
+            ),
+            Self::Window { packets, window, .. } => format!(
+                "{packets} packets of a queue pair are outstanding at once, but `window` covers only {window}"
+            ),
+            Self::Memory { stream, mb, what, .. } => {
+                format!("cannot allocate {mb} MB for the {what} of stream {}", stream + 1)
+            }
+            Self::CasOutstanding { .. } => {
+                "compare and swap waits for each response: at most one outstanding".into()
+            }
+        }
+    }
+
+    /// Returns what to change.
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Streams(_) => format!("configure 1 to {MAX_STREAMS}"),
+            Self::Qps(_) => "lower `qps`".into(),
+            Self::Qpns { .. } => "choose `first_qpn` and `qps` within it".into(),
+            Self::PsnsCollide { .. } => "give each stream its own queue pairs".into(),
+            Self::StampDoesNotFit { needed, .. } => {
+                format!("use a size of {needed} or more, or no time stamps")
+            }
+            Self::NoPayloadToStamp { .. } => "turn time stamps off".into(),
+            Self::SameHost { .. } => "use another destination".into(),
+            Self::MixedIpVersions { .. } => "use two IPv4 or two IPv6 addresses".into(),
+            Self::Value { valid, .. } => format!("use {valid}"),
+            Self::ReadSizes { .. } => "use a stream for each size".into(),
+            Self::NoReceivePort => "set `receive`, or remove `respond`".into(),
+            Self::NotAnswered { .. } => "remove `outstanding`".into(),
+            Self::NoAckRequested { outstanding, .. } => format!("use an `ack_every` of 1 to {outstanding}"),
+            Self::NeverEnds { .. } => "lower `malformed`, or limit the run by its duration".into(),
+            Self::PsnRangeTooLarge { .. } => {
+                "lower `window` or `outstanding`, or use fewer PSNs per packet".into()
+            }
+            Self::Window { .. } => "raise `window`, or lower `outstanding`".into(),
+            Self::Memory { key, .. } => format!("lower `{key}` or `qps`"),
+            Self::CasOutstanding { .. } => "use more queue pairs".into(),
+        }
+    }
+
+    /// Returns the index of the stream that the problem is about, if it is one alone.
+    const fn stream(&self) -> Option<usize> {
+        match *self {
+            Self::Qpns { stream, .. }
+            | Self::StampDoesNotFit { stream, .. }
+            | Self::NoPayloadToStamp { stream, .. }
+            | Self::SameHost { stream, .. }
+            | Self::MixedIpVersions { stream }
+            | Self::ReadSizes { stream }
+            | Self::NotAnswered { stream, .. }
+            | Self::NoAckRequested { stream, .. }
+            | Self::NeverEnds { stream, .. }
+            | Self::PsnRangeTooLarge { stream, .. }
+            | Self::Window { stream, .. }
+            | Self::CasOutstanding { stream } => Some(stream),
+            Self::Value { stream, .. } => stream,
+            // The text of the last two names the streams itself.
+            Self::Streams(_)
+            | Self::Qps(_)
+            | Self::NoReceivePort
+            | Self::PsnsCollide { .. }
+            | Self::Memory { .. } => None,
+        }
+    }
 }
+
+impl fmt::Display for ProfileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(stream) = self.stream() {
+            write!(f, "stream {}: ", stream + 1)?;
+        }
+        write!(f, "{}; {}", self.problem(), self.remedy())
+    }
+}
+
+impl core::error::Error for ProfileError {}

@@ -146,14 +146,8 @@ fn streams(table: &Table<'_>, received: bool, mtu: Option<u16>) -> Option<Vec<Re
 
 /// Explains why a profile is invalid, at the key that causes it.
 fn explain(error: &ProfileError, profile: &Profile, spans: &[stream::Spans], table: &Table<'_>) -> Problem {
-    // A message of `ProfileError` names the stream, the problem and a remedy. Here, the position names the
-    // stream, and the remedy is the help.
-    let text = error.to_string();
-    let (text, remedy) = text.rsplit_once("; ").unwrap_or((&text, ""));
-    let text = text
-        .split_once(": ")
-        .filter(|(stream, _)| stream.starts_with("stream "))
-        .map_or(text, |(_, text)| text);
+    // The position in the file names the stream.
+    let text = error.problem();
     let at = |stream: usize| &spans[stream];
     let name = |stream: usize| &profile.streams[stream].name;
     match *error {
@@ -234,12 +228,12 @@ fn explain(error: &ProfileError, profile: &Profile, spans: &[stream::Spans], tab
         ),
         ProfileError::Value { stream: Some(stream), .. } => {
             let stamped = Problem::at(at(stream).size(), format!("`{}`: {text}", name(stream)));
-            stamped.label("out of range").help(remedy)
+            stamped.label("out of range").help(error.remedy())
         }
         ProfileError::Qps(_)
         | ProfileError::Memory { .. }
         | ProfileError::Streams(_)
         | ProfileError::NoReceivePort
-        | ProfileError::Value { stream: None, .. } => table.problem(text).label("here").help(remedy),
+        | ProfileError::Value { stream: None, .. } => table.problem(text).label("here").help(error.remedy()),
     }
 }
