@@ -1,8 +1,7 @@
 //! A running instance: the control plane's view of its ports and workers.
 
 use crate::counters::WorkerCounters;
-use crate::interface::{Interface, KernelCounts};
-use crate::link::Link;
+use crate::link::{Interface, KernelCounts, Link};
 use crate::port::{Port, PortInfo};
 use crate::time::hz;
 use std::sync::Arc;

@@ -2,9 +2,7 @@
 
 use crate::config::{Config, Device, FRAME_OVERHEAD, Port as PortConfig, af_packet_ring};
 use crate::error::{Error, errno, error_text};
-use crate::interface::Interface;
-use crate::link::Link;
-use crate::netlink::Requests;
+use crate::link::{Interface, Link, Requests};
 use crate::tx::rx_burst;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};

@@ -100,6 +100,11 @@ impl Runtime {
         eal::version()
     }
 
+    /// Returns the configuration with which the runtime was started.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// Returns the ports, in the order of the configuration.
     pub fn ports(&self) -> impl Iterator<Item = &PortInfo> {
         self.ports.iter().map(|port| &port.info)

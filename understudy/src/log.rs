@@ -3,7 +3,7 @@
 //! What a command was asked for goes to standard output, and the error that ends a command always goes to standard
 //! error ([`crate::output::print_error`]). Everything else is an event of `tracing`. Workers emit none.
 
-use dataplane::PortInfo;
+use dataplane::{Link, LinkChange, PortInfo};
 use std::fmt;
 use std::io::IsTerminal as _;
 use tracing::{Event, Level, Subscriber, info, warn};
@@ -51,6 +51,42 @@ pub(crate) fn peer(port: &PortInfo, up: bool) {
         info!("Port {} has its peer.", port.name);
     } else {
         warn!("Port {} has lost its peer.", port.name);
+    }
+}
+
+/// Emits that the link of a port has changed, and what to do about it.
+pub(crate) fn link(port: &PortInfo, change: &LinkChange) {
+    let name = &port.name;
+    let Some(interface) = &port.interface else {
+        match change {
+            LinkChange::Now(Link::Up) => info!("Port {name} is up."),
+            LinkChange::Now(_) | LinkChange::Recreated => warn!("Port {name} is down: it has no link."),
+        }
+        return;
+    };
+    match change {
+        LinkChange::Now(Link::Up) => info!("Port {name} is up: interface {interface}."),
+        LinkChange::Now(Link::Down) => {
+            warn!(
+                "Port {name} is down: interface {interface} was set down. To set it up: ip link set {interface} up"
+            );
+        }
+        LinkChange::Now(Link::NoCarrier | Link::NoPeer) => {
+            warn!(
+                "Port {name} is down: interface {interface} has no carrier. Set the other end of the veth up, or check the \
+                 cable."
+            );
+        }
+        LinkChange::Now(Link::Gone) => {
+            warn!(
+                "Port {name} is gone: interface {interface} was removed, or moved to another network namespace. Port \
+                 {name} stays without a link, even if there is an interface {interface} again: create it, and restart \
+                 this instance."
+            );
+        }
+        LinkChange::Recreated => {
+            warn!("There is an interface {interface} again. Restart this instance to use it as port {name}.");
+        }
     }
 }
 

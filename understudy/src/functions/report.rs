@@ -3,8 +3,9 @@
 use super::launch::ClosingReport;
 use crate::observe::{Port, Values, queue_pairs};
 use crate::output::{row, section};
+use crate::ring;
 use core::net::IpAddr;
-use dataplane::{Outcome, Runtime};
+use dataplane::{DeviceCounters, Link, Outcome, Runtime, config};
 use rocev2::{Fault, Opcode, Qpn};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -48,6 +49,9 @@ pub(super) struct Report {
     /// Counters of the ports' devices
     #[serde(skip)]
     devices: Vec<Values>,
+    /// How to enlarge the rings of ports that lost frames
+    #[serde(skip)]
+    ring_notes: Vec<String>,
     /// The same results as text
     #[serde(skip)]
     sections_text: String,
@@ -127,7 +131,8 @@ impl Report {
         let all_workers = |count: &dyn Fn(&dataplane::counters::WorkerCounters) -> u64| {
             outcome.workers.iter().map(|worker| count(worker)).sum::<u64>()
         };
-        let ports = Port::all(runtime.ports(), &outcome.devices, &outcome.workers).enumerate();
+        let devices = (outcome.devices.clone(), outcome.states.clone());
+        let ports = Port::all(runtime.ports(), &devices, &outcome.workers).enumerate();
         let ports = ports.map(|(index, port)| PortRow {
             port,
             kinds: Values::total(counters.iter().map(|counters| &counters.ports[index])),
@@ -161,6 +166,7 @@ impl Report {
                 .map(|(index, worker)| WorkerRow::new(index, worker))
                 .collect(),
             devices: outcome.devices.iter().map(Values::of).collect(),
+            ring_notes: ring_notes(&runtime.config().ports, &outcome.devices),
             sections: serde_json::Map::new(),
             sections_text: String::new(),
         }
@@ -242,6 +248,14 @@ impl ClosingReport for Report {
         for (port, device) in self.ports.iter().zip(&self.devices) {
             device.notes(&format!("port {}: ", port.port.name), &mut text);
         }
+        for port in &self.ports {
+            if port.port.link != Link::Up.name() {
+                _ = writeln!(text, "port {}: its link is not up: {}", port.port.name, port.port.link);
+            }
+        }
+        for note in &self.ring_notes {
+            _ = writeln!(text, "{note}");
+        }
         for worker in &self.workers {
             _ = write!(text, "worker {}: {} frames", worker.worker, worker.rx_frames);
             if let (Some(cycles), Some(frames)) = (worker.cycles_per_frame, worker.frames_per_turn) {
@@ -255,9 +269,21 @@ impl ClosingReport for Report {
         let dropped: u64 = self.drops.iter().map(|r| r.frames).sum();
         let sum = |count: fn(&Port) -> u64| self.ports.iter().map(|row| count(&row.port)).sum::<u64>();
         let (received, sent) = (sum(|port| port.rx().0), sum(|port| port.tx().0));
-        _ = write!(text, "{received} frames in, {sent} out, {dropped} dropped, in {:.2} s", self.seconds);
+        let lost = sum(|port| port.missed() + port.errors() + port.kernel_drops());
+        let lost = if lost > 0 { format!("{lost} lost at ports, ") } else { String::new() };
+        _ = write!(
+            text,
+            "{received} frames in, {sent} out, {dropped} dropped, {lost}in {:.2} s",
+            self.seconds
+        );
         text
     }
+}
+
+/// Returns how to enlarge the rings of the ports that lost frames because no worker received them in time.
+fn ring_notes(ports: &[config::Port], devices: &[DeviceCounters]) -> Vec<String> {
+    let lossy = ports.iter().zip(devices).filter(|(_, device)| device.missed > 0);
+    lossy.filter_map(|(port, _)| Some(format!("port {}: {}", port.name, ring::advice(port)?))).collect()
 }
 
 /// Returns the rows of the report, those with the most packets first.

@@ -7,9 +7,9 @@
 //! - Frames for which the queue of a tap interface has no room are counted by the interface.
 //! - The drivers know the state of the link only at the start.
 
+use super::Link;
+use super::netlink::{Description, Requests};
 use crate::config::Device;
-use crate::link::Link;
-use crate::netlink::{Description, Requests};
 use core::cell::{Cell, RefCell};
 use core::mem::size_of;
 use netlink_packet_route::link::Stats64;

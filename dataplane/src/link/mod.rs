@@ -1,8 +1,14 @@
 //! Links of ports: their states, and what the control thread does about changes.
 
-use crate::netlink::{Event, Events};
+mod interface;
+mod netlink;
+
+pub(crate) use interface::{Interface, KernelCounts};
+pub(crate) use netlink::Requests;
+
 use crate::port::Port;
 use crate::time::{Clock, cycles};
+use netlink::{Event, Events};
 use switch::{Nanos, PortId};
 
 /// Interval at which links and counters are read that send no events, or whose events were lost

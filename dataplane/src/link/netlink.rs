@@ -1,16 +1,19 @@
 //! State and counters of the kernel's interfaces, by rtnetlink. A netlink socket belongs to a network
 //! namespace, unlike /sys/class/net, which may show those of another one.
 
-use crate::link::Link;
+use super::Link;
 use core::cell::Cell;
 use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, Stats64};
-use netlink_sys::protocols::NETLINK_ROUTE;
-use netlink_sys::{Socket, SocketAddr};
+use rustix::fd::OwnedFd;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
+};
 use std::io;
 
-/// Largest message or event; the kernel's are below one page, or 8 KB with many attributes
+/// Largest datagram that the kernel sends, in bytes (`NLMSG_GOODSIZE` with huge pages)
 const BUFFER_LEN: usize = 32 * 1024;
 
 /// An interface as the kernel describes it.
@@ -36,13 +39,13 @@ pub(crate) enum Event {
 /// Socket for requests.
 #[derive(Debug)]
 pub(crate) struct Requests {
-    socket: Socket,
+    socket: OwnedFd,
     sequence: Cell<u32>,
 }
 
 /// Socket for events.
 #[derive(Debug)]
-pub(crate) struct Events(Socket);
+pub(crate) struct Events(OwnedFd);
 
 impl Requests {
     pub(crate) fn open() -> io::Result<Self> {
@@ -71,7 +74,7 @@ impl Requests {
         request.finalize();
         let mut bytes = vec![0; request.buffer_len()];
         request.serialize(&mut bytes);
-        self.socket.send(&bytes, 0)?;
+        send(&self.socket, &bytes, SendFlags::empty())?;
         // The kernel has answered when the request is sent.
         loop {
             let Some(bytes) = receive(&self.socket)? else { return Err(io::ErrorKind::WouldBlock.into()) };
@@ -118,20 +121,22 @@ impl Events {
     }
 }
 
-fn open(groups: u32) -> io::Result<Socket> {
-    let mut socket = Socket::new(NETLINK_ROUTE)?;
-    socket.bind(&SocketAddr::new(0, groups))?;
-    socket.set_non_blocking(true)?;
+/// Opens a socket that gets the events of these groups. It does not block.
+fn open(groups: u32) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    // No protocol number, which is 0, means NETLINK_ROUTE.
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    bind(&socket, &SocketAddrNetlink::new(0, groups))?;
     Ok(socket)
 }
 
 /// Returns the next datagram, or `None` if there is none.
-fn receive(socket: &Socket) -> io::Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::with_capacity(BUFFER_LEN);
-    match socket.recv(&mut bytes, 0) {
-        Ok(_) => Ok(Some(bytes)),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-        Err(error) => Err(error),
+fn receive(socket: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = [0; BUFFER_LEN];
+    match recv(socket, &mut bytes, RecvFlags::empty()) {
+        Ok((len, _)) => Ok(Some(bytes[..len].to_vec())),
+        Err(rustix::io::Errno::AGAIN) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
