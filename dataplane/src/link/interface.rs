@@ -134,6 +134,14 @@ impl Interface {
         }
     }
 
+    /// Clears the error that the sockets got when the interface was set down. Otherwise the driver takes it for
+    /// the result of its next request to send, and counts frames as errors that are sent.
+    pub(crate) fn clear_errors(&self) {
+        for socket in &self.sockets {
+            _ = socket.take_error();
+        }
+    }
+
     /// Applies a description of the interface. Returns the state of the link if it has changed.
     pub(crate) fn apply(&self, found: &Description) -> Option<Link> {
         if !found.name.is_empty() {

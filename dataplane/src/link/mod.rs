@@ -125,9 +125,11 @@ impl LinkMonitor {
         for (index, port) in self.ports.iter_mut().enumerate() {
             let Some(port) = port else { continue };
             // The link state that hardware reports does not keep frames from it: its driver knows better.
-            let holds = ports[index].interface().is_some();
-            while holds
-                && port.notified < hooks.workers()
+            let Some(interface) = ports[index].interface() else { continue };
+            if port.notified == 0 && port.link.is_up() {
+                interface.clear_errors();
+            }
+            while port.notified < hooks.workers()
                 && hooks.send_through(port.notified, PortId(index as u16), port.link.is_up())
             {
                 port.notified += 1;

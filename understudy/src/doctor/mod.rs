@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn an_empty_machine_has_findings_on_every_topic() {
-        let findings = examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11");
+        let findings = examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11", &[]);
         for topic in ["DPDK", "CPU", "huge pages", "IOMMU", "permissions", "network cards"] {
             assert!(findings.iter().any(|finding| finding.topic == topic), "{topic}: {findings:#?}");
         }
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn findings_have_no_full_stop_and_good_ones_no_command() {
-        for finding in examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11") {
+        for finding in examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11", &[]) {
             assert!(!finding.message.ends_with('.'), "{finding:?}");
             assert!(finding.state != State::Ok || finding.command.is_none(), "{finding:?}");
         }
