@@ -181,8 +181,9 @@ impl Runtime {
             if !channels.is_connecting() {
                 break;
             }
-            let (to_workers, ports, lost_link) = (&to_workers, &self.ports, &mut lost_link);
-            if !channels.tick(&devices, &mut Hooks { to_workers, ports, control, lost_link }) {
+            let (to_workers, lost_link) = (&to_workers, &mut lost_link);
+            let mut hooks = Hooks { to_workers, ports: &self.ports, control, lost_link };
+            if !channels.tick(&devices, &mut hooks) {
                 thread::sleep(TICK);
             }
         }
@@ -203,8 +204,8 @@ impl Runtime {
                     idle = false;
                     deliver(control, message, &mut out);
                 }
-                let (to_workers, ports, lost) = (&to_workers, &self.ports, &mut lost_link);
-                let mut hooks = Hooks { to_workers, ports, control, lost_link: lost };
+                let (to_workers, lost) = (&to_workers, &mut lost_link);
+                let mut hooks = Hooks { to_workers, ports: &self.ports, control, lost_link: lost };
                 if !channels.is_empty() {
                     idle &= !channels.tick(&devices, &mut hooks);
                 }

@@ -19,6 +19,11 @@ use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::rc::Rc;
 
+/// Filter of a socket that gets no frame: `BPF_RET | BPF_K` with the value 0
+const ACCEPT_NOTHING: SockFilter = SockFilter::new(6, 0, 0, 0);
+/// Command of `membarrier` that waits for a grace period of RCU
+const MEMBARRIER_GLOBAL: libc::c_int = 1;
+
 /// Interface of a port. Used by the control thread only.
 #[derive(Debug)]
 pub(crate) struct Interface {
@@ -88,8 +93,6 @@ impl Interface {
         if self.sockets.is_empty() {
             return;
         }
-        /// `BPF_RET | BPF_K` with the value 0
-        const ACCEPT_NOTHING: SockFilter = SockFilter::new(6, 0, 0, 0);
         for socket in &self.sockets {
             // If there is no filter, frames that arrive at this moment may be counted twice or not at all.
             _ = socket.attach_filter(&[ACCEPT_NOTHING]);
@@ -232,10 +235,8 @@ fn packet_statistics(socket: &Socket) -> Option<(u32, u32)> {
 
 /// Waits until no CPU is in a receive path of the kernel that it entered before (an RCU grace period).
 fn wait_for_receive_paths() {
-    /// `MEMBARRIER_CMD_GLOBAL`
-    const GLOBAL: libc::c_int = 1;
     // SAFETY: the call takes numbers only. A kernel without it refuses it.
-    unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
+    unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_GLOBAL, 0, 0) };
 }
 
 #[cfg(test)]

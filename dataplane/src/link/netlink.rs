@@ -2,7 +2,7 @@
 //! namespace, unlike /sys/class/net, which may show those of another one.
 
 use super::Link;
-use core::cell::Cell;
+use core::cell::{Cell, RefCell};
 use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, Stats64};
@@ -29,7 +29,7 @@ pub(crate) struct Description {
 /// A change of an interface.
 #[derive(Debug)]
 pub(crate) enum Event {
-    Changed(Description),
+    Changed(Box<Description>),
     /// The interface with this index was removed, or moved to another network namespace
     Removed(u32),
     /// Events were lost
@@ -39,17 +39,24 @@ pub(crate) enum Event {
 /// Socket for requests.
 #[derive(Debug)]
 pub(crate) struct Requests {
-    socket: OwnedFd,
+    socket: Socket,
     sequence: Cell<u32>,
 }
 
 /// Socket for events.
 #[derive(Debug)]
-pub(crate) struct Events(OwnedFd);
+pub(crate) struct Events(Socket);
+
+/// A netlink socket, which does not block, and its receive buffer.
+#[derive(Debug)]
+struct Socket {
+    fd: OwnedFd,
+    buffer: RefCell<Vec<u8>>,
+}
 
 impl Requests {
     pub(crate) fn open() -> io::Result<Self> {
-        Ok(Self { socket: open(0)?, sequence: Cell::new(0) })
+        Ok(Self { socket: Socket::open(0)?, sequence: Cell::new(0) })
     }
 
     /// Returns the interface with this index, or `None` if there is none in this network namespace.
@@ -74,10 +81,10 @@ impl Requests {
         request.finalize();
         let mut bytes = vec![0; request.buffer_len()];
         request.serialize(&mut bytes);
-        send(&self.socket, &bytes, SendFlags::empty())?;
+        send(&self.socket.fd, &bytes, SendFlags::empty())?;
         // The kernel has answered when the request is sent.
         loop {
-            let Some(bytes) = receive(&self.socket)? else { return Err(io::ErrorKind::WouldBlock.into()) };
+            let Some(bytes) = self.socket.receive()? else { return Err(io::ErrorKind::WouldBlock.into()) };
             for message in messages(&bytes) {
                 if message.header.sequence_number != self.sequence.get() {
                     continue;
@@ -100,14 +107,14 @@ impl Requests {
 impl Events {
     /// Subscribes to the changes of all interfaces of this network namespace.
     pub(crate) fn open() -> io::Result<Self> {
-        open(libc::RTMGRP_LINK as u32).map(Self)
+        Socket::open(libc::RTMGRP_LINK as u32).map(Self)
     }
 
     /// Returns the changes since the last call.
     pub(crate) fn poll(&self) -> Vec<Event> {
         let mut events = Vec::new();
         loop {
-            match receive(&self.0) {
+            match self.0.receive() {
                 Ok(Some(bytes)) => events.extend(messages(&bytes).filter_map(event)),
                 Ok(None) => return events,
                 // The socket's buffer was full; messages before and after that remain in their order.
@@ -121,22 +128,24 @@ impl Events {
     }
 }
 
-/// Opens a socket that gets the events of these groups. It does not block.
-fn open(groups: u32) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    // No protocol number, which is 0, means NETLINK_ROUTE.
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-    bind(&socket, &SocketAddrNetlink::new(0, groups))?;
-    Ok(socket)
-}
+impl Socket {
+    /// Opens a socket that gets the events of these groups.
+    fn open(groups: u32) -> io::Result<Self> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        // No protocol number, which is 0, means NETLINK_ROUTE.
+        let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+        bind(&fd, &SocketAddrNetlink::new(0, groups))?;
+        Ok(Self { fd, buffer: vec![0; BUFFER_LEN].into() })
+    }
 
-/// Returns the next datagram, or `None` if there is none.
-fn receive(socket: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
-    let mut bytes = [0; BUFFER_LEN];
-    match recv(socket, &mut bytes, RecvFlags::empty()) {
-        Ok((len, _)) => Ok(Some(bytes[..len].to_vec())),
-        Err(rustix::io::Errno::AGAIN) => Ok(None),
-        Err(error) => Err(error.into()),
+    /// Returns the next datagram, or `None` if there is none.
+    fn receive(&self) -> io::Result<Option<Vec<u8>>> {
+        let mut buffer = self.buffer.borrow_mut();
+        match recv(&self.fd, buffer.as_mut_slice(), RecvFlags::empty()) {
+            Ok((len, _)) => Ok(Some(buffer[..len].to_vec())),
+            Err(rustix::io::Errno::AGAIN) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
@@ -158,7 +167,7 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = NetlinkMessage<RouteNetlin
 fn event(message: NetlinkMessage<RouteNetlinkMessage>) -> Option<Event> {
     match message.payload {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
-            Some(Event::Changed(describe(link)))
+            Some(Event::Changed(describe(link).into()))
         }
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) => {
             Some(Event::Removed(link.header.index))
