@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Device, FRAME_OVERHEAD, Port as PortConfig, af_packet_ring};
 use crate::error::{Error, errno, error_text};
-use crate::link::{Interface, Link, Requests};
+use crate::link::{Interface, Link, Requests, XdpSockets};
 use crate::tx::rx_burst;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -373,6 +373,7 @@ impl Port {
             is_open: true,
             pool,
         };
+        let earlier_sockets = XdpSockets::present();
         for queue in 0..rx_queues {
             // SAFETY: the port is configured and not started; a null configuration means the driver's
             // default.
@@ -403,7 +404,7 @@ impl Port {
         // anyway.
         // SAFETY: the port is started.
         unsafe { dpdk_sys::rte_eth_promiscuous_enable(id) };
-        started.interface = Interface::of(&port.device, kernel);
+        started.interface = Interface::of(&port.device, kernel, &earlier_sockets);
         if let Some(interface) = &started.interface {
             interface.discard_early_frames(|| started.drain());
             started.early_frames = started.stats().ipackets;

@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -292,6 +293,26 @@ def case_early(arguments: argparse.Namespace, folder: Path) -> str:
         return "no frame of another interface, none counted twice"
 
 
+def case_xdp(arguments: argparse.Namespace, folder: Path) -> str:
+    """The ring of an AF_XDP socket, whose kernel driver counts all frames."""
+    try:
+        # AF_XDP
+        socket.socket(44, socket.SOCK_RAW).close()
+    except OSError as error:
+        return f"not tried: this kernel has no AF_XDP ({error})"
+    with Network(SHAPE, folder) as network:
+        instance = Instance(arguments, network, folder, wire().replace('af_packet = { interface = "a" }', 'af_xdp = { interface = "a" }'))
+        with Stopped(instance):
+            send(network, "a", "wire", BURST)
+        instance.until(lambda top: top["ports"][0]["offered"] == kernel(network, "a", "wire")["tx"]["packets"], "frames are counted")
+        instance.until(lambda top: top["ports"][1]["tx_frames"] == top["ports"][0]["rx_frames"], "frames pass")
+        left = instance.port("left")
+        expect("frames to the port add up", adds_up(left, BURST), left)
+        expect("the ring loses frames", left["missed"] == BURST - RING and lost(left) == left["missed"], left)
+        instance.end()
+        return f"{left['missed']} of {left['offered']} frames were lost in the ring of the AF_XDP socket"
+
+
 def case_tap(arguments: argparse.Namespace, folder: Path) -> str:
     """A tap interface, whose ring is in the kernel."""
     with Network(SHAPE, folder) as network:
@@ -404,7 +425,7 @@ def case_exit(arguments: argparse.Namespace, folder: Path) -> str:
     return "exit code 3, with a report"
 
 
-CASES = [case_overload, case_advice, case_queues, case_early, case_tap, case_link_down, case_link_gone, case_exit]
+CASES = [case_overload, case_advice, case_queues, case_early, case_xdp, case_tap, case_link_down, case_link_gone, case_exit]
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> None:

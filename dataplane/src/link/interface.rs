@@ -4,6 +4,8 @@
 //!   socket only, which reports and resets the count when it is read (`PACKET_STATISTICS`). DPDK's driver
 //!   does not read it. Therefore each port has duplicates of its driver's sockets, and the control thread
 //!   is their only reader.
+//! - Frames for which the ring of an `AF_XDP` socket has no room are counted by that socket; the driver reads
+//!   only its other counts (`XDP_STATISTICS`).
 //! - Frames for which the queue of a tap interface has no room are counted by the interface.
 //! - The drivers know the state of the link only at the start.
 
@@ -14,9 +16,10 @@ use core::cell::{Cell, RefCell};
 use core::mem::size_of;
 use netlink_packet_route::link::Stats64;
 use socket2::{Domain, SockFilter, SockRef, Socket};
+use std::collections::HashSet;
 use std::fs;
-use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
+use std::path::PathBuf;
 use std::rc::Rc;
 
 /// Filter of a socket that gets no frame: `BPF_RET | BPF_K` with the value 0
@@ -30,7 +33,7 @@ pub(crate) struct Interface {
     index: u32,
     name: RefCell<String>,
     kind: Kind,
-    /// Duplicates of the driver's `AF_PACKET` sockets
+    /// Duplicates of the driver's `AF_PACKET` or `AF_XDP` sockets
     sockets: Vec<Socket>,
     requests: Rc<Requests>,
     link: Cell<Link>,
@@ -49,8 +52,8 @@ enum Kind {
 /// Frames that the kernel counted since the port was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KernelCounts {
-    /// Frames that the kernel passed to the port, including those that had no room; 0 for `af_xdp`, whose
-    /// driver counts them
+    /// Frames that the kernel passed to the port, including those that had no room; 0 if it does not count
+    /// them (`af_xdp`)
     pub(crate) offered: u64,
     /// Frames of these that had no room
     pub(crate) lost: u64,
@@ -61,8 +64,9 @@ pub(crate) struct KernelCounts {
 }
 
 impl Interface {
-    /// Returns the interface of `device`, or `None` if it has none. Its driver is started.
-    pub(crate) fn of(device: &Device, requests: Option<&Rc<Requests>>) -> Option<Self> {
+    /// Returns the interface of `device`, or `None` if it has none. Its driver is started; `earlier` are the
+    /// `AF_XDP` sockets from before its driver set up its queues.
+    pub(crate) fn of(device: &Device, requests: Option<&Rc<Requests>>, earlier: &XdpSockets) -> Option<Self> {
         let (name, kind) = match device {
             Device::AfPacket { interface } => (interface, Kind::AfPacket),
             Device::AfXdp { interface, .. } => (interface, Kind::AfXdp),
@@ -71,7 +75,11 @@ impl Interface {
         };
         let requests = Rc::clone(requests?);
         let found = requests.interface_by_name(name).ok()??;
-        let sockets = if kind == Kind::AfPacket { packet_sockets(found.index) } else { Vec::new() };
+        let sockets = match kind {
+            Kind::AfPacket => packet_sockets(found.index),
+            Kind::AfXdp => earlier.later_ones(),
+            Kind::Tap => Vec::new(),
+        };
         Some(Self {
             index: found.index,
             name: name.clone().into(),
@@ -90,7 +98,7 @@ impl Interface {
     ///
     /// Afterwards the ring is empty and all counters are zero, so that every later frame is counted once.
     pub(crate) fn discard_early_frames(&self, drain: impl FnOnce()) {
-        if self.sockets.is_empty() {
+        if self.kind != Kind::AfPacket || self.sockets.is_empty() {
             return;
         }
         for socket in &self.sockets {
@@ -160,9 +168,18 @@ impl Interface {
         if let Ok(Some(found)) = self.requests.interface(self.index) {
             counts.read_interface(self.kind, &self.initial, &found.counters);
         }
-        for (packets, drops) in self.sockets.iter().filter_map(packet_statistics) {
-            counts.offered += u64::from(packets);
-            counts.lost += u64::from(drops);
+        match self.kind {
+            Kind::AfPacket => {
+                for stats in self.sockets.iter().filter_map(packet_statistics) {
+                    counts.offered += u64::from(stats.tp_packets);
+                    counts.lost += u64::from(stats.tp_drops);
+                }
+            }
+            Kind::AfXdp => {
+                let full = self.sockets.iter().filter_map(xdp_statistics).map(|stats| stats.rx_ring_full);
+                counts.lost = full.sum();
+            }
+            Kind::Tap => {}
         }
         self.counts.set(counts);
         counts
@@ -181,31 +198,55 @@ impl KernelCounts {
                 self.offered = since(|stats| stats.tx_packets) + self.lost;
             }
             Kind::AfPacket | Kind::AfXdp => {
-                self.rx_dropped = since(|stats| stats.rx_dropped) + since(|stats| stats.rx_missed_errors);
+                // With AF_XDP, some drivers count here what the socket counts as well.
+                let dropped = if kind == Kind::AfXdp { 0 } else { since(|stats| stats.rx_dropped) };
+                self.rx_dropped = dropped + since(|stats| stats.rx_missed_errors);
                 self.tx_dropped = since(|stats| stats.tx_dropped);
             }
         }
     }
 }
 
+/// Names of the `AF_XDP` sockets of this process, such as `socket:[1234]`. Their addresses do not tell to
+/// which interface they are bound.
+#[derive(Debug)]
+pub(crate) struct XdpSockets(HashSet<PathBuf>);
+
+impl XdpSockets {
+    /// Returns the present sockets.
+    pub(crate) fn present() -> Self {
+        Self(sockets(Domain::from(libc::AF_XDP)).map(|(name, _)| name).collect())
+    }
+
+    /// Returns duplicates of the sockets that have been opened since.
+    fn later_ones(&self) -> Vec<Socket> {
+        let all = sockets(Domain::from(libc::AF_XDP));
+        all.filter(|(name, _)| !self.0.contains(name)).map(|(_, socket)| socket).collect()
+    }
+}
+
 /// Returns duplicates of the `AF_PACKET` sockets of this process that are bound to an interface.
 fn packet_sockets(index: u32) -> Vec<Socket> {
-    let Ok(entries) = fs::read_dir("/proc/self/fd") else { return Vec::new() };
-    let socket = |entry: io::Result<fs::DirEntry>| {
-        let fd: RawFd = entry.ok()?.file_name().to_str()?.parse().ok()?;
+    let all = sockets(Domain::PACKET).map(|(_, socket)| socket);
+    all.filter(|socket| bound_interface(socket) == Some(index)).collect()
+}
+
+/// Returns the name and a duplicate of each socket of this process in a domain.
+fn sockets(domain: Domain) -> impl Iterator<Item = (PathBuf, Socket)> {
+    let entries = fs::read_dir("/proc/self/fd").into_iter().flatten();
+    entries.filter_map(move |entry| {
+        let path = entry.ok()?.path();
+        let name = fs::read_link(&path).ok()?;
+        let fd: RawFd = path.file_name()?.to_str()?.parse().ok()?;
         // SAFETY: the descriptor is used only to be duplicated, which fails if it has been closed meanwhile.
-        // If it has been replaced meanwhile, the checks below apply to what replaced it.
+        // If it has been replaced meanwhile, the check below applies to what replaced it.
         let socket = SockRef::from(&unsafe { BorrowedFd::borrow_raw(fd) }).try_clone().ok()?;
-        (bound_interface(&socket)? == index).then_some(socket)
-    };
-    entries.filter_map(socket).collect()
+        (socket.domain().ok()? == domain).then_some((name, socket))
+    })
 }
 
 /// Returns the index of the interface to which an `AF_PACKET` socket is bound.
 fn bound_interface(socket: &Socket) -> Option<u32> {
-    if socket.domain().ok()? != Domain::PACKET {
-        return None;
-    }
     let address = socket.local_addr().ok()?;
     if (address.len() as usize) < core::mem::offset_of!(libc::sockaddr_ll, sll_hatype) {
         return None;
@@ -215,22 +256,32 @@ fn bound_interface(socket: &Socket) -> Option<u32> {
     u32::try_from(address.sll_ifindex).ok()
 }
 
-/// Returns the counts of frames that a socket received, including lost ones, and of those that it lost,
-/// since this was called last.
-fn packet_statistics(socket: &Socket) -> Option<(u32, u32)> {
+/// Returns the counts of frames that an `AF_PACKET` socket received, including lost ones, and of those that it
+/// lost, since this was called last.
+fn packet_statistics(socket: &Socket) -> Option<libc::tpacket_stats> {
     let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
     let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+    let fd = socket.as_raw_fd();
+    let (level, name, at) = (libc::SOL_PACKET, libc::PACKET_STATISTICS, (&raw mut stats).cast());
     // SAFETY: `stats` has room for `len` bytes, and any bytes are valid in it.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_PACKET,
-            libc::PACKET_STATISTICS,
-            (&raw mut stats).cast(),
-            &raw mut len,
-        )
+    (unsafe { libc::getsockopt(fd, level, name, at, &raw mut len) } == 0).then_some(stats)
+}
+
+/// Returns what an `AF_XDP` socket has counted since it was opened.
+fn xdp_statistics(socket: &Socket) -> Option<libc::xdp_statistics> {
+    let mut stats = libc::xdp_statistics {
+        rx_dropped: 0,
+        rx_invalid_descs: 0,
+        tx_invalid_descs: 0,
+        rx_ring_full: 0,
+        rx_fill_ring_empty_descs: 0,
+        tx_ring_empty_descs: 0,
     };
-    (result == 0).then_some((stats.tp_packets, stats.tp_drops))
+    let mut len = size_of::<libc::xdp_statistics>() as libc::socklen_t;
+    let fd = socket.as_raw_fd();
+    let (level, name, at) = (libc::SOL_XDP, libc::XDP_STATISTICS, (&raw mut stats).cast());
+    // SAFETY: `stats` has room for `len` bytes, and any bytes are valid in it.
+    (unsafe { libc::getsockopt(fd, level, name, at, &raw mut len) } == 0).then_some(stats)
 }
 
 /// Waits until no CPU is in a receive path of the kernel that it entered before (an RCU grace period).
@@ -260,10 +311,10 @@ mod tests {
     #[test]
     fn drops_of_an_interface_are_counted_from_the_start_of_its_port() {
         let socket = KernelCounts { offered: 5, lost: 2, ..KernelCounts::default() };
-        for kind in [Kind::AfPacket, Kind::AfXdp] {
+        for (kind, rx_dropped) in [(Kind::AfPacket, 30), (Kind::AfXdp, 20)] {
             let mut counts = socket;
             counts.read_interface(kind, &stats(1, 2, 3, 4), &stats(11, 22, 33, 44));
-            assert_eq!(counts, KernelCounts { rx_dropped: 30, tx_dropped: 40, ..socket });
+            assert_eq!(counts, KernelCounts { rx_dropped, tx_dropped: 40, ..socket });
         }
     }
 }

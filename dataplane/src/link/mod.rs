@@ -3,7 +3,7 @@
 mod interface;
 mod netlink;
 
-pub(crate) use interface::{Interface, KernelCounts};
+pub(crate) use interface::{Interface, KernelCounts, XdpSockets};
 pub(crate) use netlink::Requests;
 
 use crate::port::Port;
