@@ -165,7 +165,9 @@ impl Interface {
     /// 32 bits.
     pub(crate) fn counts(&self) -> KernelCounts {
         let mut counts = self.counts.get();
-        if let Ok(Some(found)) = self.requests.interface(self.index) {
+        // A later interface may have the same index.
+        let is_gone = self.link.get() == Link::Gone;
+        if !is_gone && let Ok(Some(found)) = self.requests.interface(self.index) {
             counts.read_interface(self.kind, &self.initial, &found.counters);
         }
         match self.kind {

@@ -141,14 +141,16 @@ impl LinkMonitor {
         for (index, port) in ports.iter().enumerate() {
             let Some(interface) = port.interface() else { continue };
             match event {
+                Event::Changed(found) if interface.link() == Link::Gone => {
+                    if found.name == interface.name() {
+                        self.on_recreated(index, hooks);
+                    }
+                }
                 Event::Changed(found) if found.index == interface.index() => {
                     interface.apply(found);
                 }
                 Event::Removed(removed) if *removed == interface.index() => {
                     interface.set_link(Link::Gone);
-                }
-                Event::Changed(found) if interface.link() == Link::Gone && found.name == interface.name() => {
-                    self.on_recreated(index, hooks);
                 }
                 Event::Changed(_) | Event::Removed(_) | Event::Lost => continue,
             }
