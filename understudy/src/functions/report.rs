@@ -1,11 +1,11 @@
 //! Closing report of a function that also forwards frames: as tables for the terminal, as JSON for programs.
 
 use super::launch::ClosingReport;
+use super::ports::Ports;
 use crate::observe::{Port, Values, queue_pairs};
 use crate::output::{row, section};
-use crate::ring;
 use core::net::IpAddr;
-use dataplane::{DeviceCounters, Link, Outcome, Runtime, config};
+use dataplane::{Outcome, Runtime};
 use rocev2::{Fault, Opcode, Qpn};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -46,12 +46,9 @@ pub(super) struct Report {
     /// Results of the function and of tunnels in front of it, by name
     #[serde(flatten)]
     sections: serde_json::Map<String, serde_json::Value>,
-    /// Counters of the ports' devices
+    /// What is worth knowing of the ports
     #[serde(skip)]
-    devices: Vec<Values>,
-    /// How to enlarge the rings of ports that lost frames
-    #[serde(skip)]
-    ring_notes: Vec<String>,
+    port_notes: String,
     /// The same results as text
     #[serde(skip)]
     sections_text: String,
@@ -131,9 +128,8 @@ impl Report {
         let all_workers = |count: &dyn Fn(&dataplane::counters::WorkerCounters) -> u64| {
             outcome.workers.iter().map(|worker| count(worker)).sum::<u64>()
         };
-        let devices = (outcome.devices.clone(), outcome.states.clone());
-        let ports = Port::all(runtime.ports(), &devices, &outcome.workers).enumerate();
-        let ports = ports.map(|(index, port)| PortRow {
+        let Ports { rows, notes: port_notes } = Ports::of(runtime, outcome);
+        let ports = rows.into_iter().enumerate().map(|(index, port)| PortRow {
             port,
             kinds: Values::total(counters.iter().map(|counters| &counters.ports[index])),
         });
@@ -165,8 +161,7 @@ impl Report {
                 .enumerate()
                 .map(|(index, worker)| WorkerRow::new(index, worker))
                 .collect(),
-            devices: outcome.devices.iter().map(Values::of).collect(),
-            ring_notes: ring_notes(&runtime.config().ports, &outcome.devices),
+            port_notes,
             sections: serde_json::Map::new(),
             sections_text: String::new(),
         }
@@ -245,17 +240,7 @@ impl ClosingReport for Report {
         for note in notes {
             _ = writeln!(text, "{note}");
         }
-        for (port, device) in self.ports.iter().zip(&self.devices) {
-            device.notes(&format!("port {}: ", port.port.name), &mut text);
-        }
-        for port in &self.ports {
-            if port.port.link != Link::Up.name() {
-                _ = writeln!(text, "port {}: its link is not up: {}", port.port.name, port.port.link);
-            }
-        }
-        for note in &self.ring_notes {
-            _ = writeln!(text, "{note}");
-        }
+        text += &self.port_notes;
         for worker in &self.workers {
             _ = write!(text, "worker {}: {} frames", worker.worker, worker.rx_frames);
             if let (Some(cycles), Some(frames)) = (worker.cycles_per_frame, worker.frames_per_turn) {
@@ -278,12 +263,6 @@ impl ClosingReport for Report {
         );
         text
     }
-}
-
-/// Returns how to enlarge the rings of the ports that lost frames because no worker received them in time.
-fn ring_notes(ports: &[config::Port], devices: &[DeviceCounters]) -> Vec<String> {
-    let lossy = ports.iter().zip(devices).filter(|(_, device)| device.missed > 0);
-    lossy.filter_map(|(port, _)| Some(format!("port {}: {}", port.name, ring::advice(port)?))).collect()
 }
 
 /// Returns the rows of the report, those with the most packets first.
