@@ -66,14 +66,16 @@ Json = dict[str, Any]
 class Instance:
     """A running instance in the namespace `wire`."""
 
-    def __init__(self, arguments: argparse.Namespace, network: Network, folder: Path, config: str, *, as_text: bool = False) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, network: Network, folder: Path, config: str, *, command: str = "run", as_text: bool = False
+    ) -> None:
         self.program, self.network = str(arguments.understudy), network
         self.socket = folder / "observe.sock"
         self.config, self.stdout, self.stderr = (folder / f"instance.{ending}" for ending in ("toml", "out", "err"))
         observe = f'[observe]\nsocket = "{self.socket}"\nprometheus = true\n'
         self.config.write_text(config + observe)
-        command = [self.program, "run", *(() if as_text else ("--json",)), str(self.config)]
-        self.process = network.start("wire", command, self.stdout, self.stderr)
+        words = [self.program, command, *(() if as_text else ("--json",)), str(self.config)]
+        self.process = network.start("wire", words, self.stdout, self.stderr)
         self.prints("is ready")
 
     def prints(self, words: str, times: int = 1) -> None:
@@ -313,6 +315,27 @@ def case_xdp(arguments: argparse.Namespace, folder: Path) -> str:
         return f"{left['missed']} of {left['offered']} frames were lost in the ring of the AF_XDP socket"
 
 
+def case_host(arguments: argparse.Namespace, folder: Path) -> str:
+    """A function that forwards nothing reports its port, too."""
+    config = """
+[[port]]
+name = "eth"
+af_packet = { interface = "a" }
+[nic]
+addresses = ["10.0.0.1/24"]
+[[nic.service]]
+kind = "rping_server"
+"""
+    with Network(SHAPE, folder) as network:
+        instance = Instance(arguments, network, folder, config, command="host")
+        with Stopped(instance):
+            send(network, "a", "wire", BURST)
+        instance.until(lambda top: adds_up(top["ports"][0], BURST) and top["ports"][0]["waiting"] == 0, "the burst is accounted for")
+        (port,) = instance.report()["ports"]
+        expect("the report has the loss", adds_up(port, BURST) and port["missed"] == BURST - RING, port)
+        return f"{port['missed']} of {port['offered']} frames were lost in the ring of a host"
+
+
 def case_tap(arguments: argparse.Namespace, folder: Path) -> str:
     """A tap interface, whose ring is in the kernel."""
     with Network(SHAPE, folder) as network:
@@ -427,7 +450,7 @@ def case_exit(arguments: argparse.Namespace, folder: Path) -> str:
     return "exit code 3, with a report"
 
 
-CASES = [case_overload, case_advice, case_queues, case_early, case_xdp, case_tap, case_link_down, case_link_gone, case_exit]
+CASES = [case_overload, case_advice, case_queues, case_early, case_xdp, case_host, case_tap, case_link_down, case_link_gone, case_exit]
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> None:
