@@ -11,6 +11,18 @@ pub struct Config {
     pub ports: Vec<Port>,
     /// Workers, at least one
     pub workers: Workers,
+    /// What the loss of a port's link does
+    pub on_link_loss: OnLinkLoss,
+}
+
+/// What the loss of a port's link does to a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnLinkLoss {
+    /// The run goes on, and uses the port again when its link is up again
+    #[default]
+    Wait,
+    /// The run ends
+    Exit,
 }
 
 /// DPDK's environment abstraction layer.

@@ -1,5 +1,6 @@
 //! Messages between workers and the control plane, and the control plane's interface.
 
+use crate::link::LinkChange;
 use crate::live::Live;
 use crate::mbuf::Mbuf;
 use crate::memif::Signal;
@@ -28,8 +29,13 @@ pub(crate) enum ToControl<F: Function> {
 /// Message of the control plane to a worker.
 pub(crate) enum ToWorker<F: Function> {
     Command(F::Command),
-    Send { frame: Mbuf, port: PortId },
+    Send {
+        frame: Mbuf,
+        port: PortId,
+    },
     Port(Signal),
+    /// Whether to send through a port, whose link is up or not
+    SendThrough(PortId, bool),
     Watch(Option<Box<Watch>>),
 }
 
@@ -52,6 +58,11 @@ pub trait ControlHandler<F: Function> {
     /// The peer of a memif port has connected or disconnected. Frames for a port without a peer are dropped
     /// and counted ([`DropReason::LinkDown`](switch::DropReason::LinkDown)).
     fn on_link(&mut self, _port: &PortInfo, _up: bool) {}
+
+    /// The link of a port other than memif has changed, or is not up at the start. Frames for a port with a
+    /// kernel interface whose link is not up are dropped and counted
+    /// ([`DropReason::LinkDown`](switch::DropReason::LinkDown)).
+    fn on_link_change(&mut self, _port: &PortInfo, _change: &LinkChange) {}
 
     /// A process that connected to a memif port was refused as peer, for the reason `why`. The same reason is
     /// reported only once until a peer has connected or another reason occurs.
@@ -106,7 +117,10 @@ impl<'a, F: Function> ControlOutput<'a, F> {
         self.to_workers[worker].try_send(ToWorker::Command(command)).map_err(|error| {
             match error.into_inner() {
                 ToWorker::Command(command) => QueueFull(command),
-                ToWorker::Send { .. } | ToWorker::Port(_) | ToWorker::Watch(_) => {
+                ToWorker::Send { .. }
+                | ToWorker::Port(_)
+                | ToWorker::SendThrough(..)
+                | ToWorker::Watch(_) => {
                     unreachable!("try_send returns the message that was sent")
                 }
             }
@@ -124,7 +138,7 @@ impl<'a, F: Function> ControlOutput<'a, F> {
     ) -> Result<(), QueueFull<Option<Box<Watch>>>> {
         self.to_workers[worker].try_send(ToWorker::Watch(watch)).map_err(|error| match error.into_inner() {
             ToWorker::Watch(watch) => QueueFull(watch),
-            ToWorker::Command(_) | ToWorker::Port(_) | ToWorker::Send { .. } => {
+            ToWorker::Command(_) | ToWorker::Port(_) | ToWorker::SendThrough(..) | ToWorker::Send { .. } => {
                 unreachable!("try_send returns the message that was sent")
             }
         })
@@ -138,7 +152,7 @@ impl<'a, F: Function> ControlOutput<'a, F> {
         self.to_workers[worker].try_send(ToWorker::Send { frame, port }).map_err(|error| {
             match error.into_inner() {
                 ToWorker::Send { frame, .. } => QueueFull(frame),
-                ToWorker::Command(_) | ToWorker::Port(_) | ToWorker::Watch(_) => {
+                ToWorker::Command(_) | ToWorker::Port(_) | ToWorker::SendThrough(..) | ToWorker::Watch(_) => {
                     unreachable!("try_send returns the message that was sent")
                 }
             }

@@ -2,12 +2,15 @@
 
 use crate::config::{Config, Device, FRAME_OVERHEAD, Port as PortConfig, af_packet_ring};
 use crate::error::{Error, errno, error_text};
+use crate::link::{Interface, Link, Requests, XdpSockets};
+use crate::tx::rx_burst;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
-use dpdk_sys::{rte_eth_conf, rte_eth_dev_info, rte_eth_stats, rte_mempool};
+use dpdk_sys::{rte_eth_conf, rte_eth_dev_info, rte_eth_stats, rte_mbuf, rte_mempool};
 use std::ffi::CString;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::rc::Rc;
 
 /// Number of buffers in a worker's cache of the pool
 const POOL_CACHE: u32 = 256;
@@ -241,8 +244,10 @@ impl Ports {
     /// Configures and starts the ports of `config`, whose devices the EAL has created.
     pub(crate) fn start(config: &Config) -> Result<Self, Error> {
         let mut ports = Self(Vec::with_capacity(config.ports.len()));
+        // Without it, ports have what their drivers report.
+        let kernel = Requests::open().ok().map(Rc::new);
         for index in 0..config.ports.len() {
-            ports.0.push(Port::start(index, config)?);
+            ports.0.push(Port::start(index, config, kernel.as_ref())?);
         }
         Ok(ports)
     }
@@ -273,7 +278,11 @@ pub(crate) struct Port {
     pub(crate) share_from: usize,
     pub(crate) info: PortInfo,
     /// Kernel interface of the port, if it has one
-    interface: Option<String>,
+    interface: Option<Interface>,
+    /// State of the link if the driver reports that it is not up
+    link_if_down: Link,
+    /// Frames received before the port was used, which are discarded
+    early_frames: u64,
     is_open: bool,
     // Freed after `drop` has closed the port.
     pub(crate) pool: Pool,
@@ -288,10 +297,12 @@ pub struct PortInfo {
     pub driver: String,
     /// MAC address
     pub mac: [u8; 6],
+    /// Name of the kernel's interface, if the port has one
+    pub interface: Option<String>,
 }
 
 impl Port {
-    pub(crate) fn start(index: usize, config: &Config) -> Result<Self, Error> {
+    fn start(index: usize, config: &Config, kernel: Option<&Rc<Requests>>) -> Result<Self, Error> {
         let port = &config.ports[index];
         let id = find(index, port).ok_or_else(|| missing_device(port, ""))?;
         let failed = |what: &str, result: i32| {
@@ -334,16 +345,35 @@ impl Port {
         let mut mac = dpdk_sys::rte_ether_addr::default();
         // SAFETY: the port exists, and `mac` is writable. Failure leaves zeros.
         unsafe { dpdk_sys::rte_eth_macaddr_get(id, &raw mut mac) };
-        let info = PortInfo { name: port.name.clone(), driver: driver_name(&dev), mac: mac.addr_bytes };
+        let interface = match &port.device {
+            Device::AfPacket { interface } | Device::AfXdp { interface, .. } | Device::Tap { interface } => {
+                Some(interface.clone())
+            }
+            _ => None,
+        };
+        let info =
+            PortInfo { name: port.name.clone(), driver: driver_name(&dev), mac: mac.addr_bytes, interface };
         let segments = dev.tx_offload_capa & dpdk_sys::UNDERSTUDY_TX_OFFLOAD_MULTI_SEGS != 0;
         let share_from = port.share_from.unwrap_or(if segments { SHARE_FROM } else { usize::MAX });
-        let interface = match &port.device {
-            Device::AfPacket { interface } | Device::AfXdp { interface, .. } => Some(interface.clone()),
-            _ => None,
+        let link_if_down = match &port.device {
+            Device::Memif { .. } | Device::Vhost { .. } => Link::NoPeer,
+            _ => Link::NoCarrier,
         };
         let pool = Pool::new(index, port, socket)?;
         // From here on the driver may hold buffers: on failure the port is closed before the pool is freed.
-        let started = Self { id, rx_queues, tx_queues, share_from, info, interface, is_open: true, pool };
+        let mut started = Self {
+            id,
+            rx_queues,
+            tx_queues,
+            share_from,
+            info,
+            interface: None,
+            link_if_down,
+            early_frames: 0,
+            is_open: true,
+            pool,
+        };
+        let earlier_sockets = XdpSockets::present();
         for queue in 0..rx_queues {
             // SAFETY: the port is configured and not started; a null configuration means the driver's
             // default.
@@ -374,17 +404,43 @@ impl Port {
         // anyway.
         // SAFETY: the port is started.
         unsafe { dpdk_sys::rte_eth_promiscuous_enable(id) };
+        started.interface = Interface::of(&port.device, kernel, &earlier_sockets);
+        if let Some(interface) = &started.interface {
+            interface.discard_early_frames(|| started.drain());
+            started.early_frames = started.stats().ipackets;
+        }
         Ok(started)
     }
 
-    /// Returns whether the link is up. The drivers of kernel interfaces read the state only at start, so it
-    /// is read from the kernel.
-    pub(crate) fn link_is_up(&self) -> bool {
-        let Some(interface) = &self.interface else { return link_is_up(self.id) };
-        // The file is not readable while the interface is down, and does not exist after the interface was
-        // removed.
-        let carrier = Path::new("/sys/class/net").join(interface).join("carrier");
-        std::fs::read_to_string(carrier).is_ok_and(|text| text.trim() == "1")
+    /// Receives and frees the frames in all receive queues, which no worker polls yet.
+    fn drain(&self) {
+        let mut burst = [core::ptr::null_mut::<rte_mbuf>(); 32];
+        for queue in 0..self.rx_queues {
+            loop {
+                // SAFETY: the port is started, and only this thread uses it; the burst is owned here.
+                let received = unsafe { rx_burst(self.id, queue, burst.as_mut_ptr(), burst.len() as u16) };
+                if received == 0 {
+                    break;
+                }
+                // SAFETY: the first `received` frames are owned here, and not used again.
+                unsafe { dpdk_sys::rte_pktmbuf_free_bulk(burst.as_mut_ptr(), u32::from(received)) };
+            }
+        }
+    }
+
+    /// Returns the kernel's interface of the port, if it has one.
+    pub(crate) fn interface(&self) -> Option<&Interface> {
+        self.interface.as_ref()
+    }
+
+    /// Returns the state of the link. The drivers of kernel interfaces read it only at start, so that of an
+    /// interface is from the kernel.
+    pub(crate) fn link(&self) -> Link {
+        match &self.interface {
+            Some(interface) => interface.link(),
+            None if link_is_up(self.id) => Link::Up,
+            None => self.link_if_down,
+        }
     }
 
     /// Returns the device's own statistics.
@@ -392,6 +448,7 @@ impl Port {
         let mut stats = rte_eth_stats::default();
         // SAFETY: the port exists, and `stats` is writable. Failure leaves zeros.
         unsafe { dpdk_sys::rte_eth_stats_get(self.id, &raw mut stats) };
+        stats.ipackets = stats.ipackets.saturating_sub(self.early_frames);
         stats
     }
 }

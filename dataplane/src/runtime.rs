@@ -1,13 +1,14 @@
 //! Start, run and shutdown of DPDK with its ports and workers.
 
-use crate::config::{Config, Idle};
+use crate::config::{Config, Idle, OnLinkLoss};
 use crate::control::{ControlHandler, ControlOutput, ToControl, ToWorker};
 use crate::counters::WorkerCounters;
 use crate::eal::{self, Eal, LogCapture};
 use crate::error::Error;
 use crate::idle::{self, Idler};
 use crate::interrupt::park_interrupts;
-use crate::live::{DeviceCounters, Live};
+use crate::link::{LinkChange, LinkHooks, LinkMonitor};
+use crate::live::{DeviceCounters, Live, PortState};
 use crate::memif::{Channels, MemifHooks, Signal};
 use crate::port::{Port, PortInfo, Ports};
 use crate::time::{self, Clock};
@@ -70,6 +71,10 @@ pub struct Outcome {
     pub devices: Vec<DeviceCounters>,
     /// Counters of each port's device at the beginning of this run
     pub devices_before: Vec<DeviceCounters>,
+    /// State of each port
+    pub states: Vec<PortState>,
+    /// Port whose lost link has ended the run ([`OnLinkLoss::Exit`])
+    pub lost_link: Option<PortId>,
     /// TSC frequency, in Hz
     pub tsc_hz: u64,
 }
@@ -93,6 +98,11 @@ impl Runtime {
     /// Returns DPDK's version, such as `DPDK 22.11.11`.
     pub fn version() -> String {
         eal::version()
+    }
+
+    /// Returns the configuration with which the runtime was started.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Returns the ports, in the order of the configuration.
@@ -160,6 +170,9 @@ impl Runtime {
         let devices: Vec<_> = self.ports.iter().map(|port| port.id).collect();
         let mut channels = self.channels.borrow_mut();
         channels.begin(count);
+        let mut links = LinkMonitor::new(&self.ports, |port| channels.is_memif(port), count);
+        let mut lost_link = None;
+        let exits_on_loss = self.config.on_link_loss == OnLinkLoss::Exit;
         let (quit, running) = (AtomicBool::new(false), Users::new(count));
         let mut out = ControlOutput::new(&to_workers, self.ports[0].pool.raw(), self.ports.len() as u16);
         // Waits some milliseconds for running servers to respond, so that the first frames of the workers are
@@ -168,7 +181,9 @@ impl Runtime {
             if !channels.is_connecting() {
                 break;
             }
-            if !channels.tick(&devices, &mut Hooks { to_workers: &to_workers, ports: &self.ports, control }) {
+            let (to_workers, lost_link) = (&to_workers, &mut lost_link);
+            let mut hooks = Hooks { to_workers, ports: &self.ports, control, lost_link };
+            if !channels.tick(&devices, &mut hooks) {
                 thread::sleep(TICK);
             }
         }
@@ -189,13 +204,16 @@ impl Runtime {
                     idle = false;
                     deliver(control, message, &mut out);
                 }
+                let (to_workers, lost) = (&to_workers, &mut lost_link);
+                let mut hooks = Hooks { to_workers, ports: &self.ports, control, lost_link: lost };
                 if !channels.is_empty() {
-                    let mut hooks = Hooks { to_workers: &to_workers, ports: &self.ports, control };
                     idle &= !channels.tick(&devices, &mut hooks);
                 }
+                links.tick(&self.ports, &mut hooks);
                 // A worker that ends before `quit` is set has panicked.
                 let all_running = running.count() == count;
-                if !control.on_tick(&live, &mut out) || stop.0.load(Ordering::Relaxed) || !all_running {
+                let ends = stop.0.load(Ordering::Relaxed) || exits_on_loss && lost_link.is_some();
+                if !control.on_tick(&live, &mut out) || ends || !all_running {
                     break;
                 }
                 if idle {
@@ -207,8 +225,9 @@ impl Runtime {
         for message in from_workers.try_iter() {
             deliver(control, message, &mut out);
         }
-        let devices = live.device_counters();
-        Outcome { devices, devices_before, workers: counters, tsc_hz: time::hz() }
+        let (devices, states) = live.devices();
+        let lost_link = lost_link.filter(|_| exits_on_loss);
+        Outcome { devices, devices_before, states, lost_link, workers: counters, tsc_hz: time::hz() }
     }
 
     /// Returns the receive queues of a worker: queues are assigned to the workers round-robin.
@@ -237,11 +256,13 @@ impl Runtime {
     }
 }
 
-/// Interface of the memif channels to the runtime.
+/// Interface of the memif channels and of the link monitor to the runtime.
 struct Hooks<'a, F: Function, C> {
     to_workers: &'a [Sender<ToWorker<F>>],
     ports: &'a [Port],
     control: &'a mut C,
+    /// Port that was the first to lose its link
+    lost_link: &'a mut Option<PortId>,
 }
 
 impl<F: Function, C: ControlHandler<F>> MemifHooks for Hooks<'_, F, C> {
@@ -254,11 +275,32 @@ impl<F: Function, C: ControlHandler<F>> MemifHooks for Hooks<'_, F, C> {
     }
 
     fn on_link(&mut self, port: usize, up: bool) {
+        if !up {
+            self.lost_link.get_or_insert(PortId(port as u16));
+        }
         self.control.on_link(&self.ports[port].info, up);
     }
 
     fn on_peer_refused(&mut self, port: usize, why: &str) {
         self.control.on_peer_refused(&self.ports[port].info, why);
+    }
+}
+
+impl<F: Function, C: ControlHandler<F>> LinkHooks for Hooks<'_, F, C> {
+    fn workers(&self) -> usize {
+        self.to_workers.len()
+    }
+
+    fn send_through(&mut self, worker: usize, port: PortId, up: bool) -> bool {
+        self.to_workers[worker].try_send(ToWorker::SendThrough(port, up)).is_ok()
+    }
+
+    fn on_link_loss(&mut self, port: usize) {
+        self.lost_link.get_or_insert(PortId(port as u16));
+    }
+
+    fn on_link_change(&mut self, port: usize, change: &LinkChange) {
+        self.control.on_link_change(&self.ports[port].info, change);
     }
 }
 

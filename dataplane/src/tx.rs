@@ -25,7 +25,8 @@ pub(crate) enum Exit {
     Queue(Queue),
     /// Through the worker that owns the send queue
     Worker(usize),
-    /// Not at present, because the port has no peer; the send queue is kept for later and is empty
+    /// Not at present, because the port has no peer or its link is not up; the send queue is kept for later and
+    /// is empty
     Detached(Queue),
 }
 
@@ -291,7 +292,7 @@ impl Tx {
         }
     }
 
-    /// Begins to use a port, which has a peer now.
+    /// Begins to use a port, whose link is up now.
     #[cold]
     pub(crate) fn adopt(&mut self, port: PortId) {
         self.replace_exit(port, |exit| match exit {
@@ -300,7 +301,7 @@ impl Tx {
         });
     }
 
-    /// Stops using a port, which has no peer any more. Frames that wait for it are lost.
+    /// Stops using a port, whose link is not up any more. Frames that wait for it are lost.
     #[cold]
     pub(crate) fn release(&mut self, port: PortId) {
         let mut lost = 0;

@@ -44,7 +44,7 @@ pub enum TraceAction {
     /// The frame was sent: the received frame, rewritten, or one generated for it. Without a received frame,
     /// a timer or the control plane sent it.
     Out(PortId),
-    /// The frame was to be sent but was dropped: the queue was full, or the port has no peer.
+    /// The frame was to be sent but was dropped: the queue was full, or the port's link is not up.
     Lost(PortId, DropReason),
     /// The received frame was dropped.
     Dropped(DropReason),

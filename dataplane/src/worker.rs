@@ -255,6 +255,8 @@ impl<F: Function> Worker<F> {
                 }
                 Ok(ToWorker::Watch(watch)) => self.on_watch(watch),
                 Ok(ToWorker::Port(signal)) => self.on_signal(signal),
+                Ok(ToWorker::SendThrough(port, true)) => self.tx.adopt(port),
+                Ok(ToWorker::SendThrough(port, false)) => self.tx.release(port),
                 Err(_) => break,
             }
         }

@@ -55,6 +55,7 @@ impl Dpdk {
                 handoff_ring: runtime.handoff_ring,
                 control_queue: runtime.control_queue,
             },
+            on_link_loss: runtime.on_link_loss,
         })
     }
 }

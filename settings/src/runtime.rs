@@ -6,7 +6,7 @@ use crate::report::Problem;
 use crate::tree::{Problems, Table, Value};
 use core::ops::Range;
 use core::time::Duration;
-use dataplane::config::Idle;
+use dataplane::config::{Idle, OnLinkLoss};
 use switch::Nanos;
 use toml::Spanned;
 
@@ -39,6 +39,8 @@ pub struct Runtime {
     pub handoff_ring: usize,
     /// Capacity of a queue to or from the control plane
     pub control_queue: usize,
+    /// What the loss of a port's link does
+    pub on_link_loss: OnLinkLoss,
     /// Time without received frames after which the program stops
     pub stop_when_idle: Option<Duration>,
 }
@@ -62,6 +64,8 @@ crate::table! {
     handoff_ring: usize = power_of_two(2..=1 << 20).unit("frames") => default(1024);
     /// Messages that wait between a worker and the control plane
     control_queue: usize = whole(1..=1 << 20) => default(1024);
+    /// What the loss of a port's link does: `wait` goes on, and uses the port again when its link is up; `exit` ends the program as Ctrl-C does, and `run`, `host` and `pktgen` exit with 3. A memif port loses its link when its peer disconnects
+    on_link_loss: OnLinkLoss = words(&[("wait", OnLinkLoss::Wait), ("exit", OnLinkLoss::Exit)]) => default("wait");
     /// Time without received frames after which the program stops
     stop_when_idle_ms: Nanos = millis(1..=MAX_IDLE_MS) => optional("it runs until it is interrupted") example(300);
 }
@@ -81,6 +85,7 @@ pub fn read(root: &Table<'_>, machine: &Machine) -> Runtime {
         telemetry: table.read(Keys::telemetry),
         handoff_ring: table.read(Keys::handoff_ring),
         control_queue: table.read(Keys::control_queue),
+        on_link_loss: table.read(Keys::on_link_loss),
         stop_when_idle: table.read(Keys::stop_when_idle_ms).map(|time| Duration::from_nanos(time.0)),
     };
     let (prefix, telemetry) = (table.value(Keys::file_prefix), table.value(Keys::telemetry));

@@ -82,8 +82,8 @@ drop_reasons! {
     Stale "stale": "a response that acknowledges nothing new",
     /// A kind of packet that is not valid on the connection
     Unexpected "unexpected": "a kind of packet that is not valid on the connection",
-    /// The port's link is down: it has no peer
-    LinkDown "link_down": "the port has no peer",
+    /// The port's link is not up: it has no peer, or its interface is down or gone
+    LinkDown "link_down": "the port's link is not up",
     /// The packet may change data on which a decision is pending; the sender retransmits it
     Delayed "delayed": "it may change data on which a decision is pending; the sender retransmits it",
     /// A duplicate of a request in progress or completed

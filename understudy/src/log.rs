@@ -3,13 +3,14 @@
 //! What a command was asked for goes to standard output, and the error that ends a command always goes to standard
 //! error ([`crate::output::print_error`]). Everything else is an event of `tracing`. Workers emit none.
 
-use dataplane::PortInfo;
+use dataplane::{Link, LinkChange, PortInfo};
 use std::fmt;
 use std::io::IsTerminal as _;
 use tracing::{Event, Level, Subscriber, info, warn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -52,6 +53,55 @@ pub(crate) fn peer(port: &PortInfo, up: bool) {
     } else {
         warn!("Port {} has lost its peer.", port.name);
     }
+}
+
+/// Emits that the link of a port has changed, and what to do about it.
+pub(crate) fn link(port: &PortInfo, change: &LinkChange) {
+    let text = link_text(port, change, &time());
+    match change {
+        LinkChange::Now(Link::Up) => info!("{text}"),
+        LinkChange::Now(_) | LinkChange::Recreated => warn!("{text}"),
+    }
+}
+
+fn link_text(port: &PortInfo, change: &LinkChange, now: &str) -> String {
+    let name = &port.name;
+    let Some(interface) = &port.interface else {
+        return match change {
+            LinkChange::Now(Link::Up) => format!("Port {name} is up since {now}."),
+            LinkChange::Now(_) | LinkChange::Recreated => {
+                format!("Port {name} is down since {now}: it has no link.")
+            }
+        };
+    };
+    match change {
+        LinkChange::Now(Link::Up) => format!("Port {name} is up since {now}: interface {interface}."),
+        LinkChange::Now(Link::Down) => format!(
+            "Port {name} is down since {now}: interface {interface} was set down. To set it up: ip link set \
+             {interface} up"
+        ),
+        LinkChange::Now(Link::NoCarrier | Link::NoPeer) => format!(
+            "Port {name} is down since {now}: interface {interface} has no carrier. Set the other end of the veth up, \
+             or check the cable."
+        ),
+        LinkChange::Now(Link::Gone) => format!(
+            "Port {name} is gone since {now}: interface {interface} was removed, or moved to another network namespace. \
+             The port cannot use it again, even under the same name: create it, and restart this instance."
+        ),
+        LinkChange::Recreated => {
+            format!(
+                "There is an interface {interface} again. Restart this instance to use it as port {name}."
+            )
+        }
+    }
+}
+
+/// Returns the current time, such as 2026-01-31T09:15:00.000000Z.
+fn time() -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    _ = SystemTime.format_time(&mut Writer::new(&mut text));
+    text
 }
 
 /// Emits that a port refuses a peer.
@@ -136,6 +186,29 @@ mod tests {
         assert_eq!(printed("error", false), "error: Cannot write b.\n");
         assert_eq!(printed("error", true), "\x1b[31merror:\x1b[0m Cannot write b.\n");
         assert_eq!(printed("warn,understudy::log=off", false), "");
+    }
+
+    #[test]
+    fn a_change_of_a_link_comes_with_its_time_and_what_to_do() {
+        let port = |interface: Option<&str>| PortInfo {
+            name: "a".into(),
+            driver: String::new(),
+            mac: [0; 6],
+            interface: interface.map(Into::into),
+        };
+        let text = |change| link_text(&port(Some("eth1")), &change, "NOW");
+        assert_eq!(text(LinkChange::Now(Link::Up)), "Port a is up since NOW: interface eth1.");
+        assert!(
+            text(LinkChange::Now(Link::Down)).ends_with("was set down. To set it up: ip link set eth1 up")
+        );
+        assert!(
+            text(LinkChange::Now(Link::NoCarrier)).contains("down since NOW: interface eth1 has no carrier")
+        );
+        assert!(text(LinkChange::Now(Link::Gone)).contains("gone since NOW: interface eth1 was removed"));
+        assert!(text(LinkChange::Recreated).contains("an interface eth1 again. Restart this instance"));
+        let hardware = link_text(&port(None), &LinkChange::Now(Link::NoCarrier), "NOW");
+        assert_eq!(hardware, "Port a is down since NOW: it has no link.");
+        assert!(time().starts_with("20") && time().ends_with('Z'), "{}", time());
     }
 
     #[test]

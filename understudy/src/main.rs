@@ -16,6 +16,7 @@ mod plan;
 mod process;
 mod rdmc;
 mod rfc2544;
+mod ring;
 mod run;
 mod sim;
 mod system;

@@ -12,6 +12,7 @@ use crate::observe::Instance;
 use crate::output::print_error;
 use crate::system::{catch_signals, parse_seconds};
 use clap::Args;
+use core::cell::Cell;
 use miette::Report;
 use settings::words::one_of;
 use std::io::Write as _;
@@ -20,7 +21,12 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// Exit code of a run that ended because a port lost its link
+const LINK_LOST: u8 = 3;
+
 /// Run a switch function on the ports of a configuration, until Ctrl-C
+///
+/// Exits with 3 if a port lost its link and `[runtime] on_link_loss` is "exit".
 #[derive(Args)]
 pub(crate) struct RunArgs {
     /// Configuration file [default: a built-in demonstration that needs no hardware]
@@ -157,6 +163,7 @@ fn start(args: RunArgs, config: &Config) -> Result<ExitCode, Report> {
     let RunArgs { duration, json, live, eal, hgrm, bootstrap, .. } = args;
     let mut runtime = config.runtime.clone();
     runtime.eal.extra.extend(eal);
+    let lost_link = Rc::new(Cell::new(false));
     let launch = Launch {
         options: &Options { duration, live, hgrm, bootstrap },
         runtime,
@@ -165,12 +172,13 @@ fn start(args: RunArgs, config: &Config) -> Result<ExitCode, Report> {
         instance: Instance::this(&config.path, config.function.name()),
         idle: config.stop_when_idle,
         stop: catch_signals()?,
+        lost_link: Rc::clone(&lost_link),
         reload: Rc::new(|| reload(config)),
     };
     let Closing { report, deferred } = config.function.run(launch)?;
     // A closed pipe is not a failure.
     _ = writeln!(std::io::stdout(), "{}", if json { report.json() } else { report.text() });
-    deferred.map(|()| report.code())
+    deferred.map(|()| if lost_link.get() { ExitCode::from(LINK_LOST) } else { report.code() })
 }
 
 /// Reads the file of a configuration again.

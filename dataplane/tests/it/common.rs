@@ -1,7 +1,7 @@
 //! Configurations and captures for tests on virtual devices. Each test runs in a process of its own
 //! (nextest), because a process has only one EAL.
 
-use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
+use dataplane::config::{Config, Device, Eal, Idle, Memory, OnLinkLoss, Port, Workers};
 use dataplane::{ControlHandler, ControlOutput, Live};
 use std::path::Path;
 use switch::Function;
@@ -40,6 +40,7 @@ pub(crate) fn config(ports: Vec<Port>, workers: usize) -> Config {
             handoff_ring: 1024,
             control_queue: 256,
         },
+        on_link_loss: OnLinkLoss::Wait,
     }
 }
 

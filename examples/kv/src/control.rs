@@ -7,7 +7,7 @@
 use crate::command::Command;
 use crate::replica::{Replica, Response, Ticket};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, PortInfo, QueueFull};
+use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, PortInfo, QueueFull};
 use rnic::{HostCall, HostFunction};
 use std::collections::BTreeMap;
 use switch::PortId;
@@ -108,6 +108,14 @@ impl ControlHandler<HostFunction<Replica>> for ReplicaControl {
             info!("Port {} has its peer.", port.name);
         } else {
             warn!("Port {} has lost its peer.", port.name);
+        }
+    }
+
+    fn on_link_change(&mut self, port: &PortInfo, change: &LinkChange) {
+        match change {
+            LinkChange::Now(link) if link.is_up() => info!("Port {} is up.", port.name),
+            LinkChange::Now(link) => warn!("Port {} has no link: {}.", port.name, link.name()),
+            LinkChange::Recreated => warn!("Restart this process to use the new interface of {}.", port.name),
         }
     }
 

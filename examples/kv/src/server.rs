@@ -7,7 +7,7 @@ use crate::tcp;
 use clap::Args;
 use consensus::{Config as ServerConfig, Layout, SwitchAddress};
 use core::net::{IpAddr, SocketAddr};
-use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
+use dataplane::config::{Config, Device, Eal, Idle, Memory, OnLinkLoss, Port, Workers};
 use dataplane::{Runtime, Stop};
 use miette::{IntoDiagnostic as _, WrapErr as _, miette};
 use p4ce::Secret;
@@ -179,6 +179,7 @@ impl ServerArgs {
                 share_from: None,
             }],
             workers: Workers { cpus: vec![self.cpu], idle, handoff_ring: 64, control_queue: 1024 },
+            on_link_loss: OnLinkLoss::Wait,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use core::net::IpAddr;
 use core::time::Duration;
-use dataplane::config::{Device, Eal, Idle, Memory, Port, Workers};
+use dataplane::config::{Device, Eal, Idle, Memory, OnLinkLoss, Port, Workers};
 use onepipe::process::{self, BeaconPeer, Peer};
 use onepipe_host::{Clock, Config, Endpoint, Event, Failure, InitError, ProcessId, SendError, Settings};
 use rocev2::Qpn;
@@ -42,7 +42,7 @@ fn config() -> Config {
         Eal { memory: Memory::Ordinary { mb: 64 }, file_prefix: None, telemetry: false, extra: Vec::new() };
     let workers = Workers { cpus: vec![None], idle: Idle::Sleep, handoff_ring: 64, control_queue: 64 };
     Config {
-        runtime: dataplane::Config { eal, ports: vec![port], workers },
+        runtime: dataplane::Config { eal, ports: vec![port], workers, on_link_loss: OnLinkLoss::Wait },
         process: Settings {
             process,
             mac: Some(mac),

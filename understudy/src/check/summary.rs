@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::functions::tunnel;
 use crate::machine::{Machine, cpu_list};
 use core::fmt::Write;
-use dataplane::config::{Device, Idle, Memory, Port};
+use dataplane::config::{Device, Idle, Memory, OnLinkLoss, Port};
 use settings::reference::set_values;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -34,7 +34,10 @@ pub(super) fn of(path: &Path, text: &str, config: &Config, machine: &Machine) ->
                     "when no frame was received for {} ms, or when interrupted (Ctrl-C)",
                     idle.as_millis()
                 ),
-                (None, None) => "when interrupted (Ctrl-C)".into(),
+                (None, None) => "when interrupted (Ctrl-C)".to_owned(),
+            } + match runtime.on_link_loss {
+                OnLinkLoss::Wait => "",
+                OnLinkLoss::Exit => ", or when a port loses its link",
             },
         ),
     ];
@@ -196,6 +199,7 @@ mod tests {
             [runtime]
             workers = ["any", "any", "any", "any", "any"]
             idle = "yield"
+            on_link_loss = "exit"
             stop_when_idle_ms = 300
             [[port]]
             name = "host-a"
@@ -226,7 +230,7 @@ forward  host-a <-> host-b, tail reflects
 settings  verify [\"icrc\"]; drop [\"icrc\", \"truncated\"]; counted_qps 64
 workers  5, placed by the kernel, yielding when idle
 memory  272 MB in ordinary pages
-ends  when no frame was received for 300 ms, or when interrupted (Ctrl-C)
+ends  when no frame was received for 300 ms, or when interrupted (Ctrl-C), or when a port loses its link
 
 note: 5 workers have 3 receive queues to poll: 2 will be idle
 note: port `host-b`: this machine has no interface `eth2` at present (see `ip link`)

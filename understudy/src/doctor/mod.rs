@@ -5,31 +5,46 @@ mod hugepages;
 mod iommu;
 mod nics;
 mod permissions;
+mod ports;
 mod report;
 mod software;
 
+use crate::config;
 use crate::machine::Machine;
-use crate::output::print;
+use crate::output::{print, print_error};
+use dataplane::config::Port;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Examine this machine: what DPDK needs, what is missing, and the commands that provide it
 ///
-/// Only reads; changes nothing. The exit status is always 0.
+/// Only reads; changes nothing. The exit status is 0, or 2 if the configuration is not valid.
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// Configuration whose ports are examined as well: their interfaces, and how to enlarge the rings in which frames
+    /// wait for them
+    #[arg(value_name = "CONFIG.toml")]
+    config: Option<PathBuf>,
     /// Print {"findings": [{"topic", "state", "finding", "command"}], "virtual", "hardware", "verdict"}
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let findings = examine(&Machine::this(), &dataplane::Runtime::version());
+    let ports = match args.config.as_deref().map(config::load).transpose() {
+        Ok(config) => config.map(|config| config.runtime.ports).unwrap_or_default(),
+        Err(report) => {
+            print_error(report.render());
+            return ExitCode::from(config::EXIT_CODE);
+        }
+    };
+    let findings = examine(&Machine::this(), &dataplane::Runtime::version(), &ports);
     let text = if args.json { report::json(&findings) } else { report::text(&findings) };
     print(&text, ExitCode::SUCCESS)
 }
 
-/// Examines a machine, and the DPDK of version `dpdk` that runs on it.
-fn examine(machine: &Machine, dpdk: &str) -> Vec<Finding> {
+/// Examines a machine, the DPDK of version `dpdk` that runs on it, and the ports of a configuration.
+fn examine(machine: &Machine, dpdk: &str, ports: &[Port]) -> Vec<Finding> {
     [
         software::examine(machine, dpdk),
         permissions::examine(machine),
@@ -37,6 +52,7 @@ fn examine(machine: &Machine, dpdk: &str) -> Vec<Finding> {
         hugepages::examine(machine),
         iommu::examine(machine),
         nics::examine(machine),
+        ports::examine(machine, ports),
     ]
     .concat()
 }
@@ -146,7 +162,7 @@ mod tests {
 
     #[test]
     fn an_empty_machine_has_findings_on_every_topic() {
-        let findings = examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11");
+        let findings = examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11", &[]);
         for topic in ["DPDK", "CPU", "huge pages", "IOMMU", "permissions", "network cards"] {
             assert!(findings.iter().any(|finding| finding.topic == topic), "{topic}: {findings:#?}");
         }
@@ -154,7 +170,7 @@ mod tests {
 
     #[test]
     fn findings_have_no_full_stop_and_good_ones_no_command() {
-        for finding in examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11") {
+        for finding in examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11", &[]) {
             assert!(!finding.message.ends_with('.'), "{finding:?}");
             assert!(finding.state != State::Ok || finding.command.is_none(), "{finding:?}");
         }

@@ -5,7 +5,8 @@ use super::tunnel::config::TunnelConfig;
 use crate::log;
 use crate::observe::{FunctionMetrics, Instance, ObserveConfig, Observer, QueuePair, TraceError, no_groups};
 use crate::system::{explain, now};
-use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, Outcome, PortInfo, Runtime, Stop};
+use core::cell::Cell;
+use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, Outcome, PortInfo, Runtime, Stop};
 use miette::Report;
 use rocev2::ethernet::MacAddr;
 use std::path::PathBuf;
@@ -39,6 +40,8 @@ pub(crate) struct Launch<'a, C> {
     /// Time without received frames after which the run ends
     pub(crate) idle: Option<Duration>,
     pub(crate) stop: Stop,
+    /// Set if the loss of a link ends the run
+    pub(crate) lost_link: Rc<Cell<bool>>,
     /// Reads the configuration file again; the error is a text for users
     pub(crate) reload: Reload<'a, C>,
 }
@@ -65,9 +68,9 @@ impl<C> Reloaded<C> {
 impl<'a, C: 'a> Launch<'a, C> {
     /// Returns the launch for a function of one type. `select` returns the configuration of such a function.
     pub(super) fn narrowed<D: 'a>(self, select: fn(C) -> Option<D>) -> Launch<'a, D> {
-        let Self { options, runtime, tunnel, observe, instance, idle, stop, reload } = self;
+        let Self { options, runtime, tunnel, observe, instance, idle, stop, lost_link, reload } = self;
         let reload = Rc::new(move || reload()?.narrowed(select));
-        Launch { options, runtime, tunnel, observe, instance, idle, stop, reload }
+        Launch { options, runtime, tunnel, observe, instance, idle, stop, lost_link, reload }
     }
 
     /// Starts the ports and the observers.
@@ -97,6 +100,7 @@ impl<'a, C: 'a> Launch<'a, C> {
             options: self.options,
             tunnel: self.tunnel,
             stop: self.stop,
+            lost_link: self.lost_link,
             observer,
             until,
         })
@@ -113,6 +117,8 @@ pub(super) struct Run<'a> {
     pub(super) tunnel: Option<&'a TunnelConfig>,
     /// Flag that signals set
     pub(super) stop: Stop,
+    /// Set if the loss of a link ends the run
+    pub(super) lost_link: Rc<Cell<bool>>,
     /// Responds to the observers of the instance
     pub(super) observer: Option<Observer>,
     until: EndConditions,
@@ -148,6 +154,7 @@ impl Run<'_> {
         let began = now();
         let outcome =
             runtime.run(functions, &mut RunControl { control, metrics, group, until, observer }, stop);
+        self.lost_link.set(outcome.lost_link.is_some());
         (outcome, began.elapsed().as_secs_f64())
     }
 }
@@ -210,6 +217,11 @@ where
     fn on_link(&mut self, port: &PortInfo, up: bool) {
         log::peer(port, up);
         self.control.on_link(port, up);
+    }
+
+    fn on_link_change(&mut self, port: &PortInfo, change: &LinkChange) {
+        log::link(port, change);
+        self.control.on_link_change(port, change);
     }
 
     fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {

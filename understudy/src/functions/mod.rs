@@ -8,6 +8,7 @@ mod forward;
 mod function;
 mod impair;
 mod launch;
+mod ports;
 mod report;
 
 pub(crate) mod consensus;

@@ -1,6 +1,7 @@
 //! Closing report of a function that also forwards frames: as tables for the terminal, as JSON for programs.
 
 use super::launch::ClosingReport;
+use super::ports::Ports;
 use crate::observe::{Port, Values, queue_pairs};
 use crate::output::{row, section};
 use core::net::IpAddr;
@@ -45,9 +46,9 @@ pub(super) struct Report {
     /// Results of the function and of tunnels in front of it, by name
     #[serde(flatten)]
     sections: serde_json::Map<String, serde_json::Value>,
-    /// Counters of the ports' devices
+    /// What is worth knowing of the ports
     #[serde(skip)]
-    devices: Vec<Values>,
+    port_notes: String,
     /// The same results as text
     #[serde(skip)]
     sections_text: String,
@@ -127,8 +128,8 @@ impl Report {
         let all_workers = |count: &dyn Fn(&dataplane::counters::WorkerCounters) -> u64| {
             outcome.workers.iter().map(|worker| count(worker)).sum::<u64>()
         };
-        let ports = Port::all(runtime.ports(), &outcome.devices, &outcome.workers).enumerate();
-        let ports = ports.map(|(index, port)| PortRow {
+        let Ports { rows, notes: port_notes } = Ports::of(runtime, outcome);
+        let ports = rows.into_iter().enumerate().map(|(index, port)| PortRow {
             port,
             kinds: Values::total(counters.iter().map(|counters| &counters.ports[index])),
         });
@@ -160,7 +161,7 @@ impl Report {
                 .enumerate()
                 .map(|(index, worker)| WorkerRow::new(index, worker))
                 .collect(),
-            devices: outcome.devices.iter().map(Values::of).collect(),
+            port_notes,
             sections: serde_json::Map::new(),
             sections_text: String::new(),
         }
@@ -239,9 +240,7 @@ impl ClosingReport for Report {
         for note in notes {
             _ = writeln!(text, "{note}");
         }
-        for (port, device) in self.ports.iter().zip(&self.devices) {
-            device.notes(&format!("port {}: ", port.port.name), &mut text);
-        }
+        text += &self.port_notes;
         for worker in &self.workers {
             _ = write!(text, "worker {}: {} frames", worker.worker, worker.rx_frames);
             if let (Some(cycles), Some(frames)) = (worker.cycles_per_frame, worker.frames_per_turn) {
@@ -255,7 +254,13 @@ impl ClosingReport for Report {
         let dropped: u64 = self.drops.iter().map(|r| r.frames).sum();
         let sum = |count: fn(&Port) -> u64| self.ports.iter().map(|row| count(&row.port)).sum::<u64>();
         let (received, sent) = (sum(|port| port.rx().0), sum(|port| port.tx().0));
-        _ = write!(text, "{received} frames in, {sent} out, {dropped} dropped, in {:.2} s", self.seconds);
+        let lost = sum(|port| port.missed() + port.errors() + port.kernel_drops());
+        let lost = if lost > 0 { format!("{lost} lost at ports, ") } else { String::new() };
+        _ = write!(
+            text,
+            "{received} frames in, {sent} out, {dropped} dropped, {lost}in {:.2} s",
+            self.seconds
+        );
         text
     }
 }

@@ -7,7 +7,7 @@ use super::values::Values;
 use core::cmp::{Ordering, Reverse};
 use core::net::IpAddr;
 use dataplane::counters::WorkerCounters;
-use dataplane::{DeviceCounters, Live, PortInfo, Runtime};
+use dataplane::{Devices, Live, PortInfo, Runtime};
 use rocev2::Qpn;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -54,6 +54,9 @@ pub(crate) struct Instance {
 pub(crate) struct Port {
     pub(crate) name: String,
     pub(crate) driver: String,
+    /// State of the link
+    #[serde(default)]
+    pub(crate) link: String,
     #[serde(flatten)]
     pub(crate) counts: Counts,
 }
@@ -153,7 +156,7 @@ impl Snapshot {
             instance: instance.clone(),
             uptime_s,
             tsc_hz: live.tsc_hz(),
-            ports: Port::all(live.ports(), &live.device_counters(), live.workers()).collect(),
+            ports: Port::all(live.ports(), &live.devices(), live.workers()).collect(),
             drops: DropReason::all()
                 .map(|reason| Dropped {
                     reason: reason.name().into(),
@@ -174,15 +177,16 @@ impl Port {
     /// Returns the ports with the counters of their devices and of all workers.
     pub(crate) fn all<'a>(
         ports: impl Iterator<Item = &'a PortInfo>,
-        devices: &[DeviceCounters],
+        (devices, states): &Devices,
         workers: &[Arc<WorkerCounters>],
     ) -> impl Iterator<Item = Self> {
-        ports.zip(devices).enumerate().map(move |(index, (info, device))| {
+        ports.zip(devices.iter().zip(states)).enumerate().map(move |(index, (info, (device, state)))| {
             let forwarded = Values::total(workers.iter().map(|worker| &worker.ports[index]));
             Self {
                 name: info.name.clone(),
                 driver: info.driver.clone(),
-                counts: forwarded.and(Values::of(device)).into(),
+                link: state.link.name().into(),
+                counts: forwarded.and(Values::of(device)).and(Values::of(state)).into(),
             }
         })
     }
@@ -219,6 +223,11 @@ impl Port {
     /// Returns the count of frames received with an error or not sent by the device.
     pub(crate) fn errors(&self) -> u64 {
         self.counts.get("rx_errors") + self.counts.get("tx_errors")
+    }
+
+    /// Returns the count of frames that the kernel dropped at the interface of the port, in both directions.
+    pub(crate) fn kernel_drops(&self) -> u64 {
+        self.counts.get("kernel_rx_dropped") + self.counts.get("kernel_tx_dropped")
     }
 }
 
@@ -455,6 +464,7 @@ impl Latency {
 mod tests {
     use super::*;
     use core::cell::Cell;
+    use dataplane::DeviceCounters;
 
     const GROUP: Group = Group {
         item: "t",
@@ -488,11 +498,19 @@ mod tests {
         let forwarded = dataplane::counters::PortCounters::default();
         forwarded.rx.count(64);
         forwarded.tx.count_many(2, 200);
-        let device =
-            DeviceCounters { missed: 1, no_buffer: 2, rx_errors: 3, tx_errors: 4, ..Default::default() };
+        let device = DeviceCounters {
+            missed: 1,
+            no_buffer: 2,
+            rx_errors: 3,
+            tx_errors: 4,
+            kernel_rx_dropped: 5,
+            kernel_tx_dropped: 6,
+            ..Default::default()
+        };
         let counts = Values::of(&forwarded).and(Values::of(&device)).into();
         let port = Port { counts, ..Port::default() };
         assert_eq!((port.rx(), port.tx(), port.missed(), port.errors()), ((1, 64), (2, 200), 3, 7));
+        assert_eq!(port.kernel_drops(), 11);
         let declared: Vec<_> = WorkerCounters::GROUP.metrics().filter_map(|metric| metric.reported).collect();
         let counts = Counts(declared.iter().map(|&name| (name.into(), 1.into())).collect());
         let worker = Worker { worker: 0, counts };

@@ -8,7 +8,7 @@ use crate::output::print_error;
 use crate::system::{catch_signals, explain};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, NoControl, PortInfo, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, NoControl, PortInfo, Runtime, Stop};
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{MietteDiagnostic, Report};
 use rnic::{App, HostFunction, Rnic};
@@ -160,6 +160,10 @@ impl<A: App, T: Send> ControlHandler<HostFunction<A>> for ProgressControl<T> {
 
     fn on_link(&mut self, port: &PortInfo, up: bool) {
         self.bar.suspend(|| log::peer(port, up));
+    }
+
+    fn on_link_change(&mut self, port: &PortInfo, change: &LinkChange) {
+        self.bar.suspend(|| log::link(port, change));
     }
 
     fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {

@@ -174,11 +174,21 @@ fn ports(view: &View, room: usize) -> Section {
     let shown = if ports.len() > room { room.saturating_sub(1).max(1) } else { ports.len() };
     let rows = ports.iter().take(shown).map(|port| {
         let rates = [port.rx_frames, port.rx_bits, port.tx_frames, port.tx_bits].map(short);
-        let numbers = rates.into_iter().chain([port.missed, port.errors].map(|n| short(n as f64)));
-        std::iter::once(port.name.clone()).chain(numbers).collect()
+        let totals = [port.missed, port.errors, port.kernel_drops].map(|n| short(n as f64));
+        [port.name.clone(), port.link.clone()].into_iter().chain(rates).chain(totals).collect()
     });
     Section {
-        heads: strings(["port", "rx frames/s", "rx bit/s", "tx frames/s", "tx bit/s", "missed", "errors"]),
+        heads: strings([
+            "port",
+            "link",
+            "rx frames/s",
+            "rx bit/s",
+            "tx frames/s",
+            "tx bit/s",
+            "missed",
+            "errors",
+            "kernel drops",
+        ]),
         rows: rows.collect(),
         more: ports.len() - shown,
     }

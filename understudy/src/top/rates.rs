@@ -27,6 +27,7 @@ pub(super) struct View {
 #[derive(Clone, Debug)]
 pub(super) struct PortView {
     pub(super) name: String,
+    pub(super) link: String,
     /// Rates per second; bits of frames as they are in memory
     pub(super) rx_frames: f64,
     pub(super) rx_bits: f64,
@@ -35,6 +36,7 @@ pub(super) struct PortView {
     /// Totals
     pub(super) missed: u64,
     pub(super) errors: u64,
+    pub(super) kernel_drops: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -84,6 +86,11 @@ impl Rates {
     }
 }
 
+/// Returns the state of a link for people; `-` if an instance of another version does not report it.
+pub(super) fn link_name(link: &str) -> String {
+    if link.is_empty() { "-".into() } else { link.replace('_', " ") }
+}
+
 fn view(before: &Snapshot, now: &Snapshot) -> View {
     let span = now.uptime_s - before.uptime_s;
     let rate = |before: u64, now: u64| {
@@ -91,12 +98,14 @@ fn view(before: &Snapshot, now: &Snapshot) -> View {
     };
     let ports = before.ports.iter().zip(&now.ports).map(|(before, now)| PortView {
         name: now.name.clone(),
+        link: link_name(&now.link),
         rx_frames: rate(before.rx().0, now.rx().0),
         rx_bits: rate(before.rx().1, now.rx().1) * 8.0,
         tx_frames: rate(before.tx().0, now.tx().0),
         tx_bits: rate(before.tx().1, now.tx().1) * 8.0,
         missed: now.missed(),
         errors: now.errors(),
+        kernel_drops: now.kernel_drops(),
     });
     let hz = now.tsc_hz as f64;
     let workers = before.workers.iter().zip(&now.workers).map(|(before, now)| {

@@ -32,9 +32,9 @@ fn snapshot(uptime_s: f64) -> Snapshot {
     let so_far = |rate: u64| (uptime_s * rate as f64) as u64;
     let port = |name: &str, rx: u64, tx: u64| {
         json!({
-            "name": name, "driver": "net_pcap", "rx_frames": so_far(rx), "rx_bytes": so_far(rx * 100),
+            "name": name, "driver": "net_pcap", "link": if name == "left" { "up" } else { "no_carrier" }, "rx_frames": so_far(rx), "rx_bytes": so_far(rx * 100),
             "tx_frames": so_far(tx), "tx_bytes": so_far(tx * 100), "missed": 7, "rx_errors": 0, "no_buffer": 0,
-            "tx_errors": 0,
+            "tx_errors": 0, "kernel_rx_dropped": 1, "kernel_tx_dropped": 2,
         })
     };
     let base = json!({
@@ -106,8 +106,12 @@ fn line<'a>(screen: &'a [String], start: &str) -> Vec<&'a str> {
 fn a_screen_of_80_by_24_shows_all_sections() {
     let screen = screen(&app(), 80, 24);
     assert_eq!(line(&screen, "understudy"), ["understudy 0.1.0 [forward] configs/demo.toml", "up 0:01:02"]);
-    assert_eq!(line(&screen, "left"), ["left", "1.00 M", "800 M", "0", "0", "7", "0"]);
-    assert_eq!(line(&screen, "right"), ["right", "0", "0", "1.00 M", "800 M", "7", "0"]);
+    assert_eq!(line(&screen, "left"), ["left", "up", "1.00 M", "800 M", "0", "0", "7", "0"]);
+    assert_eq!(line(&screen, "right"), ["right", "no carrier", "0", "0", "1.00 M", "800 M", "7", "0"]);
+    // A wider screen has one more column.
+    let wide = self::screen(&app(), 100, 24);
+    assert!(line(&wide, "port ").ends_with(&["missed", "errors", "kernel drops"]), "{wide:?}");
+    assert!(line(&wide, "left").ends_with(&["7", "0", "3"]), "{wide:?}");
     // 500 M cycles per second of 2 G, for a million frames in 100,000 of 4 M iterations
     assert_eq!(line(&screen, "0 "), ["0", "1.00 M", "500", "250.0", "10.0", "25.0 %", "97.5 %"]);
     // The reason with the highest current rate comes first.
@@ -173,7 +177,7 @@ fn a_lost_instance_is_shown_as_disconnected() {
     app.update(Ok(snapshot(1.0)));
     let anew = screen(&app, 80, 24);
     assert!(anew[0].ends_with("up 0:00:01") && !anew[0].contains("DISCONNECTED"));
-    assert_eq!(line(&anew, "left"), ["left", "0", "0", "0", "0", "7", "0"]);
+    assert_eq!(line(&anew, "left"), ["left", "up", "0", "0", "0", "0", "7", "0"]);
 }
 
 #[test]
@@ -206,6 +210,8 @@ fn the_text_has_all_sections() {
     for words in [
         "understudy 0.1.0 [forward] configs/demo.toml, process 4711",
         " left ",
+        " no carrier ",
+        "kernel drops",
         "port_full",
         "fd00::1",
         "1.5 us",

@@ -1,6 +1,6 @@
 //! One snapshot of an instance, as text.
 
-use super::rates::{clock, time};
+use super::rates::{clock, link_name, time};
 use crate::observe::Snapshot;
 use crate::output::{row, section};
 use core::fmt::Write as _;
@@ -19,10 +19,22 @@ pub(super) fn of(snapshot: &Snapshot) -> String {
     );
     let ports = snapshot.ports.iter().map(|port| {
         let ((rx_frames, rx_bytes), (tx_frames, tx_bytes)) = (port.rx(), port.tx());
-        row(&[&port.name], &[rx_frames, rx_bytes, tx_frames, tx_bytes, port.missed(), port.errors()])
+        let lost = [port.missed(), port.errors(), port.kernel_drops()];
+        let numbers = [rx_frames, rx_bytes, tx_frames, tx_bytes].into_iter().chain(lost);
+        row(&[&port.name, &link_name(&port.link)], &numbers.collect::<Vec<_>>())
     });
-    let heads = ["port", "rx frames", "rx bytes", "tx frames", "tx bytes", "missed", "errors"];
-    section(&mut text, "Ports", &heads, 1, ports);
+    let heads = [
+        "port",
+        "link",
+        "rx frames",
+        "rx bytes",
+        "tx frames",
+        "tx bytes",
+        "missed",
+        "errors",
+        "kernel drops",
+    ];
+    section(&mut text, "Ports", &heads, 2, ports);
     let workers = snapshot.workers.iter().map(|worker| {
         let part = |a: u64, b: u64| if b > 0 { format!("{:.1}", a as f64 / b as f64) } else { "-".into() };
         let words = [

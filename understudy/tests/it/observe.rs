@@ -107,7 +107,9 @@ fn a_snapshot_agrees_with_the_closing_report() {
     for port in 0..2 {
         let (seen, reported) = (seen["ports"][port].as_object().unwrap(), &report["ports"][port]);
         assert!(
-            seen.len() == 10 && seen.iter().all(|(key, value)| reported[key] == *value),
+            seen.len() == 16
+                && seen["link"] == "up"
+                && seen.iter().all(|(key, value)| reported[key] == *value),
             "snapshot {seen:?}, report {reported}"
         );
     }

@@ -3,7 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
+use dataplane::config::{Config, Device, Eal, Idle, Memory, OnLinkLoss, Port, Workers};
 use dataplane::{Runtime, SingleWorkerControl, Stop};
 use p4ce::{Control, ControlConfig, P4ce};
 use rnic::Interface;
@@ -48,6 +48,7 @@ fn main() {
         },
         ports: (0..PORTS).map(port).collect(),
         workers: Workers { cpus: vec![None], idle: Idle::Sleep, handoff_ring: 64, control_queue: 1024 },
+        on_link_loss: OnLinkLoss::Wait,
     })
     .expect("DPDK starts");
     let (mac, address) = (MacAddr([2, 0, 0, 0, 0, 254]), [10, 0, 0, 254].into());

@@ -3,7 +3,7 @@
 use super::{FORWARD, PORTS, captures, device, forward, read, read_in, runtime};
 use crate::functions::FunctionConfig;
 use core::time::Duration;
-use dataplane::config::{Device, Eal, Idle, Memory, Port, Workers};
+use dataplane::config::{Device, Eal, Idle, Memory, OnLinkLoss, Port, Workers};
 use rocev2::Fault;
 use rocev2::ethernet::MacAddr;
 use std::path::Path;
@@ -46,7 +46,7 @@ fn absent_keys_have_defaults() {
         config.runtime.workers,
         Workers { cpus: vec![None], idle: Idle::Spin, handoff_ring: 1024, control_queue: 1024 }
     );
-    assert_eq!(config.stop_when_idle, None);
+    assert_eq!((config.stop_when_idle, config.runtime.on_link_loss), (None, OnLinkLoss::Wait));
     assert_eq!(
         config.function,
         FunctionConfig::Forward(Forward {
@@ -71,6 +71,7 @@ fn every_key_of_runtime_is_read() {
            telemetry = true
            handoff_ring = 256
            control_queue = 33
+           on_link_loss = "exit"
            stop_when_idle_ms = 300"#,
     ));
     let memory = Memory::HugePages { mb: 700 };
@@ -84,6 +85,7 @@ fn every_key_of_runtime_is_read() {
         Workers { cpus, idle: Idle::Sleep, handoff_ring: 256, control_queue: 33 }
     );
     assert_eq!(config.stop_when_idle, Some(Duration::from_millis(300)));
+    assert_eq!(config.runtime.on_link_loss, OnLinkLoss::Exit);
 }
 
 #[test]

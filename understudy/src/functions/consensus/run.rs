@@ -3,6 +3,7 @@
 use super::{ConsensusConfig, PathStats, Replica, ReplicaStatus, ReplicationPath};
 use crate::functions::host::counters_line;
 use crate::functions::launch::{ClosingReport, Launch};
+use crate::functions::ports::Ports;
 use crate::observe::{FunctionMetrics, Latency as ObservedLatency, Values};
 use crate::system::{now, random_u64};
 use consensus::{Membership, WaitReason};
@@ -244,6 +245,7 @@ pub(super) struct Report {
     line: Line,
     status: ReplicaStatus,
     servers: usize,
+    ports: Ports,
 }
 
 pub(super) fn run(
@@ -267,12 +269,13 @@ pub(super) fn run(
     let host = HostFunction::new(Rnic::new(config.host.nic(run.port_mac().0)), replica);
     let metrics =
         |control: &ReplicaControl| metrics_of(&control.status.lock().unwrap_or_else(PoisonError::into_inner));
-    let (_, seconds) = run.run(vec![host], &mut control, metrics);
+    let (outcome, seconds) = run.run(vec![host], &mut control, metrics);
     let time = Duration::from_secs_f64(seconds);
     let status = control.read();
     let whole = ReplicaStatus { pause: control.pause, ..status.clone() };
     let report = Line::new("report", config.id, time, Duration::ZERO, &first, &whole);
-    Ok(Report { line: report, status, servers: config.servers.len() })
+    let ports = Ports::of(&run.runtime, &outcome);
+    Ok(Report { line: report, status, servers: config.servers.len(), ports })
 }
 
 /// Returns the server's metrics for observation.
@@ -296,6 +299,7 @@ impl ClosingReport for Report {
         let mut value = line.expect("fields with names are an object");
         value["nic"] = json!(Values::of(&self.status.counters));
         value["error"] = self.status.error.clone().into();
+        value["ports"] = json!(self.ports.rows);
         value.to_string()
     }
 
@@ -323,6 +327,6 @@ impl ClosingReport for Report {
             // Writing to a string does not fail.
             _ = writeln!(text, "The server cannot continue: {error}");
         }
-        text + &counters_line(&Values::of(&self.status.counters), *time_s)
+        text + &self.ports.notes + &counters_line(&Values::of(&self.status.counters), *time_s)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Event, Host, HostConfig, HostStatus, ServiceRow};
 use crate::functions::launch::{ClosingReport, Launch};
+use crate::functions::ports::Ports;
 use crate::observe::{FunctionMetrics, Row, Table, Values, headings};
 use comfy_table::{Cell, CellAlignment, presets};
 use core::fmt::Write as _;
@@ -33,6 +34,7 @@ impl ControlHandler<Host> for ClientWatch {
 pub(super) struct Report {
     seconds: f64,
     status: HostStatus,
+    ports: Ports,
 }
 
 pub(super) fn run(config: &HostConfig, launch: Launch<'_, HostConfig>) -> Result<Report, miette::Report> {
@@ -41,9 +43,10 @@ pub(super) fn run(config: &HostConfig, launch: Launch<'_, HostConfig>) -> Result
     let status = host.status();
     let metrics =
         |_: &ClientWatch| metrics_of(&status.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-    let (_, seconds) = run.run(vec![host], &mut ClientWatch::default(), metrics);
+    let (outcome, seconds) = run.run(vec![host], &mut ClientWatch::default(), metrics);
     let status = status.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
-    Ok(Report { seconds, status })
+    let ports = Ports::of(&run.runtime, &outcome);
+    Ok(Report { seconds, status, ports })
 }
 
 /// Returns the host's metrics for observation.
@@ -61,8 +64,13 @@ impl ClosingReport for Report {
     }
 
     fn json(&self) -> String {
-        json!({ "seconds": self.seconds, "nic": counters_of(&self.status), "services": self.status.services })
-            .to_string()
+        json!({
+            "seconds": self.seconds,
+            "nic": counters_of(&self.status),
+            "services": self.status.services,
+            "ports": self.ports.rows,
+        })
+        .to_string()
     }
 
     fn text(&self) -> String {
@@ -90,7 +98,7 @@ impl ClosingReport for Report {
                 _ = writeln!(text, "{} at port {}: {error}", row.service, row.port);
             }
         }
-        text + "\n" + &counters_line(&counters_of(&self.status), self.seconds)
+        text + "\n" + &self.ports.notes + &counters_line(&counters_of(&self.status), self.seconds)
     }
 }
 
@@ -113,9 +121,15 @@ mod tests {
     #[test]
     fn dropped_frames_are_in_the_report_of_a_host() {
         let status = HostStatus { control_dropped: 5, tcp_dropped: 7, ..HostStatus::default() };
-        let report = Report { seconds: 1.0, status };
+        let mut report = Report { seconds: 1.0, status, ports: Ports::default() };
         let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!((&json["nic"]["control_dropped"], &json["nic"]["tcp_dropped"]), (&json!(5), &json!(7)));
         assert_eq!(report.text(), "\nNIC: 5 control dropped, 7 tcp dropped, in 1.00 s");
+        report.ports.notes = "port eth: its link is not up: down\n".into();
+        assert!(
+            report.text().starts_with("\nport eth: its link is not up: down\nNIC: "),
+            "{}",
+            report.text()
+        );
     }
 }

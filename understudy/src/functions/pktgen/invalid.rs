@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use switch::counters::FrameCounter;
 use switch::metrics::Metrics as _;
 use switch::{DropReason, Function as _, PortId};
-use tracing::warn;
 
 /// Largest relative deviation of the actual rate from the requested one
 const RATE_TOLERANCE: f64 = 0.005;
@@ -64,7 +63,6 @@ impl Links {
         for (index, name, up) in &mut self.ports {
             let was = core::mem::replace(up, links[*index]);
             if was && !*up && began {
-                warn!("Port {name} has lost its link.");
                 lost.push(port_down(name, "link", time));
             }
         }

@@ -3,7 +3,8 @@
 use super::hgrm;
 use super::invalid::{InvalidReason, NO_RESPONSE, stream_title};
 use crate::functions::launch::ClosingReport;
-use crate::observe::{FunctionMetrics, Latency, Row, Table, Values};
+use crate::functions::ports::Ports;
+use crate::observe::{FunctionMetrics, Latency, Port, Row, Table, Values};
 use crate::output::{row, section};
 use dataplane::{Outcome, Runtime};
 use pktgen::counters::StreamCounters;
@@ -30,7 +31,7 @@ pub(super) struct PktgenReport {
     counts: Values,
     /// Whether packets or responses were still missing when the drain time ended
     drain_expired: bool,
-    ports: Vec<PortRow>,
+    ports: Vec<Port>,
     /// Whether the counters agree: those of each stream with the windows of its queue pairs, those of all
     /// streams with the frames received, and those of sent packets with the frames that left through ports or
     /// were dropped before
@@ -57,16 +58,6 @@ pub(super) fn metrics_of(profile: &Profile, counters: &Counters) -> FunctionMetr
 struct FaultRow {
     fault: &'static str,
     packets: u64,
-}
-
-#[derive(Serialize)]
-struct PortRow {
-    name: String,
-    driver: String,
-    rx_frames: u64,
-    rx_bytes: u64,
-    tx_frames: u64,
-    tx_bytes: u64,
 }
 
 /// Results of a stream: sent = received + lost + unseen, and, where responses are expected, messages =
@@ -240,14 +231,6 @@ impl PktgenReport {
         let mut rows = streams.iter().zip(&counters.streams);
         let streams_add_up = rows.all(|(row, counters)| row.adds_up(counters, done));
         let adds_up = all_came && all_left && streams_add_up;
-        let ports = runtime.ports().enumerate().map(|(index, info)| PortRow {
-            name: info.name.clone(),
-            driver: info.driver.clone(),
-            rx_frames: sum(&|w| w.ports[index].rx.frames.get()),
-            rx_bytes: sum(&|w| w.ports[index].rx.bytes.get()),
-            tx_frames: sum(&|w| w.ports[index].tx.frames.get()),
-            tx_bytes: sum(&|w| w.ports[index].tx.bytes.get()),
-        });
         Self {
             seconds,
             tsc_hz: outcome.tsc_hz,
@@ -257,7 +240,7 @@ impl PktgenReport {
             malformed,
             counts: Values::of(counters),
             drain_expired: counters.drain_expired.get() > 0,
-            ports: ports.collect(),
+            ports: Ports::of(runtime, outcome).rows,
             spoiled,
         }
     }
@@ -308,7 +291,8 @@ impl ClosingReport for PktgenReport {
         let malformed = self.malformed.iter().map(|row_| row(&[row_.fault], &[row_.packets]));
         section(&mut text, "Malformed packets received", &["fault", "packets"], 1, malformed);
         let rows = self.ports.iter().map(|port| {
-            row(&[&port.name, &port.driver], &[port.rx_frames, port.rx_bytes, port.tx_frames, port.tx_bytes])
+            let ((rx_frames, rx_bytes), (tx_frames, tx_bytes)) = (port.rx(), port.tx());
+            row(&[&port.name, &port.driver], &[rx_frames, rx_bytes, tx_frames, tx_bytes])
         });
         section(
             &mut text,

@@ -9,7 +9,7 @@ use crate::log;
 use crate::observe::{Observer, no_groups};
 use crate::system::now;
 use dataplane::config::Device;
-use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, PortInfo, Stop};
+use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, PortInfo, Stop};
 use onepipe::Timestamp;
 use pktgen::{Command, Counters, Event, Pktgen, Profile};
 use rustix::time::{ClockId, clock_gettime};
@@ -107,6 +107,10 @@ impl ControlHandler<Pktgen> for Plane<'_> {
         }
     }
 
+    fn on_link_change(&mut self, port: &PortInfo, change: &LinkChange) {
+        log::link(port, change);
+    }
+
     fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
         log::refused_peer(port, why);
     }
@@ -201,6 +205,7 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
     let began = now();
     let outcome = run.runtime.run(vec![function], &mut plane, &Stop::new());
     let seconds = began.elapsed().as_secs_f64();
+    run.lost_link.set(outcome.lost_link.is_some());
     let mut invalid_reasons = core::mem::take(&mut plane.invalid_reasons);
     invalid_reasons.extend(invalid::by_streams(&profile, &counters));
     invalid_reasons.extend(invalid::by_drops(&outcome));

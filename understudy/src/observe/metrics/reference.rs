@@ -3,8 +3,8 @@
 use super::text::{BUSY_SECONDS, DROPPED, INFO, LATENCY, UPTIME, series};
 use crate::functions;
 use core::fmt::Write as _;
-use dataplane::DeviceCounters;
 use dataplane::counters::{PortCounters, WorkerCounters};
+use dataplane::{DeviceCounters, PortState};
 use std::path::Path;
 use switch::forward::Counters as Forwarded;
 use switch::forward::counters::{QpCounter, RxCounters};
@@ -61,7 +61,10 @@ fn page() -> String {
     let name = series("", LATENCY.kind, LATENCY.observed.unwrap_or_default());
     _ = writeln!(page, "| `{name}` | summary | seconds | of, quantile |  | {} |", LATENCY.help);
     page += "\nLatencies are those of `[pktgen]`'s packets and of `[consensus]`'s decisions; quantile 1 is the maximum.\n";
-    section(&mut page, "Ports", "", "", &[PortCounters::GROUP, DeviceCounters::GROUP]);
+    let text = "Every frame is accounted for: `offered` = `rx_frames` + `missed` + `rx_errors` + `waiting`, and nothing waits \
+        once the port's workers have caught up. The report and `understudy top --json` also have the state of the link in \
+        words, as `link`: `up`, `down`, `no_carrier`, `gone` or `no_peer`.";
+    section(&mut page, "Ports", text, "", &[PortCounters::GROUP, DeviceCounters::GROUP, PortState::GROUP]);
     let text = "Cycles per frame are busy cycles divided by received frames. Frames that were neither consumed, punted nor \
         handed off were forwarded or dropped. The closing report has `rx_frames`, `handed_off` and `punted` of each worker.";
     section(&mut page, "Workers", text, "", &[WorkerCounters::GROUP]);

@@ -2,8 +2,8 @@
 
 use crate::observe::snapshot::{Counts, Latency, Row, Snapshot, Table};
 use core::fmt::{Display, Write as _};
-use dataplane::DeviceCounters;
 use dataplane::counters::{PortCounters, WorkerCounters};
+use dataplane::{DeviceCounters, PortState};
 use switch::metrics::{Group, Kind, Metric, Metrics as _};
 
 /// Metrics of every instance that are no counters of its parts
@@ -42,6 +42,7 @@ pub(super) fn of(snapshot: &Snapshot) -> String {
     let ports: Vec<_> = snapshot.ports.iter().map(|port| (port.name.clone(), &port.counts)).collect();
     items(&mut text, &PortCounters::GROUP, &ports);
     items(&mut text, &DeviceCounters::GROUP, &ports);
+    items(&mut text, &PortState::GROUP, &ports);
     let name = text.metric("", &DROPPED);
     for drop in &snapshot.drops {
         text.value(&name, &[("reason", &drop.reason)], drop.frames);
