@@ -260,6 +260,10 @@ impl<F: Function, C: ControlHandler<F>> MemifHooks for Hooks<'_, F, C> {
         self.control.on_link(&self.ports[port].info, up);
     }
 
+    fn on_peer_awaited(&mut self, port: usize) {
+        self.control.on_peer_awaited(&self.ports[port].info);
+    }
+
     fn on_peer_refused(&mut self, port: usize, why: &str) {
         self.control.on_peer_refused(&self.ports[port].info, why);
     }

@@ -9,12 +9,16 @@ Network namespaces; w and v run `understudy run`, each with interfaces named a a
       ==== v ====
 
 A second process on an interface has to be refused with the process that uses it, until that one ends in any way; another
-namespace with interfaces of the same names is free. Needs root, but no virtual machines.
+namespace with interfaces of the same names is free. With the offloads that a veth has by default, and with an address on an
+interface of w, `check` and `run` have to warn; when exactly the printed commands have run, nothing is left to warn of, and TCP
+passes. Needs root, but no virtual machines.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -135,11 +139,58 @@ def claims(lab: Lab) -> None:
     print("ok  an interface is free after the death of its process")
 
 
+SERVER = "import socket, sys; s = socket.create_server(('10.0.0.2', 5001)); c, _ = s.accept(); d = b''.join(iter(lambda: c.recv(65536), b'')); c.sendall(str(len(d)).encode())"
+CLIENT = "import socket; c = socket.create_connection(('10.0.0.2', 5001), 5); c.settimeout(5); c.sendall(bytes(1 << 20)); c.shutdown(1); print(c.recv(64).decode())"
+
+
+def tcp(lab: Lab) -> str:
+    """Sends 1 MB from a to b by TCP. Returns how many bytes b has received, or the client's error."""
+    server = lab.network.start("b", ["python3", "-c", SERVER], None, lab.folder / "tcp.log")
+    listens = ["ip", "netns", "exec", lab.network.name("b"), "ss", "-Hltn", "sport", "=", "5001"]
+    wait(lambda: bool(subprocess.run(listens, check=True, capture_output=True).stdout), "the TCP server listens")
+    client = ["ip", "netns", "exec", lab.network.name("a"), "python3", "-c", CLIENT]
+    done = subprocess.run(client, check=False, capture_output=True, text=True, timeout=60)
+    server.kill()
+    server.wait()
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+
+def advice(lab: Lab, config: Path) -> list[str]:
+    """Returns the commands that `check` prints for the wire at w."""
+    notes = lab.network.inside("w", str(lab.understudy), "check", str(config))
+    return re.findall(r"^note: port `\w+`: .*; run: (.*)$", notes, re.MULTILINE)
+
+
+def offloads(lab: Lab) -> None:
+    config = lab.folder / "wire.toml"
+    config.write_text(WIRE)
+    lab.network.inside("w", "ip", "address", "add", "10.0.7.1/24", "dev", "a")
+    with lab.wire("w", config) as (_, log):
+        expect("a ping passes", lab.passes("10.0.0.2"), "no answer")
+        result = tcp(lab)
+        expect("TCP times out with the default offloads", "TimeoutError" in result, result)
+        warnings = [line.split("; run: ")[1] for line in log.read_text().splitlines() if "warning: " in line and "; run: " in line]
+    commands = advice(lab, config)
+    expect("`run` warns as `check` does", warnings == commands, (warnings, commands))
+    far = [f"ip netns exec {lab.network.name(node)} ethtool -K w tx off" for node in ("a", "b")]
+    expected = ["ip addr flush dev a", *far]
+    expect("`check` names both other ends", [c[: len(e)] for c, e in zip(commands, expected, strict=True)] == expected, commands)
+    for command in commands:
+        lab.network.inside("w", *shlex.split(command))
+    expect("nothing is left to warn of", advice(lab, config) == [], advice(lab, config))
+    with lab.wire("w", config) as (_, log):
+        result = tcp(lab)
+        expect("TCP passes after the printed commands", result == str(1 << 20), result)
+        expect("`run` has no warning", "warning" not in log.read_text(), log.read_text())
+    print("ok  `check` and `run` warn of addresses and offloads, and TCP passes after the printed commands")
+
+
 def run(arguments: argparse.Namespace, folder: Path) -> None:
     with Network(SHAPE, folder) as network:
         lab = Lab(network, arguments.understudy, folder)
         claims(lab)
+        offloads(lab)
 
 
 if __name__ == "__main__":
-    sys.exit(routers.run(__doc__, ("ip", "ping", "sysctl"), run))
+    sys.exit(routers.run(__doc__, ("ethtool", "ip", "ping", "ss", "sysctl"), run))

@@ -54,6 +54,11 @@ pub(crate) fn peer(port: &PortInfo, up: bool) {
     }
 }
 
+/// Emits that a port waits for its first peer.
+pub(crate) fn awaited_peer(port: &PortInfo) {
+    info!("Waiting for the peer of `{}`.", port.name);
+}
+
 /// Emits that a port refuses a peer.
 pub(crate) fn refused_peer(port: &PortInfo, why: &str) {
     warn!("Port {} refuses a peer: {why}.", port.name);

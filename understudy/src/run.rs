@@ -10,7 +10,7 @@ use crate::config::{self, Config};
 use crate::functions::{self, Closing, FunctionConfig, Launch, Options, Reloaded};
 use crate::observe::Instance;
 use crate::output::print_error;
-use crate::system::{catch_signals, parse_seconds};
+use crate::system::{catch_signals, catch_signals_except_hangup, parse_seconds};
 use clap::Args;
 use miette::Report;
 use settings::words::one_of;
@@ -164,7 +164,7 @@ fn start(args: RunArgs, config: &Config) -> Result<ExitCode, Report> {
         observe: &config.observe,
         instance: Instance::this(&config.path, config.function.name()),
         idle: config.stop_when_idle,
-        stop: catch_signals()?,
+        stop: if config.function.reloads() { catch_signals_except_hangup()? } else { catch_signals()? },
         reload: Rc::new(|| reload(config)),
     };
     let Closing { report, deferred } = config.function.run(launch)?;

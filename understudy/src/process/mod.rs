@@ -4,6 +4,7 @@ mod report;
 
 use crate::config;
 use crate::functions::FunctionConfig;
+use crate::interfaces;
 use crate::output::print_error;
 use crate::system::{catch_signals, now, parse_seconds};
 use miette::MietteDiagnostic;
@@ -171,6 +172,7 @@ fn run_workload(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<Exi
     let stop = stop.flag();
     config.process.tell_settled = true;
     let own = config.process.process.own.id;
+    interfaces::warn_of(&config.runtime.ports);
     let mut endpoint = Endpoint::init(config).map_err(explain)?;
     info!("Process {own} is ready, with {} peers. Ctrl-C ends it.", endpoint.handle().peers().len());
     let began = now();

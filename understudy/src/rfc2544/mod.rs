@@ -6,9 +6,8 @@ mod trial;
 
 use crate::config::{self, Rfc2544Config};
 use crate::output::print_error;
-use crate::system::{catch_signals, explain};
+use crate::system::{catch_signals, start};
 use bench::rfc2544::{MaxRate, measure};
-use dataplane::Runtime;
 use device::Device;
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -50,7 +49,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 
 fn run_tests(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Report> {
     let stop = catch_signals()?;
-    let runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;
+    let runtime = start(config.runtime.clone())?;
     let folder = args.config.parent().unwrap_or(Path::new(""));
     let device = config.command.as_deref().map(|command| Device::start(command, folder)).transpose()?;
     let mut runner = Runner::new(runtime, config, device, stop);
