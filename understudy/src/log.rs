@@ -10,6 +10,7 @@ use tracing::{Event, Level, Subscriber, info, warn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -41,7 +42,7 @@ pub(crate) fn init(filter: &str) {
         )
         // A closed standard error does not end a run.
         .log_internal_errors(false)
-        .event_format(Lines)
+        .event_format(Lines(SystemTime))
         .init();
 }
 
@@ -64,11 +65,14 @@ pub(crate) fn refused_peer(port: &PortInfo, why: &str) {
     warn!("Port {} refuses a peer: {why}.", port.name);
 }
 
-/// Format of an event: its text, after its level unless that is info.
-struct Lines;
+/// Format of an event: its time (UTC), its level unless that is info, and its text.
+struct Lines<T>(T);
 
-impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'static> FormatEvent<S, N>
-    for Lines
+impl<S, N, T> FormatEvent<S, N> for Lines<T>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    T: FormatTime,
 {
     fn format_event(
         &self,
@@ -83,7 +87,13 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'stat
             Level::DEBUG => ("debug", "2"),
             Level::TRACE => ("trace", "2"),
         };
-        match (level, writer.has_ansi_escapes()) {
+        let ansi = writer.has_ansi_escapes();
+        if ansi {
+            write!(writer, "\x1b[2m")?;
+        }
+        self.0.format_time(&mut writer)?;
+        writer.write_str(if ansi { "\x1b[0m " } else { " " })?;
+        match (level, ansi) {
             ("", _) => {}
             (level, true) => write!(writer, "\x1b[{colour}m{level}:\x1b[0m ")?,
             (level, false) => write!(writer, "{level}: ")?,
@@ -113,6 +123,15 @@ mod tests {
         }
     }
 
+    /// Clock of the tests
+    struct Fixed;
+
+    impl FormatTime for Fixed {
+        fn format_time(&self, writer: &mut Writer<'_>) -> fmt::Result {
+            writer.write_str("12:00")
+        }
+    }
+
     /// Returns what is printed of four events.
     fn printed(filter: &str, ansi: bool) -> String {
         let printed = Printed::default();
@@ -121,7 +140,7 @@ mod tests {
             .with_env_filter(EnvFilter::new(parse_filter(filter).unwrap()))
             .with_writer(move || writer.clone())
             .with_ansi(ansi)
-            .event_format(Lines)
+            .event_format(Lines(Fixed))
             .finish();
         tracing::subscriber::with_default(subscriber, || {
             info!("Port a has its peer.");
@@ -134,12 +153,12 @@ mod tests {
     }
 
     #[test]
-    fn levels_other_than_info_precede_the_text() {
-        let all = "Port a has its peer.\nwarning: Port a has lost its peer.\nerror: Cannot write b.\n";
+    fn the_time_and_levels_other_than_info_precede_the_text() {
+        let all = "12:00 Port a has its peer.\n12:00 warning: Port a has lost its peer.\n12:00 error: Cannot write b.\n";
         assert_eq!(printed("info", false), all);
-        assert_eq!(printed("debug", false), format!("{all}debug: once n=1\n"));
-        assert_eq!(printed("error", false), "error: Cannot write b.\n");
-        assert_eq!(printed("error", true), "\x1b[31merror:\x1b[0m Cannot write b.\n");
+        assert_eq!(printed("debug", false), format!("{all}12:00 debug: once n=1\n"));
+        assert_eq!(printed("error", false), "12:00 error: Cannot write b.\n");
+        assert_eq!(printed("error", true), "\x1b[2m12:00\x1b[0m \x1b[31merror:\x1b[0m Cannot write b.\n");
         assert_eq!(printed("warn,understudy::log=off", false), "");
     }
 
