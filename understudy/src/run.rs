@@ -139,7 +139,9 @@ fn run_with(path: Option<&Path>, options: RunOptions, extra: Extra) -> ExitCode 
         Some(text) => Err((text, ExitCode::from(config::EXIT_CODE))),
         None => Ok((config, dir)),
     });
-    match loaded.and_then(|(config, _dir)| start(options, extra, &config).map_err(failed)) {
+    let start =
+        |(config, demo): (Config, Option<_>)| start(options, extra, &config, demo.is_some()).map_err(failed);
+    match loaded.and_then(start) {
         Ok(code) => code,
         Err((text, code)) => {
             print_error(text);
@@ -162,7 +164,8 @@ fn unsuitable(options: &RunOptions, config: &Config) -> Option<String> {
     None
 }
 
-fn start(options: RunOptions, extra: Extra, config: &Config) -> Result<ExitCode, Report> {
+/// Runs a configuration. The report of the demonstration ends with its result in a line.
+fn start(options: RunOptions, extra: Extra, config: &Config, is_demo: bool) -> Result<ExitCode, Report> {
     let RunOptions { duration, json, live, eal } = options;
     let Extra { hgrm, bootstrap } = extra;
     let mut runtime = config.runtime.clone();
@@ -178,8 +181,13 @@ fn start(options: RunOptions, extra: Extra, config: &Config) -> Result<ExitCode,
         reload: Rc::new(|| reload(config)),
     };
     let Closing { report, deferred } = config.function.run(launch)?;
+    let mut text = if json { report.json() } else { report.text() };
+    if is_demo && !json {
+        let report = serde_json::from_str(&report.json()).expect("the report is JSON");
+        text += &format!("\n\n{}", demo::headline(&report));
+    }
     // A closed pipe is not a failure.
-    _ = writeln!(std::io::stdout(), "{}", if json { report.json() } else { report.text() });
+    _ = writeln!(std::io::stdout(), "{text}");
     deferred.map(|()| report.code())
 }
 

@@ -132,7 +132,7 @@ fn observers_end_at_sighup() {
     let output = hung_up(&["trace", path, "--qp", "0xfff"], "Watching.");
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("0 packets"), "{output:?}");
-    let output = hung_up(&["diagnose", "--at", path, "--for", "1000"], "");
+    let output = hung_up(&["diagnose", "--at", path, "--qp", "0x11", "--for", "1000"], "");
     assert!(String::from_utf8_lossy(&output.stdout).contains("packets"), "{output:?}");
     drop(instance);
 }
