@@ -22,6 +22,7 @@
 //! interrupt thread, where none of the driver's own callbacks can run at the same time.
 
 mod audit;
+mod channel;
 mod folder;
 mod socket;
 
@@ -33,6 +34,7 @@ use crate::time::{Clock, cycles};
 use crate::unix_socket::{ListenError, ListeningSocket};
 use crate::users::Users;
 use audit::Audit;
+use channel::{ControlChannel, HandshakeError};
 use folder::Folder;
 use socket::{Message, receive};
 use socket2::{SockAddr, Socket};
@@ -105,12 +107,6 @@ struct PendingPeer {
     hello_sent: bool,
     /// The peer's request, while the requested port has another peer
     request: Option<Message>,
-}
-
-/// A control channel: the sockets to the peer and to the driver
-struct ControlChannel {
-    outer: Socket,
-    inner: Socket,
 }
 
 /// A memif port.
@@ -430,55 +426,6 @@ impl PendingPeer {
             }
         }
     }
-}
-
-impl ControlChannel {
-    /// Forwards the driver's messages to the peer. Returns whether there were any.
-    fn pass_out(&self) -> io::Result<bool> {
-        pass(&self.inner, &self.outer)
-    }
-
-    /// Validates the peer's messages and forwards them to the driver. Returns whether there were any.
-    fn pass_in(&self, audit: &mut Audit) -> Result<bool, HandshakeError> {
-        let mut passed = false;
-        while let Some(message) = receive(&self.outer)? {
-            if let Err(why) = audit.check(&message) {
-                // The peer may have disconnected already.
-                drop(Message::disconnect(&why).send(&self.outer));
-                return Err(HandshakeError::Refused(why));
-            }
-            message.send(&self.inner)?;
-            passed = true;
-        }
-        Ok(passed)
-    }
-
-    /// Returns whether the peer has disconnected. Once joined, the only message that it may send is
-    /// DISCONNECT.
-    fn is_disconnected(&self) -> bool {
-        !matches!(receive(&self.outer), Ok(None))
-    }
-}
-
-/// The reason why a handshake ended.
-enum HandshakeError {
-    Disconnected,
-    Refused(String),
-}
-
-impl From<io::Error> for HandshakeError {
-    fn from(_: io::Error) -> Self {
-        Self::Disconnected
-    }
-}
-
-fn pass(from: &Socket, to: &Socket) -> io::Result<bool> {
-    let mut passed = false;
-    while let Some(message) = receive(from)? {
-        message.send(to)?;
-        passed = true;
-    }
-    Ok(passed)
 }
 
 /// Returns whether a process of `user` may be the peer of a port of the user `own`.
