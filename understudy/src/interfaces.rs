@@ -64,10 +64,9 @@ fn problems(name: &str, interface: &Interface, kernel_receives: bool) -> Vec<Str
 fn peer_problem(name: &str, peer: &Peer) -> Option<String> {
     let index = peer.index;
     let prefix = match &peer.namespace {
-        Namespace::Own => String::new(),
+        Namespace::Own | Namespace::Unknown => String::new(),
         Namespace::Named(namespace) => format!("ip netns exec {namespace} "),
         Namespace::Process(pid) => format!("nsenter -t {pid} -n "),
-        Namespace::Unknown => String::new(),
     };
     let Some((peer_name, offloads)) = &peer.state else {
         return Some(format!(

@@ -184,7 +184,7 @@ fn start(options: RunOptions, extra: Extra, config: &Config, is_demo: bool) -> R
     let mut text = if json { report.json() } else { report.text() };
     if is_demo && !json {
         let report = serde_json::from_str(&report.json()).expect("the report is JSON");
-        text += &format!("\n\n{}", demo::headline(&report));
+        text = format!("{text}\n\n{}", demo::headline(&report));
     }
     // A closed pipe is not a failure.
     _ = writeln!(std::io::stdout(), "{text}");

@@ -65,8 +65,13 @@ pub(super) fn of(
 
 /// Returns the lines of notes, after an empty line if there are any.
 pub(super) fn note_lines(notes: impl Iterator<Item = String>) -> String {
-    let lines: String = notes.map(|note| format!("note: {note}\n")).collect();
-    if lines.is_empty() { lines } else { format!("\n{lines}") }
+    let mut lines = String::new();
+    for note in notes {
+        // An empty line before the first
+        let start = if lines.is_empty() { "\n" } else { "" };
+        _ = writeln!(lines, "{start}note: {note}");
+    }
+    lines
 }
 
 fn idle(idle: Idle) -> &'static str {
