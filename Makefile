@@ -13,10 +13,10 @@ NEXTEST := $(shell $(CARGO) nextest --version 2>/dev/null)
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 help: ## print this list
-	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 run: build ## install missing packages, build, and play captured RoCEv2 traffic through DPDK
-	$(PROGRAM) run configs/demo.toml
+	$(PROGRAM) run
 
 demo-p4ce: build ## run consensus with and without the P4CE switch, and measure pauses when a process is killed; a minute (QUICK=1: half)
 	@scripts/deps.sh demo
@@ -54,7 +54,7 @@ lint: ## check formatting, clippy, rustdoc and links of the docs, with warnings 
 fresh: ## run `make run` and `make test` in a new minimal Debian 12 (root); 25 minutes (COMMANDS="'make run'": other commands)
 	$(AS_ROOT) scripts/fresh.sh $(COMMANDS)
 
-e2e: build ## run real RDMA programs in virtual machines, through understudy and against `understudy host`; 1Pipe's hosts and detours at Linux routers; counters and links of overloaded ports (root); 12 minutes
+e2e: build ## run real RDMA programs in virtual machines, through understudy and against `understudy host`; 1Pipe's hosts and detours at Linux routers; wires between namespaces; counters and links of overloaded ports (root); 13 minutes
 	@scripts/deps.sh e2e
 	$(AS_ROOT) tests/e2e/run.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/host.py --understudy $(PROGRAM)
@@ -64,6 +64,7 @@ e2e: build ## run real RDMA programs in virtual machines, through understudy and
 	$(AS_ROOT) tests/e2e/detour.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/onepipe.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/ports.py --understudy $(PROGRAM)
+	$(AS_ROOT) tests/e2e/wire.py --understudy $(PROGRAM)
 
 soak: build ## run new seeds of every simulator suite, scenario and fuzz target, for SECONDS=60 each or SEEDS=100000 FROM=1; seeds that fail become tests. Before that, exhaustive tests: consensus interrupted after every packet of three leader changes, and every order of deliveries through Swordbox around a restart (some minutes each)
 	DEPTH=3 $(CARGO) test --release --locked -p workloads --test it consensus::exhaustive::

@@ -108,7 +108,7 @@ fn polling(every: Duration) -> StartObserver {
 
 /// Returns the address of the metrics from the instance's log.
 fn metrics_at(log: &str) -> Option<SocketAddr> {
-    log.lines().find_map(|line| line.strip_prefix(METRICS_AT)?.strip_suffix("/metrics.")?.parse().ok())
+    log.lines().find_map(|line| line.split_once(METRICS_AT)?.1.strip_suffix("/metrics.")?.parse().ok())
 }
 
 /// Scrapes the metrics as Prometheus does.
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn the_metrics_address_is_found_in_the_log() {
-        let log = "EAL: something\nMetrics for Prometheus are at http://127.0.0.1:40123/metrics.\nunderstudy is ready\n";
+        let log = "EAL: something\n2026-01-31T12:00:00.000000Z Metrics for Prometheus are at http://127.0.0.1:40123/metrics.\nunderstudy is ready\n";
         assert_eq!(metrics_at(log), Some(([127, 0, 0, 1], 40_123).into()));
         assert_eq!(metrics_at("understudy is ready\n"), None);
     }

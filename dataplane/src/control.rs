@@ -64,6 +64,9 @@ pub trait ControlHandler<F: Function> {
     /// ([`DropReason::LinkDown`](switch::DropReason::LinkDown)).
     fn on_link_change(&mut self, _port: &PortInfo, _change: &LinkChange) {}
 
+    /// A memif port has waited for its first peer for half a second. Reported once.
+    fn on_peer_awaited(&mut self, _port: &PortInfo) {}
+
     /// A process that connected to a memif port was refused as peer, for the reason `why`. The same reason is
     /// reported only once until a peer has connected or another reason occurs.
     fn on_peer_refused(&mut self, _port: &PortInfo, _why: &str) {}

@@ -6,12 +6,14 @@
 //! stopped. Dropping the runtime closes and frees everything. A process has one EAL, which cannot be
 //! initialised a second time.
 
+mod claim;
 pub mod config;
 mod control;
 pub mod counters;
 mod eal;
 mod error;
 mod idle;
+pub mod interface;
 mod interrupt;
 mod link;
 mod live;

@@ -1,5 +1,6 @@
 //! Start, run and shutdown of DPDK with its ports and workers.
 
+use crate::claim::{self, Claim};
 use crate::config::{Config, Idle, OnLinkLoss};
 use crate::control::{ControlHandler, ControlOutput, ToControl, ToWorker};
 use crate::counters::WorkerCounters;
@@ -39,6 +40,7 @@ pub struct Runtime {
     channels: RefCell<Channels>,
     config: Config,
     _eal: Eal,
+    _claims: Vec<Claim>,
 }
 
 /// Request to end the run, which a signal handler may set.
@@ -85,6 +87,7 @@ impl Runtime {
     /// # Errors
     /// [`Error`] with a message and a remedy.
     pub fn start(config: Config) -> Result<Self, Error> {
+        let claims = claim::claim(&config.ports, config.workers.cpus.len())?;
         let channels = Channels::open(&config)?;
         let eal = Eal::start(&config, &channels)?;
         let log = LogCapture::begin();
@@ -92,7 +95,7 @@ impl Runtime {
         let log = log.finish();
         // On failure the ports are dropped before the EAL, which was declared earlier.
         let ports = ports.map_err(|error| error.with_log(log))?;
-        Ok(Self { ports, channels: channels.into(), config, _eal: eal })
+        Ok(Self { ports, channels: channels.into(), config, _eal: eal, _claims: claims })
     }
 
     /// Returns DPDK's version, such as `DPDK 22.11.11`.
@@ -279,6 +282,10 @@ impl<F: Function, C: ControlHandler<F>> MemifHooks for Hooks<'_, F, C> {
             self.lost_link.get_or_insert(PortId(port as u16));
         }
         self.control.on_link(&self.ports[port].info, up);
+    }
+
+    fn on_peer_awaited(&mut self, port: usize) {
+        self.control.on_peer_awaited(&self.ports[port].info);
     }
 
     fn on_peer_refused(&mut self, port: usize, why: &str) {

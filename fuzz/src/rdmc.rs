@@ -333,7 +333,7 @@ impl Host {
             3 => _ = node.abandon_group(nic, group, now),
             4 => _ = node.request_link(nic, ip(PEERS[usize::from(b & 1)]), now),
             5 => node.release_link(ip(PEERS[usize::from(b & 1)])),
-            _ => node.send_note(nic, ip(PEERS[usize::from(b & 1)]), [a; Node::NOTE]),
+            _ => _ = node.send_note(nic, ip(PEERS[usize::from(b & 1)]), [a; Node::NOTE]),
         }
     }
 

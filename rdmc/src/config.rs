@@ -239,8 +239,8 @@ pub enum Failure {
     /// A member abandoned the group.
     #[error("{0} abandoned the group")]
     Left(IpAddr),
-    /// A member's NIC had no room.
-    #[error("the NIC of {0} has no free resources")]
+    /// A member had no room: in its NIC, or for groups that other members created first.
+    #[error("{0} has no free resources")]
     NoRoom(IpAddr),
     /// The switch refused this root, or stopped copying for it.
     #[error("the switch does not copy, or no longer copies, for {0}")]

@@ -174,11 +174,12 @@ impl Mesh {
     }
 
     /// Sends a message, if the link to the peer is established. Otherwise drops it.
-    pub(crate) fn send(&mut self, nic: &mut Rnic, peer: IpAddr, group: u32, message: Message) {
-        if let Some(link) = self.links.get_mut(&peer).filter(|link| link.established.is_some()) {
-            link.outbox.push_back(message.to_bytes(group));
-            link.flush(nic);
-        }
+    pub(crate) fn send(&mut self, nic: &mut Rnic, peer: IpAddr, group: u32, message: Message) -> bool {
+        let link = self.links.get_mut(&peer).filter(|link| link.established.is_some());
+        let Some(link) = link else { return false };
+        link.outbox.push_back(message.to_bytes(group));
+        link.flush(nic);
+        true
     }
 
     /// Returns the time at which [`on_timer`](Self::on_timer) is due.
@@ -425,7 +426,9 @@ impl Mesh {
             match message {
                 // Messages that wait serve as a response as well, once there is room for them. A peer that
                 // sends requests and acknowledges nothing must not make the queue grow.
-                Some((_, Message::Ping)) if link.outbox.is_empty() => self.send(nic, peer, 0, Message::Pong),
+                Some((_, Message::Ping)) if link.outbox.is_empty() => {
+                    self.send(nic, peer, 0, Message::Pong);
+                }
                 Some((_, Message::Ping | Message::Pong)) => {}
                 Some((group, message)) => self.events.push_back(MeshEvent::Message(peer, group, message)),
                 None => self.malformed += 1,

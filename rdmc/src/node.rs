@@ -59,6 +59,8 @@ pub struct Counters {
     pub malformed: u64,
     /// Groups that another node created first and that were dropped because there were too many.
     pub forgotten: u64,
+    /// Notes that were not sent, because no link was established.
+    pub notes_dropped: u64,
 }
 
 /// State of another member for a group that this node has not created (yet).
@@ -86,6 +88,8 @@ pub struct Node {
     failed: BTreeMap<u32, Failure>,
     /// By node and group number.
     early: BTreeMap<IpAddr, BTreeMap<u32, EarlyCreate>>,
+    /// Peers of which a group was dropped because there were too many
+    dropped_early: BTreeSet<IpAddr>,
     /// Nodes to which the application keeps a link besides those of groups.
     requested_links: BTreeSet<IpAddr>,
     /// Connections with switches.
@@ -110,6 +114,7 @@ impl Node {
             groups: BTreeMap::new(),
             failed: BTreeMap::new(),
             early: BTreeMap::new(),
+            dropped_early: BTreeSet::new(),
             requested_links: BTreeSet::new(),
             conns: BTreeMap::new(),
             due: BTreeSet::new(),
@@ -360,9 +365,12 @@ impl Node {
     }
 
     /// Sends a note to the application of a node to which a link is established. It arrives once, and in
-    /// order, unless [`Event::LinkLost`] follows.
-    pub fn send_note(&mut self, nic: &mut Rnic, peer: IpAddr, note: [u8; Self::NOTE]) {
-        self.mesh.send(nic, peer, 0, Message::Note(note));
+    /// order, unless [`Event::LinkLost`] follows. Without a link, drops and counts the note, and returns
+    /// `false`.
+    pub fn send_note(&mut self, nic: &mut Rnic, peer: IpAddr, note: [u8; Self::NOTE]) -> bool {
+        let sent = self.mesh.send(nic, peer, 0, Message::Note(note));
+        self.counters.notes_dropped += u64::from(!sent);
+        sent
     }
 
     /// Returns the time at which [`run`](Self::run) is to be called, unless something arrives earlier.

@@ -84,7 +84,8 @@ pub(crate) enum Message {
     Create(Create),
     /// The sender has received `Create` from all members, and its connections are established.
     Joined,
-    /// The group has failed, for the reason of this code, with the member at this index at fault.
+    /// The group has failed, for the reason of this code, with the member at this index at fault; the sender
+    /// itself at [`Message::SENDER`].
     Failed { code: u32, member: u32 },
     /// From the root: it has sent this number of messages, and sends no more.
     Close { messages: u64 },
@@ -105,6 +106,9 @@ pub(crate) const NOTE: usize = 40;
 const NOTE_KIND: u8 = 9;
 
 impl Message {
+    /// Index of the sender of a failure, if it does not know the members
+    pub(crate) const SENDER: u32 = u32::MAX - 1;
+
     /// Returns the message that reports `failure` to the members of a group.
     pub(crate) fn failed(failure: &Failure, members: &[IpAddr]) -> Self {
         let member = members.iter().position(|ip| *ip == failure.member());

@@ -154,13 +154,14 @@ class Log:
 
     @staticmethod
     def read(path: Path) -> Log:
+        """Reads a process's messages, and its reports in the file beside them."""
         log = Log()
         # The last line may be incomplete.
+        reports = path.with_suffix(".reports")
+        log.reports = [json.loads(line) for line in reports.read_text().split("\n")[:-1]] if reports.exists() else []
         for line in path.read_text().split("\n")[:-1]:
             words = line.split()
-            if line.startswith("{"):
-                log.reports.append(json.loads(line))
-            elif words[0] == "failed":
+            if words[0] == "failed":
                 message = (int(words[1]), int(words[2]))
                 expect(f"{path.name}: a message fails at most once", message not in log.failed, message)
                 log.failed[message] = words[3]
@@ -200,6 +201,7 @@ class Run:
         self.settled_at: int | None = None
         for host in SENDERS:
             work = ["--send", str(SCATTERINGS), "--size", str(SIZE), "--print", "--json", "--live", str(LIVE_S)]
+            work += ["--report", str(self.folder / f"{host.name}.reports")]
             self.start(host.name, str(understudy), "process", str(plan / f"{host.name}.process.toml"), *work)
         # No process sends before its representative runs, because there is no barrier. Packets that reach a router before it
         # has the MAC address of the destination would get lost.

@@ -149,7 +149,8 @@ static void print_refusal(const struct rdma_cm_event *event)
         "the quorum is larger than the group", "addresses of different families", "no such list",
         "no room for another group", "a replica refused", "a replica did not respond",
         "a replica's response describes no memory", "a replica has another amount of memory",
-        "this address cannot be a replica"};
+        "this address cannot be a replica", "too many requests: retry after a second",
+        "this address cannot be a leader", "the request has no valid tag"};
     const struct refusal *refusal = event->param.conn.private_data;
     char address[INET6_ADDRSTRLEN] = "";
     unsigned code = 0;

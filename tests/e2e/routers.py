@@ -325,7 +325,7 @@ def run(doc: str, tools: Sequence[str], test: Callable[[argparse.Namespace, Path
     arguments.understudy = arguments.understudy.resolve()
     for tool in tools:
         if shutil.which(tool) is None:
-            print(f"{tool} is missing: run `apt-get install iproute2 tcpdump procps`", file=sys.stderr)
+            print(f"{tool} is missing: run `apt-get install iproute2 iputils-ping ethtool tcpdump procps`", file=sys.stderr)
             return 2
     if os.geteuid() != 0:
         print("network namespaces need root: run `sudo make e2e`", file=sys.stderr)

@@ -10,7 +10,7 @@ use tracing::{Event, Level, Subscriber, info, warn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -42,7 +42,7 @@ pub(crate) fn init(filter: &str) {
         )
         // A closed standard error does not end a run.
         .log_internal_errors(false)
-        .event_format(Lines)
+        .event_format(Lines(SystemTime))
         .init();
 }
 
@@ -57,35 +57,35 @@ pub(crate) fn peer(port: &PortInfo, up: bool) {
 
 /// Emits that the link of a port has changed, and what to do about it.
 pub(crate) fn link(port: &PortInfo, change: &LinkChange) {
-    let text = link_text(port, change, &time());
+    let text = link_text(port, change);
     match change {
         LinkChange::Now(Link::Up) => info!("{text}"),
         LinkChange::Now(_) | LinkChange::Recreated => warn!("{text}"),
     }
 }
 
-fn link_text(port: &PortInfo, change: &LinkChange, now: &str) -> String {
+fn link_text(port: &PortInfo, change: &LinkChange) -> String {
     let name = &port.name;
     let Some(interface) = &port.interface else {
         return match change {
-            LinkChange::Now(Link::Up) => format!("Port {name} is up since {now}."),
+            LinkChange::Now(Link::Up) => format!("Port {name} is up."),
             LinkChange::Now(_) | LinkChange::Recreated => {
-                format!("Port {name} is down since {now}: it has no link.")
+                format!("Port {name} is down: it has no link.")
             }
         };
     };
     match change {
-        LinkChange::Now(Link::Up) => format!("Port {name} is up since {now}: interface {interface}."),
+        LinkChange::Now(Link::Up) => format!("Port {name} is up: interface {interface}."),
         LinkChange::Now(Link::Down) => format!(
-            "Port {name} is down since {now}: interface {interface} was set down. To set it up: ip link set \
+            "Port {name} is down: interface {interface} was set down. To set it up: ip link set \
              {interface} up"
         ),
         LinkChange::Now(Link::NoCarrier | Link::NoPeer) => format!(
-            "Port {name} is down since {now}: interface {interface} has no carrier. Set the other end of the veth up, \
+            "Port {name} is down: interface {interface} has no carrier. Set the other end of the veth up, \
              or check the cable."
         ),
         LinkChange::Now(Link::Gone) => format!(
-            "Port {name} is gone since {now}: interface {interface} was removed, or moved to another network namespace. \
+            "Port {name} is gone: interface {interface} was removed, or moved to another network namespace. \
              The port cannot use it again, even under the same name: create it, and restart this instance."
         ),
         LinkChange::Recreated => {
@@ -96,12 +96,9 @@ fn link_text(port: &PortInfo, change: &LinkChange, now: &str) -> String {
     }
 }
 
-/// Returns the current time, such as 2026-01-31T09:15:00.000000Z.
-fn time() -> String {
-    let mut text = String::new();
-    // Writing to a string does not fail.
-    _ = SystemTime.format_time(&mut Writer::new(&mut text));
-    text
+/// Emits that a port waits for its first peer.
+pub(crate) fn awaited_peer(port: &PortInfo) {
+    info!("Waiting for the peer of `{}`.", port.name);
 }
 
 /// Emits that a port refuses a peer.
@@ -109,11 +106,14 @@ pub(crate) fn refused_peer(port: &PortInfo, why: &str) {
     warn!("Port {} refuses a peer: {why}.", port.name);
 }
 
-/// Format of an event: its text, after its level unless that is info.
-struct Lines;
+/// Format of an event: its time (UTC), its level unless that is info, and its text.
+struct Lines<T>(T);
 
-impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'static> FormatEvent<S, N>
-    for Lines
+impl<S, N, T> FormatEvent<S, N> for Lines<T>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    T: FormatTime,
 {
     fn format_event(
         &self,
@@ -128,7 +128,13 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'stat
             Level::DEBUG => ("debug", "2"),
             Level::TRACE => ("trace", "2"),
         };
-        match (level, writer.has_ansi_escapes()) {
+        let ansi = writer.has_ansi_escapes();
+        if ansi {
+            write!(writer, "\x1b[2m")?;
+        }
+        self.0.format_time(&mut writer)?;
+        writer.write_str(if ansi { "\x1b[0m " } else { " " })?;
+        match (level, ansi) {
             ("", _) => {}
             (level, true) => write!(writer, "\x1b[{colour}m{level}:\x1b[0m ")?,
             (level, false) => write!(writer, "{level}: ")?,
@@ -158,6 +164,15 @@ mod tests {
         }
     }
 
+    /// Clock of the tests
+    struct Fixed;
+
+    impl FormatTime for Fixed {
+        fn format_time(&self, writer: &mut Writer<'_>) -> fmt::Result {
+            writer.write_str("12:00")
+        }
+    }
+
     /// Returns what is printed of four events.
     fn printed(filter: &str, ansi: bool) -> String {
         let printed = Printed::default();
@@ -166,7 +181,7 @@ mod tests {
             .with_env_filter(EnvFilter::new(parse_filter(filter).unwrap()))
             .with_writer(move || writer.clone())
             .with_ansi(ansi)
-            .event_format(Lines)
+            .event_format(Lines(Fixed))
             .finish();
         tracing::subscriber::with_default(subscriber, || {
             info!("Port a has its peer.");
@@ -179,36 +194,33 @@ mod tests {
     }
 
     #[test]
-    fn levels_other_than_info_precede_the_text() {
-        let all = "Port a has its peer.\nwarning: Port a has lost its peer.\nerror: Cannot write b.\n";
+    fn the_time_and_levels_other_than_info_precede_the_text() {
+        let all = "12:00 Port a has its peer.\n12:00 warning: Port a has lost its peer.\n12:00 error: Cannot write b.\n";
         assert_eq!(printed("info", false), all);
-        assert_eq!(printed("debug", false), format!("{all}debug: once n=1\n"));
-        assert_eq!(printed("error", false), "error: Cannot write b.\n");
-        assert_eq!(printed("error", true), "\x1b[31merror:\x1b[0m Cannot write b.\n");
+        assert_eq!(printed("debug", false), format!("{all}12:00 debug: once n=1\n"));
+        assert_eq!(printed("error", false), "12:00 error: Cannot write b.\n");
+        assert_eq!(printed("error", true), "\x1b[2m12:00\x1b[0m \x1b[31merror:\x1b[0m Cannot write b.\n");
         assert_eq!(printed("warn,understudy::log=off", false), "");
     }
 
     #[test]
-    fn a_change_of_a_link_comes_with_its_time_and_what_to_do() {
+    fn a_change_of_a_link_comes_with_what_to_do() {
         let port = |interface: Option<&str>| PortInfo {
             name: "a".into(),
             driver: String::new(),
             mac: [0; 6],
             interface: interface.map(Into::into),
         };
-        let text = |change| link_text(&port(Some("eth1")), &change, "NOW");
-        assert_eq!(text(LinkChange::Now(Link::Up)), "Port a is up since NOW: interface eth1.");
+        let text = |change| link_text(&port(Some("eth1")), &change);
+        assert_eq!(text(LinkChange::Now(Link::Up)), "Port a is up: interface eth1.");
         assert!(
             text(LinkChange::Now(Link::Down)).ends_with("was set down. To set it up: ip link set eth1 up")
         );
-        assert!(
-            text(LinkChange::Now(Link::NoCarrier)).contains("down since NOW: interface eth1 has no carrier")
-        );
-        assert!(text(LinkChange::Now(Link::Gone)).contains("gone since NOW: interface eth1 was removed"));
+        assert!(text(LinkChange::Now(Link::NoCarrier)).contains("down: interface eth1 has no carrier"));
+        assert!(text(LinkChange::Now(Link::Gone)).contains("gone: interface eth1 was removed"));
         assert!(text(LinkChange::Recreated).contains("an interface eth1 again. Restart this instance"));
-        let hardware = link_text(&port(None), &LinkChange::Now(Link::NoCarrier), "NOW");
-        assert_eq!(hardware, "Port a is down since NOW: it has no link.");
-        assert!(time().starts_with("20") && time().ends_with('Z'), "{}", time());
+        let hardware = link_text(&port(None), &LinkChange::Now(Link::NoCarrier));
+        assert_eq!(hardware, "Port a is down: it has no link.");
     }
 
     #[test]

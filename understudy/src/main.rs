@@ -9,6 +9,7 @@ mod decode;
 mod diagnose;
 mod doctor;
 mod functions;
+mod interfaces;
 mod log;
 mod observe;
 mod output;

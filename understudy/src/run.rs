@@ -10,13 +10,14 @@ use crate::config::{self, Config};
 use crate::functions::{self, Closing, FunctionConfig, Launch, Options, Reloaded};
 use crate::observe::Instance;
 use crate::output::print_error;
-use crate::system::{catch_signals, parse_seconds};
+use crate::system::{catch_signals, catch_signals_except_hangup, parse_seconds};
 use clap::Args;
 use core::cell::Cell;
 use miette::Report;
 use settings::words::one_of;
+use std::fmt::Display;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
@@ -31,6 +32,13 @@ const LINK_LOST: u8 = 3;
 pub(crate) struct RunArgs {
     /// Configuration file [default: a built-in demonstration that needs no hardware]
     config: Option<PathBuf>,
+    #[command(flatten)]
+    options: RunOptions,
+}
+
+/// Options of each command that runs a function.
+#[derive(Args)]
+struct RunOptions {
     /// End after this many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     duration: Option<Duration>,
@@ -44,11 +52,14 @@ pub(crate) struct RunArgs {
     /// Further arguments for DPDK's EAL
     #[arg(last = true, value_name = "EAL")]
     eal: Vec<String>,
+}
+
+/// What only some commands set.
+#[derive(Default)]
+struct Extra {
     /// Folder for histograms of `[pktgen]`
-    #[arg(skip)]
     hgrm: Option<PathBuf>,
     /// Whether this server of [consensus] bootstraps its group
-    #[arg(skip)]
     bootstrap: bool,
 }
 
@@ -58,38 +69,40 @@ pub(crate) struct RunArgs {
 /// on this side.
 #[derive(Args)]
 pub(crate) struct PktgenArgs {
+    /// Configuration file with [pktgen], such as configs/pktgen/null.toml
+    #[arg(value_name = "CONFIG.toml")]
+    config: PathBuf,
     #[command(flatten)]
-    run: RunArgs,
+    options: RunOptions,
     /// Write histograms of latency into this folder, as .hgrm files
     #[arg(long, value_name = "FOLDER")]
     hgrm: Option<PathBuf>,
 }
 
 /// Runs a configuration that has `[pktgen]`, as [`run`] does.
-pub(crate) fn pktgen(mut args: PktgenArgs) -> ExitCode {
-    let invalid = |text: String| {
-        print_error(text);
-        ExitCode::from(config::EXIT_CODE)
-    };
-    let Some(path) = &args.run.config else {
-        return invalid(
-            "the configuration is missing; add a file with [pktgen], such as configs/pktgen/null.toml".into(),
-        );
-    };
-    match config::load(path).map(|config| config.function) {
+pub(crate) fn pktgen(args: PktgenArgs) -> ExitCode {
+    let PktgenArgs { config: path, options, hgrm } = args;
+    match config::load(&path).map(|config| config.function) {
         Ok(FunctionConfig::Pktgen(_)) | Err(_) => {
-            args.run.hgrm = args.hgrm;
-            run(args.run)
+            run_with(Some(&path), options, Extra { hgrm, ..Extra::default() })
         }
-        Ok(_) => invalid(format!("{} has no [pktgen]; use `understudy run`", path.display())),
+        Ok(_) => invalid(format_args!("{} has no [pktgen]; use `understudy run`", path.display())),
     }
+}
+
+fn invalid(text: impl Display) -> ExitCode {
+    print_error(text);
+    ExitCode::from(config::EXIT_CODE)
 }
 
 /// Run an RDMA host on a port, from a configuration with `[nic]`, until Ctrl-C or until its clients are done
 #[derive(Args)]
 pub(crate) struct HostArgs {
+    /// Configuration file with [nic], such as configs/host.toml
+    #[arg(value_name = "CONFIG.toml")]
+    config: PathBuf,
     #[command(flatten)]
-    run: RunArgs,
+    options: RunOptions,
     /// Bootstrap the group of [consensus], empty, when all of its servers run and none is a member
     ///
     /// Use it for one server of a new group, or if all servers of a group have lost their memory and its
@@ -100,43 +113,41 @@ pub(crate) struct HostArgs {
 }
 
 /// Runs a configuration that has a host, as [`run`] does.
-pub(crate) fn host(mut args: HostArgs) -> ExitCode {
-    let invalid = |text: String| {
-        print_error(text);
-        ExitCode::from(config::EXIT_CODE)
-    };
-    let Some(path) = &args.run.config else {
-        return invalid(
-            "the configuration is missing; add a file with [nic], such as configs/host.toml".into(),
-        );
-    };
-    match config::load(path).map(|config| config.function) {
-        Ok(FunctionConfig::Nic(_)) if args.bootstrap => {
-            invalid(format!("{} has no [consensus]; remove --bootstrap", path.display()))
+pub(crate) fn host(args: HostArgs) -> ExitCode {
+    let HostArgs { config: path, options, bootstrap } = args;
+    match config::load(&path).map(|config| config.function) {
+        Ok(FunctionConfig::Nic(_)) if bootstrap => {
+            invalid(format_args!("{} has no [consensus]; remove --bootstrap", path.display()))
         }
         Ok(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) | Err(_) => {
-            args.run.bootstrap = args.bootstrap;
-            run(args.run)
+            run_with(Some(&path), options, Extra { bootstrap, ..Extra::default() })
         }
-        Ok(_) => invalid(format!("{} has no [nic]; use `understudy run`", path.display())),
+        Ok(_) => invalid(format_args!("{} has no [nic]; use `understudy run`", path.display())),
     }
 }
 
 /// Returns exit code 2 for an invalid configuration, and 1 for run-time errors.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
+    run_with(args.config.as_deref(), args.options, Extra::default())
+}
+
+/// Runs a configuration, or the demonstration.
+fn run_with(path: Option<&Path>, options: RunOptions, extra: Extra) -> ExitCode {
     let failed = |report: Report| (format!("{report:?}\n"), ExitCode::FAILURE);
     // The demonstration's folder has to exist until the run ends.
-    let loaded = match &args.config {
+    let loaded = match path {
         Some(path) => config::load(path)
             .map(|config| (config, None))
             .map_err(|report| (report.render(), ExitCode::from(config::EXIT_CODE))),
         None => demo::load().map(|(config, dir)| (config, Some(dir))).map_err(failed),
     };
-    let loaded = loaded.and_then(|(config, dir)| match unsuitable(&args, &config) {
+    let loaded = loaded.and_then(|(config, dir)| match unsuitable(&options, &config) {
         Some(text) => Err((text, ExitCode::from(config::EXIT_CODE))),
         None => Ok((config, dir)),
     });
-    match loaded.and_then(|(config, _dir)| start(args, &config).map_err(failed)) {
+    let start =
+        |(config, demo): (Config, Option<_>)| start(options, extra, &config, demo.is_some()).map_err(failed);
+    match loaded.and_then(start) {
         Ok(code) => code,
         Err((text, code)) => {
             print_error(text);
@@ -146,21 +157,23 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
 }
 
 /// Returns why a configuration cannot be run with these arguments, as a text for users.
-fn unsuitable(args: &RunArgs, config: &Config) -> Option<String> {
+fn unsuitable(options: &RunOptions, config: &Config) -> Option<String> {
     let (path, function) = (config.path.display(), &config.function);
     if function.command() != "run" {
         return Some(format!("{path} has [{}]; use `understudy {}`\n", function.name(), function.command()));
     }
     let live: Vec<_> = functions::live_tables().collect();
-    if args.live.is_some() && !live.contains(&function.name()) {
+    if options.live.is_some() && !live.contains(&function.name()) {
         let tables = one_of(live.iter().map(|table| format!("[{table}]"))).replace('`', "");
         return Some(format!("{path} has no {tables}; remove --live\n"));
     }
     None
 }
 
-fn start(args: RunArgs, config: &Config) -> Result<ExitCode, Report> {
-    let RunArgs { duration, json, live, eal, hgrm, bootstrap, .. } = args;
+/// Runs a configuration. The report of the demonstration ends with its result in a line.
+fn start(options: RunOptions, extra: Extra, config: &Config, is_demo: bool) -> Result<ExitCode, Report> {
+    let RunOptions { duration, json, live, eal } = options;
+    let Extra { hgrm, bootstrap } = extra;
     let mut runtime = config.runtime.clone();
     runtime.eal.extra.extend(eal);
     let lost_link = Rc::new(Cell::new(false));
@@ -171,13 +184,18 @@ fn start(args: RunArgs, config: &Config) -> Result<ExitCode, Report> {
         observe: &config.observe,
         instance: Instance::this(&config.path, config.function.name()),
         idle: config.stop_when_idle,
-        stop: catch_signals()?,
+        stop: if config.function.reloads() { catch_signals_except_hangup()? } else { catch_signals()? },
         lost_link: Rc::clone(&lost_link),
         reload: Rc::new(|| reload(config)),
     };
     let Closing { report, deferred } = config.function.run(launch)?;
+    let mut text = if json { report.json() } else { report.text() };
+    if is_demo && !json {
+        let report = serde_json::from_str(&report.json()).expect("the report is JSON");
+        text = format!("{text}\n\n{}", demo::headline(&report));
+    }
     // A closed pipe is not a failure.
-    _ = writeln!(std::io::stdout(), "{}", if json { report.json() } else { report.text() });
+    _ = writeln!(std::io::stdout(), "{text}");
     deferred.map(|()| if lost_link.get() { ExitCode::from(LINK_LOST) } else { report.code() })
 }
 

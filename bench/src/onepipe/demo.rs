@@ -267,6 +267,8 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
     let all = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
     let events =
         [FailureEvent::Nothing, FailureEvent::HostFails, FailureEvent::LinkFails, FailureEvent::SwitchFails];
+    let (mut delivered, mut hosts) = (0, 0);
+    let mut stalls = Vec::new();
     for incarnation in all {
         let mut run = Run::new(incarnation, SEED);
         // The first barriers arrive.
@@ -280,6 +282,10 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
                     name(incarnation),
                     row.stall.0
                 ));
+            }
+            (delivered, hosts) = (delivered + row.delivered, hosts.max(row.hosts));
+            if event != FailureEvent::Nothing {
+                stalls.push(row.stall.0 as f64 / 1e3);
             }
             let last = incarnation == all[2] && event == events[3];
             let us = |ns: f64| (ns / 10.0).round() / 100.0;
@@ -297,7 +303,12 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
         }
     }
     if !args.json {
-        println!("\nAll hosts delivered in one order, in every row.");
+        let longest = stalls.iter().copied().fold(0.0, f64::max);
+        println!(
+            "\n{hosts} hosts: {delivered} messages delivered in one order, through {} failures that stopped delivery for {longest:.1} us \
+             at most",
+            stalls.len()
+        );
     }
     Ok(())
 }

@@ -166,6 +166,13 @@ pub struct BackToBack {
     pub limit: Option<Limit>,
 }
 
+/// Appends a table with its title, unless it is empty.
+fn append(text: &mut String, title: &str, table: &comfy_table::Table) {
+    if !table.is_empty() {
+        _ = writeln!(text, "{title}\n{table}\n");
+    }
+}
+
 /// Results of all tests.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
@@ -216,6 +223,51 @@ impl Report {
         }
     }
 
+    /// Returns what was not measured because the polling thread was kept from its CPU or lost frames here, with
+    /// the remedy; `None` if every figure was measured.
+    pub fn missing(&self) -> Option<String> {
+        let figures = |f: &FrameReport| {
+            let bursts = f.back_to_back.as_ref().map(|b| b.frames);
+            let latency = f.latency.iter().map(|l| l.p50_ns);
+            [f.throughput]
+                .into_iter()
+                .chain(f.loss.iter().map(|l| l.loss))
+                .chain(latency)
+                .chain(bursts)
+                .collect()
+        };
+        let all: Vec<Figure> = self.frames.iter().flat_map(|f| -> Vec<Figure> { figures(f) }).collect();
+        let missing: Vec<_> = all.iter().filter(|figure| figure.median.is_none()).collect();
+        let why = missing.iter().find_map(|figure| figure.why)?;
+        let thrown = || self.trials.iter().filter(|done| done.thrown.is_some());
+        let least = thrown().map(|done| done.outcome.core).fold(1.0, f64::min);
+        let (reason, remedy) = match why {
+            DiscardReason::LostCore => (
+                format!("the polling thread had as little as {:.0} % of a CPU", least * 100.0),
+                format!(
+                    "give it a CPU of its own (`workers = [CPU]`, with nothing else on it), or accept less by `min_core`, which is \
+                     {}",
+                    self.settings.min_core
+                ),
+            ),
+            DiscardReason::Away => (
+                "the polling thread was away for longer than a port's queue lasts".to_owned(),
+                "give it a CPU of its own (`workers = [CPU]`, with nothing else on it), or raise `descriptors`".to_owned(),
+            ),
+            DiscardReason::LostHere => (
+                "this program's own ports lost frames".to_owned(),
+                "lower `packets_per_s`, or raise `descriptors` and `buffers`".to_owned(),
+            ),
+        };
+        Some(format!(
+            "{} of {} figures were not measured, and {} of {} trials were discarded: {reason}; {remedy}",
+            missing.len(),
+            all.len(),
+            thrown().count(),
+            self.trials.len(),
+        ))
+    }
+
     /// Returns the report as tables for people.
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -240,7 +292,7 @@ impl Report {
                 f.throughput.thrown.to_string(),
             ]);
         }
-        _ = writeln!(text, "Throughput without loss (RFC 2544, 26.1)\n{throughput}\n");
+        append(&mut text, "Throughput without loss (RFC 2544, 26.1)", &throughput);
         let mut latency =
             table(&["frame", "at", "50 %", "99 %", "99.9 %", "most", "lost", "on CPU", "discarded"]);
         for (f, l) in self.frames.iter().flat_map(|f| f.latency.iter().map(move |l| (f, l))) {
@@ -261,7 +313,7 @@ impl Report {
                 l.p50_ns.thrown.to_string(),
             ]);
         }
-        _ = writeln!(text, "Latency (26.2)\n{latency}\n");
+        append(&mut text, "Latency (26.2)", &latency);
         let mut loss = table(&["frame", "offered", "", "lost", "on CPU", "discarded"]);
         for (f, l) in self.frames.iter().flat_map(|f| f.loss.iter().map(move |l| (f, l))) {
             loss.add_row([
@@ -273,7 +325,7 @@ impl Report {
                 l.loss.thrown.to_string(),
             ]);
         }
-        _ = writeln!(text, "Loss (26.3)\n{loss}\n");
+        append(&mut text, "Loss (26.3)", &loss);
         let mut bursts =
             table(&["frame", "longest burst", "longest tried", "limited by", "on CPU", "discarded"]);
         for (f, b) in self.frames.iter().filter_map(|f| Some((f, f.back_to_back.as_ref()?))) {
@@ -286,8 +338,11 @@ impl Report {
                 b.frames.thrown.to_string(),
             ]);
         }
-        _ = writeln!(text, "Back-to-back frames (26.4)\n{bursts}\n");
+        append(&mut text, "Back-to-back frames (26.4)", &bursts);
         self.anomalies(&mut text);
+        if let Some(missing) = self.missing() {
+            _ = writeln!(text, "NOT MEASURED: {missing}.");
+        }
         if !self.complete {
             text += "ENDED EARLY: not all tests were completed.\n";
         }

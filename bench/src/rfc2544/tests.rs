@@ -144,7 +144,7 @@ fn a_known_capacity_is_found() {
     for words in ["Throughput without loss", "limited by", "Back-to-back", "90 % of it", "0.0000 %"] {
         assert!(text.contains(words), "{words} in\n{text}");
     }
-    assert!(!text.contains("lost its core"), "{text}");
+    assert!(!text.contains("lost its core") && report.missing().is_none(), "{text}");
 }
 
 #[test]
@@ -207,7 +207,11 @@ fn a_figure_is_missing_if_all_its_trials_lost_their_core() {
     let report = run(&settings(), device);
     assert_eq!(report.frames[0].throughput.median, None);
     assert!(report.trials.iter().all(|done| !done.counts));
-    assert!(report.text().contains("lost its core"));
+    let text = report.text();
+    assert!(text.contains("lost its core") && !text.contains("Latency"), "no empty table: {text}");
+    let missing = report.missing().unwrap();
+    assert!(text.contains(&missing) && missing.contains("as little as 50 % of a CPU"), "{missing}");
+    assert!(missing.ends_with("or accept less by `min_core`, which is 0.9"), "{missing}");
 
     // Occasional losses of the core are compensated by repeated trials.
     let mut device = Device::new(2e6);

@@ -22,6 +22,7 @@
 //! interrupt thread, where none of the driver's own callbacks can run at the same time.
 
 mod audit;
+mod channel;
 mod folder;
 mod socket;
 
@@ -33,6 +34,7 @@ use crate::time::{Clock, cycles};
 use crate::unix_socket::{ListenError, ListeningSocket};
 use crate::users::Users;
 use audit::Audit;
+use channel::{ControlChannel, HandshakeError};
 use folder::Folder;
 use socket::{Message, receive};
 use socket2::{SockAddr, Socket};
@@ -45,6 +47,8 @@ use switch::{Nanos, PortId};
 const RETRY: Nanos = Nanos::from_millis(20);
 /// Time that a peer may take to send its request, or to complete the handshake
 const HANDSHAKE_TIMEOUT: Nanos = Nanos::from_millis(5_000);
+/// Time without a peer after which a port's wait for its first one is reported
+const WAIT_NOTICE: Nanos = Nanos::from_millis(500);
 /// Maximum number of peers that have not sent their request yet
 const MAX_PENDING_PEERS: usize = 64;
 
@@ -64,6 +68,8 @@ pub(crate) trait MemifHooks {
     fn signal(&mut self, worker: usize, signal: Signal) -> bool;
     /// Reports that the port's peer has connected or disconnected.
     fn on_link(&mut self, port: usize, up: bool);
+    /// Reports that the port still waits for its first peer.
+    fn on_peer_awaited(&mut self, port: usize);
     /// Reports that a process is refused as the port's peer.
     fn on_peer_refused(&mut self, port: usize, why: &str);
 }
@@ -76,6 +82,8 @@ pub(crate) struct Channels {
     pending_peers: Vec<PendingPeer>,
     ports: Vec<Port>,
     clock: Option<Clock>,
+    /// Time of the first tick of the run
+    began: Option<Nanos>,
 }
 
 /// A socket on which server ports listen.
@@ -101,12 +109,6 @@ struct PendingPeer {
     request: Option<Message>,
 }
 
-/// A control channel: the sockets to the peer and to the driver
-struct ControlChannel {
-    outer: Socket,
-    inner: Socket,
-}
-
 /// A memif port.
 struct Port {
     index: usize,
@@ -118,6 +120,8 @@ struct Port {
     state: State,
     /// Reason for a refusal that was reported last, since the last peer connected
     refused: Option<String>,
+    /// Whether the port has reported that it waits, or has had a peer
+    wait_reported: bool,
 }
 
 enum Role {
@@ -156,6 +160,7 @@ impl Channels {
             pending_peers: Vec::new(),
             ports: Vec::new(),
             clock: None,
+            began: None,
         };
         for (index, port) in config.ports.iter().enumerate() {
             let Device::Memif { socket, id, server, peer_uid } = &port.device else { continue };
@@ -190,6 +195,7 @@ impl Channels {
                 role,
                 state: State::Disconnected,
                 refused: None,
+                wait_reported: false,
             });
         }
         Ok(channels)
@@ -240,6 +246,7 @@ impl Channels {
 
     /// Begins a run with new workers, which use no memif port yet.
     pub(crate) fn begin(&mut self, workers: usize) {
+        self.began = None;
         for port in &mut self.ports {
             match &mut port.state {
                 State::Connected { notified, .. } => *notified = 0,
@@ -278,9 +285,11 @@ impl Channels {
     /// Processes pending work. Returns whether there was any. `devices` are DPDK's port IDs of all ports.
     pub(crate) fn tick(&mut self, devices: &[u16], hooks: &mut impl MemifHooks) -> bool {
         let now = self.clock.get_or_insert_with(Clock::start).nanos(cycles());
+        let waited = now.since(*self.began.get_or_insert(now));
         let mut progress = self.accept_peers(now, hooks);
         for port in &mut self.ports {
             progress |= port.tick(devices[port.index], now, hooks);
+            port.report_wait(waited, hooks);
         }
         progress
     }
@@ -419,55 +428,6 @@ impl PendingPeer {
     }
 }
 
-impl ControlChannel {
-    /// Forwards the driver's messages to the peer. Returns whether there were any.
-    fn pass_out(&self) -> io::Result<bool> {
-        pass(&self.inner, &self.outer)
-    }
-
-    /// Validates the peer's messages and forwards them to the driver. Returns whether there were any.
-    fn pass_in(&self, audit: &mut Audit) -> Result<bool, HandshakeError> {
-        let mut passed = false;
-        while let Some(message) = receive(&self.outer)? {
-            if let Err(why) = audit.check(&message) {
-                // The peer may have disconnected already.
-                drop(Message::disconnect(&why).send(&self.outer));
-                return Err(HandshakeError::Refused(why));
-            }
-            message.send(&self.inner)?;
-            passed = true;
-        }
-        Ok(passed)
-    }
-
-    /// Returns whether the peer has disconnected. Once joined, the only message that it may send is
-    /// DISCONNECT.
-    fn is_disconnected(&self) -> bool {
-        !matches!(receive(&self.outer), Ok(None))
-    }
-}
-
-/// The reason why a handshake ended.
-enum HandshakeError {
-    Disconnected,
-    Refused(String),
-}
-
-impl From<io::Error> for HandshakeError {
-    fn from(_: io::Error) -> Self {
-        Self::Disconnected
-    }
-}
-
-fn pass(from: &Socket, to: &Socket) -> io::Result<bool> {
-    let mut passed = false;
-    while let Some(message) = receive(from)? {
-        message.send(to)?;
-        passed = true;
-    }
-    Ok(passed)
-}
-
 /// Returns whether a process of `user` may be the peer of a port of the user `own`.
 fn is_trusted(user: u32, own: u32, peer_uid: Option<u32>) -> bool {
     user == own || user == 0 || Some(user) == peer_uid
@@ -488,6 +448,15 @@ impl Port {
             )),
             Err(error) => Some(format!("cannot determine its user: {error}")),
         }
+    }
+
+    /// Reports once that the port has waited for its first peer for [`WAIT_NOTICE`].
+    fn report_wait(&mut self, waited: Nanos, hooks: &mut impl MemifHooks) {
+        let is_waiting = matches!(self.state, State::Disconnected | State::Connecting { .. });
+        if is_waiting && !self.wait_reported && waited >= WAIT_NOTICE {
+            hooks.on_peer_awaited(self.index);
+        }
+        self.wait_reported |= !is_waiting || waited >= WAIT_NOTICE;
     }
 
     fn tick(&mut self, device: u16, now: Nanos, hooks: &mut impl MemifHooks) -> bool {

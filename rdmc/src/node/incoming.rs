@@ -73,6 +73,7 @@ impl Node {
     /// groups is dropped.
     fn on_lost(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
         self.early.remove(&peer);
+        self.dropped_early.remove(&peer);
         let named = if self.has_bug(crate::Bug::WrongMember) { self.config.address } else { peer };
         let shared = self.groups.iter().filter(|(_, group)| {
             group.member(peer).is_some_and(|member| group.member_states[member as usize].create.is_some())
@@ -125,6 +126,11 @@ impl Node {
                         early.insert(number, EarlyCreate { create, failed: None });
                     } else {
                         self.counters.forgotten += 1;
+                        self.dropped_early.insert(peer);
+                        // This node is at fault, and not the peer that waits for it.
+                        let code = Failure::NoRoom(peer).code();
+                        let refusal = Message::Failed { code, member: Message::SENDER };
+                        self.mesh.send(nic, peer, number, refusal);
                     }
                 }
             }
@@ -138,7 +144,11 @@ impl Node {
                 Ok(())
             }
             Message::Failed { code, member } => {
-                let at_fault = group.config.members.get(member as usize).copied();
+                let members = &group.config.members;
+                let at_fault = match member {
+                    Message::SENDER => Some(peer),
+                    member => members.get(member as usize).copied(),
+                };
                 Err(at_fault.and_then(|ip| Failure::of(code, ip)).unwrap_or(Failure::Violation(peer)))
             }
             Message::Close { messages } => group.on_close(member, messages),
@@ -237,7 +247,16 @@ impl Node {
             return;
         }
         let late = self.groups.values().filter(|group| !group.is_open() && group.deadline <= now);
-        let late = late.map(|group| (group.config.number, group.timeout_failure()));
+        let late = late.map(|group| {
+            let failure = match group.timeout_failure() {
+                // This node has dropped the peer's group.
+                Failure::NotCreated(peer) if self.dropped_early.contains(&peer) => {
+                    Failure::NoRoom(self.config.address)
+                }
+                failure => failure,
+            };
+            (group.config.number, failure)
+        });
         for (number, failure) in late.collect::<Vec<_>>() {
             self.fail(nic, number, failure, now);
         }

@@ -141,12 +141,53 @@ fn a_write_in_place_of_a_block_is_a_violation() {
 
 #[test]
 fn peer_may_create_a_bounded_number_of_groups_first() {
-    let (mut node, mut nic) = started_node(1, 1);
+    let (mut node, mut nic) = started_node(2, 2);
     for number in 0..=MAX_EARLY as u32 {
         let create = Message::Create(Create { incarnation: 1, config_hash: 1, end: None });
         node.on_message(&mut nic, ip(7), number, create, Nanos::ZERO);
     }
     assert_eq!((node.early[&ip(7)].len(), node.counters().forgotten), (MAX_EARLY, 1));
+    assert!(!node.send_note(&mut nic, ip(7), [0; Node::NOTE]), "there is no link");
+    assert_eq!(node.counters().notes_dropped, 1);
+    // The group that was dropped fails here by this node's fault, and another one by that of its peer.
+    let own = ip(u16::MAX - 1);
+    for (number, other, expected) in
+        [(MAX_EARLY as u32, 7, Failure::NoRoom(own)), (5, 8, Failure::NotCreated(ip(8)))]
+    {
+        let config = GroupConfig {
+            algorithm: Algorithm::Chain,
+            ..GroupConfig::new(number, [own, ip(other)].into_iter().collect())
+        };
+        let callbacks = (Box::new(|_: &mut Rnic, _| None), Box::new(|_: &mut Rnic, _, _| ()));
+        node.create_group(&mut nic, config, callbacks.0, callbacks.1, Nanos::ZERO).unwrap();
+        let late = node.config.create_timeout + Nanos(1);
+        node.on_deadline(&mut nic, late);
+        let event = node.poll_event();
+        assert!(matches!(&event, Some(Event::Failed { failure, .. }) if *failure == expected), "{event:?}");
+    }
+}
+
+/// A peer that has no room for this node's group reports itself, without an index among the members.
+#[test]
+fn refusal_of_a_group_names_its_sender() {
+    let (mut node, mut nic) = started_node(1, 1);
+    let config = GroupConfig {
+        algorithm: Algorithm::Chain,
+        ..GroupConfig::new(1, [ip(u16::MAX - 1), ip(7)].into_iter().collect())
+    };
+    let (incoming, complete) = (Box::new(|_: &mut Rnic, _| None), Box::new(|_: &mut Rnic, _, _| ()));
+    node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
+    // What the peer announces is what this node announces to it.
+    let group = &node.groups[&1];
+    let create = group.create_for(&nic, node.resources.as_ref().unwrap(), 1);
+    node.on_message(&mut nic, ip(7), 1, create, Nanos::ZERO);
+    let refusal = Message::Failed { code: Failure::NoRoom(ip(7)).code(), member: Message::SENDER };
+    node.on_message(&mut nic, ip(7), 1, refusal, Nanos::ZERO);
+    let event = node.poll_event();
+    assert!(
+        matches!(&event, Some(Event::Failed { failure, .. }) if *failure == Failure::NoRoom(ip(7))),
+        "{event:?}"
+    );
 }
 
 /// Returns the completion of a received block of `len` bytes, of a message of `total` bytes.

@@ -9,7 +9,7 @@ mod tests;
 use crate::config::{self, Finding, Purpose, Report};
 use crate::machine::Machine;
 use crate::output::{print, print_error};
-use crate::{plan, rfc2544};
+use crate::{interfaces, plan, rfc2544};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -39,11 +39,16 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let summary = match config::purpose(path) {
         Purpose::Run => config::load(path).map(|config| {
             let text = std::fs::read_to_string(path).unwrap_or_default();
-            summary::of(path, &text, &config, &Machine::this())
+            let interfaces = interfaces::warnings(&config.runtime.ports);
+            summary::of(path, &text, &config, &Machine::this(), interfaces)
         }),
         Purpose::Sim => config::load_scenario(path).map(|scenario| scenario::of(path, &scenario)),
         Purpose::Plan => config::load_topology(path).map(|network| plan::summary(path, &network)),
-        Purpose::Rfc2544 => config::load_rfc2544(path).map(|config| rfc2544::summary(path, &config)),
+        Purpose::Rfc2544 => config::load_rfc2544(path).map(|config| {
+            let interfaces = interfaces::warnings(&config.runtime.ports);
+            let notes = summary::notes(&config.runtime, &Machine::this()).into_iter().chain(interfaces);
+            rfc2544::summary(path, &config) + &summary::note_lines(notes)
+        }),
     };
     match (summary, args.json) {
         (Ok(_), true) => print(&format!("{}\n", json!({ "ok": true, "errors": [] })), ExitCode::SUCCESS),

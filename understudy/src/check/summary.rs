@@ -10,8 +10,15 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use toml::de::DeTable;
 
-/// Returns a description of the ports, the function and the workers, followed by notes.
-pub(super) fn of(path: &Path, text: &str, config: &Config, machine: &Machine) -> String {
+/// Returns a description of the ports, the function and the workers, followed by notes, of which `interfaces`
+/// are those about settings of the ports' interfaces.
+pub(super) fn of(
+    path: &Path,
+    text: &str,
+    config: &Config,
+    machine: &Machine,
+    interfaces: Vec<String>,
+) -> String {
     let runtime = &config.runtime;
     let function = config.function.summary(&runtime.ports);
     let (root, _) = DeTable::parse_recoverable(text);
@@ -55,15 +62,19 @@ pub(super) fn of(path: &Path, text: &str, config: &Config, machine: &Machine) ->
     {
         let _ = writeln!(text, "{key:<9} {value}");
     }
-    let mut notes = notes(runtime, machine);
-    notes.extend(config.function.notes(runtime.workers.cpus.len()));
-    if !notes.is_empty() {
-        text.push('\n');
-    }
+    let of_function = config.function.notes(runtime.workers.cpus.len());
+    text + &note_lines(notes(runtime, machine).into_iter().chain(of_function).chain(interfaces))
+}
+
+/// Returns the lines of notes, after an empty line if there are any.
+pub(super) fn note_lines(notes: impl Iterator<Item = String>) -> String {
+    let mut lines = String::new();
     for note in notes {
-        let _ = writeln!(text, "note: {note}");
+        // An empty line before the first
+        let start = if lines.is_empty() { "\n" } else { "" };
+        _ = writeln!(lines, "{start}note: {note}");
     }
-    text
+    lines
 }
 
 fn idle(idle: Idle) -> &'static str {
@@ -145,7 +156,7 @@ fn workers(cpus: &[Option<usize>]) -> String {
 }
 
 /// Returns notes about valid settings that may not be intended.
-fn notes(runtime: &dataplane::Config, machine: &Machine) -> Vec<String> {
+pub(super) fn notes(runtime: &dataplane::Config, machine: &Machine) -> Vec<String> {
     let mut notes = Vec::new();
     let workers = runtime.workers.cpus.len();
     let queues: usize = runtime.ports.iter().map(|port| rx_queues(port, workers)).sum();
@@ -162,6 +173,14 @@ fn notes(runtime: &dataplane::Config, machine: &Machine) -> Vec<String> {
             {
                 notes.push(format!(
                     "port `{name}`: this machine has no interface `{interface}` at present (see `ip link`)"
+                ));
+            }
+            Device::Pci { address, .. }
+                if machine.has("/sys/bus") && !machine.has(format!("/sys/bus/pci/devices/{address}")) =>
+            {
+                notes.push(format!(
+                    "port `{name}`: this machine has no PCI device {address} at present (see `lspci -D`, or \
+                     `understudy doctor`)"
                 ));
             }
             Device::Pcap { tx: Some(tx), .. } if tx.exists() => {
@@ -182,7 +201,7 @@ mod tests {
     fn summary(text: &str, folder: &Path) -> String {
         std::fs::create_dir_all(folder.join("sys/class/net/eth1")).unwrap();
         let config = parse(text, "my.toml", folder).unwrap_or_else(|report| panic!("{}", report.render()));
-        let text = of(Path::new("my.toml"), text, &config, &Machine::at(folder));
+        let text = of(Path::new("my.toml"), text, &config, &Machine::at(folder), Vec::new());
         // The folder's name differs from run to run, and the widths of columns depend on their contents.
         let mut text = text.replace(&format!("{}/", folder.display()), "");
         while text.contains("   ") {

@@ -22,6 +22,7 @@ use crate::observe::{self, ObserveConfig, Target};
 use core::time::Duration;
 use settings::declare::TableSpec;
 use settings::file::{parsed, text_of};
+use settings::report::Problem;
 use settings::tree::{Problems, Table};
 // Modules that the readers of tables import as `super::...`
 use settings::{Dpdk, Machine, port, report, tree, words};
@@ -83,6 +84,7 @@ impl Config {
 /// Reads a configuration file. Relative paths in it begin in its folder.
 pub(crate) fn load(path: &Path) -> Result<Config, Report> {
     let text = text_of(path)?;
+    check_purpose(path, &text, Purpose::Run)?;
     parse_on(path, &text, path.parent().unwrap_or(Path::new("")), &Machine::this())
 }
 
@@ -110,18 +112,21 @@ pub(crate) fn target(path: &Path) -> Result<Target, String> {
 /// Reads a scenario of the simulator.
 pub(crate) fn load_scenario(path: &Path) -> Result<workloads::scenario::Scenario, Report> {
     let text = text_of(path)?;
+    check_purpose(path, &text, Purpose::Sim)?;
     parsed(path, &text, scenario::read)
 }
 
 /// Reads a topology and plans it.
 pub(crate) fn load_topology(path: &Path) -> Result<Network, Report> {
     let text = text_of(path)?;
+    check_purpose(path, &text, Purpose::Plan)?;
     parsed(path, &text, topology::read)
 }
 
 /// Reads a file with `[rfc2544]`.
 pub(crate) fn load_rfc2544(path: &Path) -> Result<Rfc2544Config, Report> {
     let text = text_of(path)?;
+    check_purpose(path, &text, Purpose::Rfc2544)?;
     let folder = path.parent().unwrap_or(Path::new(""));
     parsed(path, &text, |root, problems| {
         let root = Table::root(root, problems);
@@ -157,12 +162,61 @@ pub(crate) enum Purpose {
 pub(crate) fn purpose(path: &Path) -> Purpose {
     let text = text_of(path).unwrap_or_default();
     let (root, _) = DeTable::parse_recoverable(&text);
-    match root.get_ref() {
+    purpose_of(root.get_ref())
+}
+
+fn purpose_of(root: &DeTable<'_>) -> Purpose {
+    match root {
         root if topology::is_topology(root) => Purpose::Plan,
         root if scenario::is_scenario(root) => Purpose::Sim,
         root if root.contains_key("rfc2544") => Purpose::Rfc2544,
         _ => Purpose::Run,
     }
+}
+
+impl Purpose {
+    /// Returns what a file is, the command for it, and an example.
+    const fn describe(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Run => ("a configuration of ports and a function", "run", "configs/bump-in-the-wire.toml"),
+            Self::Sim => ("a scenario of the simulator", "sim", "configs/sim/verbs.toml"),
+            Self::Plan => ("a topology", "plan", "configs/onepipe/testbed.toml"),
+            Self::Rfc2544 => {
+                ("a configuration of RFC 2544 tests", "bench rfc2544", "configs/pktgen/rfc2544.toml")
+            }
+        }
+    }
+}
+
+/// Reports a file that is for another command, or not for this program, in place of each of its tables.
+fn check_purpose(path: &Path, text: &str, expected: Purpose) -> Result<(), Report> {
+    let (root, errors) = DeTable::parse_recoverable(text);
+    let (root, shown) = (root.get_ref(), path.display());
+    let (noun, _, example) = expected.describe();
+    let found = purpose_of(root);
+    let is_foreign =
+        found == Purpose::Run && !root.is_empty() && !root.keys().any(|key| is_known(key.get_ref()));
+    let problem = if !errors.is_empty() {
+        // The parser's errors are reported instead.
+        return Ok(());
+    } else if is_foreign {
+        Problem::of_file(format!("{shown} is not a file of understudy: it has none of its tables"))
+            .help(format!("name {noun}, such as {example}"))
+    } else if found != expected {
+        let (other, command, _) = found.describe();
+        Problem::of_file(format!("{shown} is {other}, not {noun}"))
+            .help(format!("use `understudy {command} {shown}`, or name {noun}, such as {example}"))
+    } else {
+        return Ok(());
+    };
+    Err(Report::new(path, "", vec![problem]))
+}
+
+/// Returns whether a table's name is one of a configuration of ports, or may be a misspelt one.
+fn is_known(name: &str) -> bool {
+    let own = ["runtime", "port", "tunnel", "observe", "consensus"];
+    let tables = || functions::FUNCTIONS.iter().map(|table| table.spec.key()).chain(own);
+    tables().any(|table| table == name) || words::closest(name, tables()).is_some()
 }
 
 /// Reads the text of a file that messages call `origin`. Relative paths in it begin in `folder`.

@@ -51,6 +51,8 @@ pub(crate) fn run(args: &DecodeArgs) -> ExitCode {
     let written = match decoder.failed {
         Some(error) => Err(error),
         None if args.json => out.flush(),
+        // The error says all there is to say.
+        None if decoder.summary.frames == 0 && read.is_err() => Ok(()),
         None => write!(out, "{}", decoder.summary.text()).and_then(|()| out.flush()),
     };
     match written {

@@ -75,19 +75,26 @@ fn trace(
 ) -> Result<Diagnosis, ClientError> {
     client.trace(TraceRequest { qp: Some(qp), host, group: None, count: None })?;
     let mut analysis = Analysis::default();
-    let (began, mut ending) = (now(), false);
+    // Time at which the trace had to end
+    let (began, mut over) = (now(), None);
+    let (mut has_begun, mut ending) = (false, false);
     loop {
-        if !ending && (began.elapsed() >= duration || stop.flag().load(Ordering::Relaxed)) {
+        if began.elapsed() >= duration || stop.flag().load(Ordering::Relaxed) {
+            over.get_or_insert_with(now);
+        }
+        // An instance ignores the end of a trace that has not begun.
+        if over.is_some() && has_begun && !ending {
             ending = true;
             client.end_trace()?;
         }
         match client.next_line()? {
             Some(TraceLine::Packet(record)) => take(&mut analysis, &record),
             Some(TraceLine::End { missed, .. }) => return Ok(one_sided(analysis.finish(), missed)),
-            None if began.elapsed() > duration + END_TIMEOUT => {
+            None if over.is_some_and(|over| over.elapsed() > END_TIMEOUT) => {
                 return Err(ClientError::Disconnected(std::io::ErrorKind::TimedOut.into()));
             }
-            Some(TraceLine::Begin { .. }) | None => {}
+            Some(TraceLine::Begin { .. }) => has_begun = true,
+            None => {}
         }
     }
 }

@@ -23,6 +23,9 @@ pub(crate) trait SwitchFunction: Sized {
     /// Whether `--live` makes the function print lines during the run
     const LIVE: bool = false;
 
+    /// Whether SIGHUP makes the function read its configuration again, instead of ending the run
+    const RELOADS: bool = false;
+
     /// Metrics of the function, for the reference page
     #[cfg_attr(not(test), expect(dead_code, reason = "a test writes the page"))]
     const METRICS: &'static [Group];

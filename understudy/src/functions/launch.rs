@@ -4,7 +4,7 @@
 use super::tunnel::config::TunnelConfig;
 use crate::log;
 use crate::observe::{FunctionMetrics, Instance, ObserveConfig, Observer, QueuePair, TraceError, no_groups};
-use crate::system::{explain, now};
+use crate::system::{now, start};
 use core::cell::Cell;
 use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, Outcome, PortInfo, Runtime, Stop};
 use miette::Report;
@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use switch::{Function, PortId};
-use tracing::info;
+use tracing::{info, warn};
 
 /// Options of the command line.
 #[derive(Default)]
@@ -77,7 +77,7 @@ impl<'a, C: 'a> Launch<'a, C> {
     pub(super) fn start(self) -> Result<Run<'a>, Report> {
         let workers = self.runtime.workers.cpus.len();
         let ports = self.runtime.ports.clone();
-        let runtime = Runtime::start(self.runtime).map_err(|error| explain(&error))?;
+        let runtime = start(self.runtime)?;
         let observer = Observer::start(self.observe, self.instance)?;
         let names: Vec<&str> = runtime.ports().map(|port| port.name.as_str()).collect();
         info!(
@@ -152,9 +152,12 @@ impl Run<'_> {
         let Self { runtime, until, stop, .. } = self;
         let observer = self.observer.take();
         let began = now();
-        let outcome =
-            runtime.run(functions, &mut RunControl { control, metrics, group, until, observer }, stop);
+        let mut control = RunControl { control, metrics, group, until, observer, awaited: Vec::new() };
+        let outcome = runtime.run(functions, &mut control, stop);
         self.lost_link.set(outcome.lost_link.is_some());
+        for port in control.awaited {
+            warn!("Port {port} had no peer during the whole run.");
+        }
         (outcome, began.elapsed().as_secs_f64())
     }
 }
@@ -189,6 +192,8 @@ struct RunControl<'a, P, T, G> {
     group: G,
     until: &'a mut EndConditions,
     observer: Option<Observer>,
+    /// Names of the ports that wait for their first peer
+    awaited: Vec<String>,
 }
 
 impl<F, P, T, G> ControlHandler<F> for RunControl<'_, P, T, G>
@@ -216,12 +221,18 @@ where
 
     fn on_link(&mut self, port: &PortInfo, up: bool) {
         log::peer(port, up);
+        self.awaited.retain(|name| *name != port.name);
         self.control.on_link(port, up);
     }
 
     fn on_link_change(&mut self, port: &PortInfo, change: &LinkChange) {
         log::link(port, change);
         self.control.on_link_change(port, change);
+    }
+
+    fn on_peer_awaited(&mut self, port: &PortInfo) {
+        log::awaited_peer(port);
+        self.awaited.push(port.name.clone());
     }
 
     fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {

@@ -130,6 +130,14 @@ impl FunctionConfig {
         with_config!(self, config => command(config))
     }
 
+    /// Returns whether SIGHUP makes the function read its configuration again, instead of ending the run.
+    pub(crate) const fn reloads(&self) -> bool {
+        const fn reloads<F: SwitchFunction>(_: &F) -> bool {
+            F::RELOADS
+        }
+        with_config!(self, config => reloads(config))
+    }
+
     /// Checks what the rest of the file sets, and makes paths relative to the file's folder.
     pub(crate) fn check(&mut self, file: &File<'_>) {
         with_config!(self, config => SwitchFunction::check(config, file));

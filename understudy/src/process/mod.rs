@@ -4,6 +4,7 @@ mod report;
 
 use crate::config;
 use crate::functions::FunctionConfig;
+use crate::interfaces;
 use crate::output::print_error;
 use crate::system::{catch_signals, now, parse_seconds};
 use miette::MietteDiagnostic;
@@ -12,6 +13,7 @@ use onepipe_host::{
 };
 use report::ReceiveStats;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -51,9 +53,12 @@ pub(crate) struct Args {
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     duration: Option<Duration>,
     /// Print each received message in order (timestamp, sender, number, bytes), and each failed one
-    /// ("failed", number, receiver, reason)
+    /// ("failed", number, receiver, reason); the report then goes to standard error
     #[arg(long)]
     print: bool,
+    /// Write the closing report, and the lines of `--live`, to this file
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Print the closing report as JSON
     #[arg(long)]
     json: bool,
@@ -171,6 +176,7 @@ fn run_workload(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<Exi
     let stop = stop.flag();
     config.process.tell_settled = true;
     let own = config.process.process.own.id;
+    interfaces::warn_of(&config.runtime.ports);
     let mut endpoint = Endpoint::init(config).map_err(explain)?;
     info!("Process {own} is ready, with {} peers. Ctrl-C ends it.", endpoint.handle().peers().len());
     let began = now();
@@ -178,6 +184,7 @@ fn run_workload(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<Exi
         Workload { args, to, payload: vec![0x5a; args.size as usize], began: None, sent: 0, settled: 0 };
     let mut stats = ReceiveStats::default();
     let mut next_line = args.live.map(|every| began + every);
+    let mut reports = report_output(args)?;
     let mut out = BufWriter::new(std::io::stdout());
     while !stop.load(Ordering::Relaxed) && endpoint.handle().is_running() {
         let time = now();
@@ -218,8 +225,10 @@ fn run_workload(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<Exi
             next_line = Some(time + every);
             let line = stats.json(&endpoint, workload.sent, time.duration_since(began).as_secs_f64());
             // A closed pipe does not end the process.
-            _ = writeln!(out, "{line}");
+            // Messages before the line that counts them
             _ = out.flush();
+            _ = writeln!(reports, "{line}");
+            _ = reports.flush();
         }
     }
     let thread_ended = !endpoint.handle().is_running();
@@ -246,12 +255,27 @@ fn run_workload(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<Exi
     } else {
         stats.text(&endpoint, workload.sent, seconds)
     };
-    _ = writeln!(out, "{text}");
+    // Messages first, if both go to the same terminal.
     _ = out.flush();
+    let written = writeln!(reports, "{text}").and_then(|()| reports.flush());
+    if let (Err(error), Some(file)) = (written, &args.report) {
+        return Err(miette::miette!("{}: {error}", file.display()));
+    }
     if thread_ended {
         return Err(miette::miette!("the polling thread has ended"));
     }
     Ok(if stats.out_of_order == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Returns where reports go: a file, or the standard stream that has no messages.
+fn report_output(args: &Args) -> Result<Box<dyn std::io::Write>, miette::Report> {
+    Ok(match &args.report {
+        Some(path) => Box::new(
+            File::create(path).map_err(|error| miette::miette!("--report: {}: {error}", path.display()))?,
+        ),
+        None if args.print => Box::new(std::io::stderr()),
+        None => Box::new(std::io::stdout()),
+    })
 }
 
 /// Prints a line for a received message.

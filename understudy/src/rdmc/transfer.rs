@@ -5,10 +5,10 @@ use crate::functions::FunctionConfig;
 use crate::functions::host::HostConfig;
 use crate::log;
 use crate::output::print_error;
-use crate::system::{catch_signals, explain};
+use crate::system::{catch_signals, start};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, NoControl, PortInfo, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, NoControl, PortInfo, Stop};
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{MietteDiagnostic, Report};
 use rnic::{App, HostFunction, Rnic};
@@ -166,6 +166,10 @@ impl<A: App, T: Send> ControlHandler<HostFunction<A>> for ProgressControl<T> {
         self.bar.suspend(|| log::link(port, change));
     }
 
+    fn on_peer_awaited(&mut self, port: &PortInfo) {
+        self.bar.suspend(|| log::awaited_peer(port));
+    }
+
     fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
         self.bar.suspend(|| log::refused_peer(port, why));
     }
@@ -234,7 +238,7 @@ pub(super) fn run_transfer<A: App, T: Send + 'static>(
     verb: &str,
 ) -> Result<Option<T>, Report> {
     let signals = catch_signals()?;
-    let mut runtime = Runtime::start(runtime).map_err(|error| explain(&error))?;
+    let mut runtime = start(runtime)?;
     let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
     let station = HostFunction::new(Rnic::new(host.nic(mac)), app);
     let bar = ProgressBar::new(0).with_message(verb.to_owned());

@@ -6,9 +6,8 @@ mod trial;
 
 use crate::config::{self, Rfc2544Config};
 use crate::output::print_error;
-use crate::system::{catch_signals, explain};
+use crate::system::{catch_signals, start};
 use bench::rfc2544::{MaxRate, measure};
-use dataplane::Runtime;
 use device::Device;
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -19,8 +18,8 @@ use trial::Runner;
 /// Test a device between two ports as in RFC 2544: throughput without loss, latency, loss by rate,
 /// back-to-back frames
 ///
-/// Exits with 1 if the device ended, if the test was interrupted (results so far are printed), or if counters
-/// do not add up.
+/// Exits with 1 if the device ended, if the test was interrupted (results so far are printed), if a figure could
+/// not be measured, such as on a busy CPU, or if counters do not add up.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Configuration with `[rfc2544]`, such as configs/pktgen/rfc2544.toml
@@ -50,7 +49,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 
 fn run_tests(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Report> {
     let stop = catch_signals()?;
-    let runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;
+    let runtime = start(config.runtime.clone())?;
     let folder = args.config.parent().unwrap_or(Path::new(""));
     let device = config.command.as_deref().map(|command| Device::start(command, folder)).transpose()?;
     let mut runner = Runner::new(runtime, config, device, stop);
@@ -67,7 +66,11 @@ fn run_tests(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Re
     if let Some(error) = error {
         return Err(error);
     }
-    Ok(if report.adds_up { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let missing = report.missing();
+    if let (Some(missing), true) = (&missing, args.json) {
+        print_error(missing);
+    }
+    Ok(if report.adds_up && missing.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Returns the description of a configuration for `understudy check`.

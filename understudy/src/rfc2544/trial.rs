@@ -370,6 +370,10 @@ impl ControlHandler<Pktgen> for TrialControl<'_> {
         }
     }
 
+    fn on_peer_awaited(&mut self, port: &PortInfo) {
+        log::awaited_peer(port);
+    }
+
     fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
         log::refused_peer(port, why);
     }

@@ -2,6 +2,7 @@
 
 use crate::config::{self, Config};
 use miette::{IntoDiagnostic as _, Report, WrapErr as _};
+use serde_json::Value;
 use std::fs;
 use tempfile::TempDir;
 
@@ -33,4 +34,21 @@ pub(super) fn load() -> Result<(Config, TempDir), Report> {
     fs::create_dir(&configs).into_diagnostic()?;
     let config = config::parse(CONFIG, "configs/demo.toml", &configs)?;
     Ok((config, dir))
+}
+
+/// Returns the result of the demonstration in a line, from its report as JSON.
+pub(super) fn headline(report: &Value) -> String {
+    let rows = |key: &str| report[key].as_array().map_or(&[][..], Vec::as_slice);
+    let sum = |key: &str, count: &str| rows(key).iter().filter_map(|row| row[count].as_u64()).sum::<u64>();
+    let cycles = rows("workers").first().and_then(|worker| worker["cycles_per_frame"].as_f64());
+    format!(
+        "RDMA traffic of two hosts through one worker: {} RoCEv2 frames with {} opcodes to {} queue pairs counted, and \
+         {} frames dropped for {} reasons{}",
+        sum("ports", "roce_frames"),
+        rows("opcodes").len(),
+        rows("qps").len(),
+        sum("drops", "frames"),
+        rows("drops").len(),
+        cycles.map_or_else(String::new, |cycles| format!(", in {cycles:.0} cycles per frame")),
+    )
 }

@@ -10,10 +10,11 @@ mod text;
 use crate::config::{self, EXIT_CODE};
 use crate::observe::{Client, ClientError, Snapshot, Target};
 use crate::output::{print, print_error};
-use crate::system::parse_seconds;
+use crate::system::{hangup_is_ignored, parse_seconds};
 use app::App;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use signal_hook::iterator::Signals;
 use std::io::{self, IsTerminal as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,6 +25,8 @@ use std::time::Duration;
 
 /// Interval at which keys are read
 const KEY_INTERVAL: Duration = Duration::from_millis(50);
+/// Time after SIGHUP within which the display has to end
+const HANGUP_TIMEOUT: Duration = Duration::from_millis(500);
 /// Shortest interval between two snapshots
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -72,9 +75,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         return failed("`top` needs a terminal; use --once for text, or --json");
     }
     let stop = Arc::new(AtomicBool::new(false));
-    // Not SIGHUP: when the terminal is gone, reading from it may never return, and there is nothing to
-    // restore.
-    if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop)) {
+    let caught = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop));
+    if let Err(error) = caught.and_then(|_| end_at_hangup(&stop)) {
         return failed(&format!("cannot catch signals: {error}"));
     }
     let shown = ratatui::try_init().and_then(|mut terminal| {
@@ -86,6 +88,25 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&format!("terminal: {error}")),
     }
+}
+
+/// Makes SIGHUP end the program, unless it is ignored. When the terminal is gone, reading from it may never
+/// return: then this thread ends the process.
+fn end_at_hangup(stop: &Arc<AtomicBool>) -> io::Result<()> {
+    if hangup_is_ignored() {
+        return Ok(());
+    }
+    let mut signals = Signals::new([signal_hook::consts::SIGHUP])?;
+    let stop = Arc::clone(stop);
+    thread::Builder::new().name("hangup".into()).spawn(move || {
+        if signals.forever().next().is_some() {
+            stop.store(true, Ordering::Relaxed);
+            thread::sleep(HANGUP_TIMEOUT);
+            ratatui::restore();
+            std::process::exit(0);
+        }
+    })?;
+    Ok(())
 }
 
 /// Shows the instance until the user or a signal ends the program.

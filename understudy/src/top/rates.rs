@@ -204,17 +204,17 @@ impl TableView {
     }
 }
 
-/// Formats a number with at most six characters below 10^15, including a unit of a thousand: `999`, `12.3 k`,
-/// `1.23 M`.
+/// Formats a number with at most six characters, including a unit of a thousand: `999`, `12.3 k`, `1.23 M`. All
+/// numbers of 64 bits fit.
 pub(super) fn short(number: f64) -> String {
     let mut number = number;
     if number < 999.5 {
         let places = usize::from(number < 9.95 && number.fract() > 0.0);
         return format!("{number:.places$}");
     }
-    for unit in ["k", "M", "G", "T"] {
+    for unit in ["k", "M", "G", "T", "P", "E"] {
         number /= 1000.0;
-        if number < 999.5 || unit == "T" {
+        if number < 999.5 || unit == "E" {
             let places = if number < 9.995 { 2 } else { usize::from(number < 99.95) };
             return format!("{number:.places$} {unit}");
         }

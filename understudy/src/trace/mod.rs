@@ -128,7 +128,8 @@ fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
     // Consecutive read timeouts while a line has to come
     let mut timeouts = 0;
     loop {
-        if stop.flag().load(Ordering::Relaxed) && !ending {
+        // An instance ignores the end of a trace that has not begun.
+        if stop.flag().load(Ordering::Relaxed) && !ending && !printer.ports.is_empty() {
             ending = true;
             client.end_trace()?;
         }

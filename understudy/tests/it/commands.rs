@@ -61,6 +61,62 @@ fn every_example_configuration_is_valid() {
     }
 }
 
+/// A file of another kind is one message, whatever its content is.
+#[test]
+fn a_file_of_another_kind_is_one_message() {
+    let capture = understudy_tests::captures::path("rc_write_loss.pcap");
+    let folder = tempfile::tempdir().unwrap();
+    let topology = configs().join("onepipe/testbed.toml");
+    let forward = configs().join("bump-in-the-wire.toml");
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    let program = Path::new(env!("CARGO_BIN_EXE_understudy"));
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let configuration = ["run", "host", "pktgen", "process", "sim", "bench rfc2544", "check", "plan"];
+    let other = [&capture, folder.path(), &manifest, program, &page];
+    let mut cases: Vec<(&str, &Path)> = Vec::new();
+    cases.extend(configuration.iter().flat_map(|command| other.iter().map(|file| (*command, *file))));
+    cases.extend(configuration[..6].iter().map(|command| (*command, topology.as_path())));
+    cases.extend(
+        ["sim", "plan", "bench rfc2544", "host", "pktgen"].map(|command| (command, forward.as_path())),
+    );
+    for command in ["decode", "diagnose"] {
+        cases.extend([folder.path(), &manifest, program, &page, &topology].map(|file| (command, file)));
+    }
+    for (command, file) in cases {
+        let words = command.split(' ').chain([file.to_str().unwrap()]);
+        let output = understudy(&words.collect::<Vec<_>>());
+        let printed = text(&output.stderr);
+        let case = format!("{command} {}: {printed}", file.display());
+        assert!(!output.status.success() && output.stdout.is_empty(), "{case}");
+        assert!((1..=7).contains(&printed.lines().count()), "{case}");
+        assert!(printed.replace('\n', "").contains(file.file_name().unwrap().to_str().unwrap()), "{case}");
+    }
+    // The message names the command for it.
+    let output = understudy(&["run", topology.to_str().unwrap()]);
+    assert!(text(&output.stderr).contains("use `understudy plan"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn help_of_commands_that_need_a_file_promises_no_demonstration() {
+    for (command, promises) in [("run", true), ("host", false), ("pktgen", false)] {
+        let help = text(&understudy(&[command, "--help"]).stdout);
+        assert_eq!(help.contains("demonstration"), promises, "{help}");
+        assert_eq!(help.contains("<CONFIG.toml>"), !promises, "{help}");
+    }
+}
+
+#[test]
+fn check_notes_hardware_that_is_absent() {
+    let output = understudy(&["check", configs().join("hardware.toml").to_str().unwrap()]);
+    let printed = text(&output.stdout);
+    let absent = !Path::new("/sys/bus/pci/devices/0000:3b:00.0").exists();
+    assert_eq!(
+        printed.contains("this machine has no PCI device 0000:3b:00.0 at present"),
+        absent,
+        "{printed}"
+    );
+}
+
 #[test]
 fn check_summarizes_a_valid_file() {
     let path = configs().join("bump-in-the-wire.toml");

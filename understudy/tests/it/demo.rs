@@ -70,4 +70,10 @@ fn servers_agree_and_the_switch_saves_packets() {
     for run in killed {
         assert!(run["compared"].as_u64() > Some(0), "{run}");
     }
+    let headline = printed.trim_end().lines().last().unwrap();
+    let sent = |run: &Value| format!("{:.2}", float(&run["packets_out"]));
+    let [without, through] = [&measured[0], &measured[1]].map(sent);
+    let expected =
+        format!("the leader sends {through} packets per value with the P4CE switch instead of {without}");
+    assert!(headline.starts_with("2 replicas: ") && headline.contains(&expected), "{headline}");
 }

@@ -29,4 +29,36 @@ fn contended_locks_are_taken_faster_with_swordbox() {
     }
     let contended = &runs[4..];
     assert!(number(&contended[1], "p99_us") < number(&contended[0], "p99_us"), "{contended:?}");
+    // The simulation repeats exactly, so the headline is that of these runs.
+    let printed = demo(&[]);
+    let headline = printed.trim_end().lines().last().unwrap();
+    let gain = number(&contended[1], "locks_per_s") / number(&contended[0], "locks_per_s");
+    let expected =
+        format!("One lock, {} clients: {gain:.1} times the locks a second", contended[1]["clients"]);
+    assert!(headline.starts_with(&expected), "{headline}, expected {expected}");
+}
+
+#[test]
+fn the_demonstration_of_onepipe_ends_with_its_result() {
+    let demo = |options: &[&str]| {
+        let output = processes::command(env!("CARGO_BIN_EXE_understudy"))
+            .args(["demo", "onepipe", "--quick"])
+            .args(options)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let rows: Vec<Value> =
+        demo(&["--json"]).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let delivered: u64 = rows.iter().map(|row| row["delivered"].as_u64().unwrap()).sum();
+    let failures: Vec<_> = rows.iter().filter(|row| row["what_happens"] != "").collect();
+    let stall = failures.iter().map(|row| row["longest_stall_us"].as_f64().unwrap()).fold(0.0, f64::max);
+    let printed = demo(&[]);
+    let headline = printed.trim_end().lines().last().unwrap();
+    let expected =
+        format!("32 hosts: {delivered} messages delivered in one order, through {} failures", failures.len());
+    assert!(headline.starts_with(&expected), "{headline}, expected {expected}");
+    let stated = headline.split("for ").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<f64>().ok());
+    assert!(stated.is_some_and(|stated| (stated - stall).abs() < 0.1), "{headline}, expected {stall}");
 }

@@ -58,6 +58,7 @@ impl Rack {
             let service = &report["services"][0];
             if succeeded {
                 assert_eq!(service["finished"], 1, "{report}");
+                assert_eq!(service["bytes"], 20 * 3000, "the data of all pings: {report}");
                 return;
             }
             assert_eq!(service["refused"], 1, "{report}");

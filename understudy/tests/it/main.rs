@@ -6,6 +6,7 @@ mod common;
 mod demo;
 mod demo_swordbox;
 mod diagnose;
+mod hangup;
 mod live;
 mod observe;
 mod onepipe;

@@ -1,6 +1,7 @@
 //! `understudy pktgen` on DPDK's virtual devices: a dissector reads what it sends, its counts add up, and
 //! errors are reported.
 
+use crate::common::machine::Machine;
 use serde_json::Value;
 use std::path::Path;
 use std::process::Output;
@@ -472,4 +473,30 @@ fn a_port_that_goes_down_invalidates_the_run() {
     assert_eq!(report["adds_up"], true, "{report}");
     let stream = &report["streams"][0];
     assert!(stream["arrived"]["received"].as_u64().unwrap() > 0, "{report}");
+}
+
+/// A memif port whose peer never comes: the wait ends with the duration or a signal, and the report has the cause.
+#[test]
+fn a_run_without_its_peer_ends_in_time_and_names_the_cause() {
+    let folder = tempfile::tempdir().unwrap();
+    for (role, cause) in [("client", "no process listened on"), ("server", "no process connected to")] {
+        let config = folder.path().join("my.toml");
+        let port =
+            format!("[[port]]\nname = \"out\"\nmemif = {{ socket = \"gone.sock\", role = \"{role}\" }}\n");
+        let stream = format!("[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}");
+        std::fs::write(&config, format!("{port}[pktgen]\nsend = \"out\"\nreceive = \"out\"\n{stream}"))
+            .unwrap();
+        for command in ["pktgen --for 2", "pktgen"] {
+            let machine = Machine::ready(command, &config);
+            machine.wait_for("Waiting for the peer of `out`.", 1);
+            if command == "pktgen" {
+                machine.signal(Signal::HUP);
+            }
+            let (succeeded, report) = machine.end();
+            let report: Value = serde_json::from_str(&report).unwrap();
+            let spoiled = report["spoiled"].as_array().unwrap();
+            assert!(!succeeded && spoiled.len() == 1 && spoiled[0]["reason"] == "no_peer", "{report}");
+            assert!(spoiled[0]["what"].as_str().unwrap().contains(cause), "{report}");
+        }
+    }
 }

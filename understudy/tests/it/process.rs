@@ -69,8 +69,16 @@ fn all_processes_receive_all_messages_in_one_order() {
     let (scatterings, expected) = (SCATTERINGS.to_string(), (PROCESSES * SCATTERINGS).to_string());
     let options =
         ["process", "--print", "--json", "--send", &scatterings, "--expect", &expected, "--for", "40"];
+    let report_file = folder.path().join("report");
     let processes: Vec<_> = (1..=PROCESSES)
-        .map(|n| Process::start(understudy(&options, &path(&format!("{n}.toml"), &process(n)))))
+        .map(|n| {
+            let mut command = understudy(&options, &path(&format!("{n}.toml"), &process(n)));
+            // The others report to standard error.
+            if n == 1 {
+                command.arg("--report").arg(&report_file);
+            }
+            Process::start(command)
+        })
         .collect();
     let outputs: Vec<Output> = processes.into_iter().map(Process::finish).collect();
     drop(switch);
@@ -79,8 +87,10 @@ fn all_processes_receive_all_messages_in_one_order() {
         let stdout = String::from_utf8_lossy(&output.stdout);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{stderr}");
-        let mut lines: Vec<String> = stdout.lines().map(str::to_owned).collect();
-        let report: Value = serde_json::from_str(&lines.pop().unwrap()).unwrap();
+        // Standard output has messages only.
+        let lines: Vec<String> = stdout.lines().map(str::to_owned).collect();
+        let report = if n == 1 { fs::read_to_string(&report_file).unwrap() } else { stderr.to_string() };
+        let report: Value = serde_json::from_str(report.lines().last().unwrap()).unwrap();
         assert_eq!(
             (report["process"].as_u64(), report["out_of_order"].as_u64()),
             (Some(n), Some(0)),

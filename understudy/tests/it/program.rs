@@ -107,6 +107,13 @@ fn the_demonstration_runs_without_a_configuration() {
     for word in ["RC RDMA WRITE First", "RC CmpSwap", "Malformed frames", "fd00::1", "cycles per frame"] {
         assert!(text.contains(word), "no {word} in\n{text}");
     }
+    let report: Value = serde_json::from_slice(&understudy(&["run", "--json"]).stdout).unwrap();
+    let ports = report["ports"].as_array().unwrap();
+    let roce: u64 = ports.iter().map(|port| port["roce_frames"].as_u64().unwrap()).sum();
+    let opcodes = report["opcodes"].as_array().unwrap().len();
+    let headline = text.trim_end().lines().last().unwrap();
+    let counted = format!(": {roce} RoCEv2 frames with {opcodes} opcodes to ");
+    assert!(roce > 900 && headline.contains(&counted) && headline.ends_with("per frame"), "{headline}");
 }
 
 #[test]

@@ -99,6 +99,25 @@ fn a_ring_without_a_device_has_a_complete_report() {
     }
 }
 
+/// A thread that sleeps waits for its CPU at each wake-up, if only for microseconds, which `min_core = 1` does not
+/// accept.
+#[test]
+fn a_test_without_its_core_says_so_and_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = "[runtime]\nidle = \"sleep\"\n[[port]]\nname = \"loop\"\nring = {}\n";
+    let strict = SHORT.replace("min_core = 0", "min_core = 1");
+    let config =
+        write(&folder, "my.toml", &format!("{port}[rfc2544]\nsend = \"loop\"\nreceive = \"loop\"\n{strict}"));
+    let run = understudy(&["bench", "rfc2544", &config]);
+    let printed = text(&run.stdout);
+    assert_eq!(run.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("NOT MEASURED: ") && printed.contains("lost its core"), "{printed}");
+    assert!(!printed.contains("Latency (26.2)"), "an empty table is not printed: {printed}");
+    let run = understudy(&["bench", "rfc2544", &config, "--json"]);
+    assert_eq!((run.status.code(), report(&run)["complete"].as_bool()), (Some(1), Some(true)));
+    assert!(text(&run.stderr).contains("or accept less by `min_core`, which is 1"), "{}", text(&run.stderr));
+}
+
 /// Writes configurations with two memif ports, and with another process as the device under test.
 fn across(folder: &TempDir, device: &str, command: &str, rest: &str) -> String {
     let port = |name: &str, id: u8, role: &str| {

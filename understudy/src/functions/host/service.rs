@@ -76,7 +76,7 @@ switch::metrics! {
         pub(crate) refused: u64 [requests],
         /// Messages, READs and WRITEs that completed on this side
         pub(crate) operations: u64 [operations],
-        /// Messages, READs and WRITEs that completed on this side, in bytes
+        /// Messages, READs and WRITEs that completed on this side; of an rping client, pings that came back; in bytes
         pub(crate) bytes: u64 [bytes],
         /// First error
         pub(crate) error: Option<String>,
@@ -106,6 +106,11 @@ pub(super) trait Session: Send {
 
     /// Processes a successful completion.
     fn on_completion(&mut self, nic: &mut Rnic, qp: &SessionQp, completion: &Completion) -> Step;
+
+    /// Returns the bytes of data that a completion stands for, after [`Self::on_completion`].
+    fn completed_bytes(&mut self, completion: &Completion) -> u64 {
+        completion.len.into()
+    }
 
     /// Returns whether the connection may end now, as far as this side can tell.
     fn may_end(&self) -> bool;
@@ -416,9 +421,9 @@ impl Service {
             return;
         }
         self.row.operations += 1;
-        self.row.bytes += u64::from(completion.len);
         let qp = connection.qp;
         let step = connection.session.on_completion(nic, &qp, completion);
+        self.row.bytes += connection.session.completed_bytes(completion);
         self.apply(nic, completion.qpn, step, now);
     }
 

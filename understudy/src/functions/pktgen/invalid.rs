@@ -30,6 +30,23 @@ pub(super) fn port_down(name: &str, what: &str, time: Duration) -> InvalidReason
     }
 }
 
+/// Returns the reason that a memif port had no peer within `seconds`, so that nothing was sent.
+pub(super) fn no_peer(port: &Port, seconds: f64) -> InvalidReason {
+    let missing = match &port.device {
+        Device::Memif { socket, server: true, .. } => format!("no process connected to {}", socket.display()),
+        Device::Memif { socket, .. } => format!("no process listened on {}", socket.display()),
+        _ => "the port had no peer".into(),
+    };
+    InvalidReason {
+        reason: "no_peer",
+        what: format!(
+            "nothing was sent, because port {} had no peer: {missing} within {seconds:.1} s; start the process at the \
+             other end first, or compare its socket, `id` and role",
+            port.name
+        ),
+    }
+}
+
 /// Links of ports whose drivers send no events, which are therefore polled.
 pub(crate) struct Links {
     /// Number, name and link state of each port

@@ -8,7 +8,7 @@ use crate::functions::launch::{Closing, Launch};
 use crate::log;
 use crate::observe::{Observer, no_groups};
 use crate::system::now;
-use dataplane::config::Device;
+use dataplane::config::{Device, Port};
 use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, PortInfo, Stop};
 use onepipe::Timestamp;
 use pktgen::{Command, Counters, Event, Pktgen, Profile};
@@ -29,8 +29,10 @@ const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 struct Plane<'a> {
     profile: &'a Profile,
     counters: Arc<Counters>,
-    /// Names of the ports that have no peer yet
-    unconnected: Vec<String>,
+    /// Ports that have no peer yet
+    unconnected: Vec<&'a Port>,
+    /// Time within which they have to have one; `None` for any time
+    wait_limit: Option<Duration>,
     /// Links of the other ports in use
     links: Links,
     start: Instant,
@@ -85,6 +87,10 @@ impl ControlHandler<Pktgen> for Plane<'_> {
             (self.lines.next, self.lines.last) = (now + self.lines.every(), (0, 0, now));
             self.invalid_reasons.extend(self.links.down_at_the_start());
         }
+        let is_late = self.wait_limit.is_some_and(|limit| self.start.elapsed() >= limit);
+        if self.began.is_none() && !self.unconnected.is_empty() && is_late {
+            return false;
+        }
         // The first signal ends sending. The second one, or one before the start, ends the run.
         if self.stop.flag().swap(false, Ordering::Relaxed) {
             if self.ending || self.began.is_none() {
@@ -101,7 +107,7 @@ impl ControlHandler<Pktgen> for Plane<'_> {
     fn on_link(&mut self, port: &PortInfo, up: bool) {
         log::peer(port, up);
         if up {
-            self.unconnected.retain(|name| *name != port.name);
+            self.unconnected.retain(|unconnected| unconnected.name != port.name);
         } else if let Some(began) = self.began.filter(|_| !self.done) {
             self.invalid_reasons.push(invalid::port_down(&port.name, "peer", began.elapsed()));
         }
@@ -109,6 +115,10 @@ impl ControlHandler<Pktgen> for Plane<'_> {
 
     fn on_link_change(&mut self, port: &PortInfo, change: &LinkChange) {
         log::link(port, change);
+    }
+
+    fn on_peer_awaited(&mut self, port: &PortInfo) {
+        log::awaited_peer(port);
     }
 
     fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
@@ -179,6 +189,9 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
     let used = [Some(profile.send), profile.receive];
     let unconnected = used.into_iter().flatten().map(|port| &ports[port.index()]);
     let unconnected = unconnected.filter(|port| matches!(port.device, Device::Memif { .. }));
+    let mut unconnected: Vec<_> = unconnected.collect();
+    // One port may both send and receive.
+    unconnected.dedup_by_key(|port| &port.name);
     let links = used.into_iter().flatten().map(|port| (port.index(), &ports[port.index()]));
     let links = links.filter(|(_, port)| !matches!(port.device, Device::Memif { .. }));
     let links = links.map(|(index, port)| (index, port.name.clone()));
@@ -186,7 +199,9 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
     let mut plane = Plane {
         profile: &profile,
         counters: Arc::clone(&counters),
-        unconnected: unconnected.map(|port| port.name.clone()).collect(),
+        unconnected,
+        // The wait ends when the run would have ended at the latest.
+        wait_limit: profile.duration.map(|time| Duration::from_nanos(time.0)),
         links: Links::new(links),
         start,
         stop: &run.stop,
@@ -210,7 +225,10 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
     invalid_reasons.extend(invalid::by_streams(&profile, &counters));
     invalid_reasons.extend(invalid::by_drops(&outcome));
     invalid_reasons.extend(invalid::by_devices(ports, &receiving, &outcome, &invalid_reasons));
-    if !plane.done {
+    if !plane.done && plane.began.is_none() {
+        invalid_reasons.extend(plane.unconnected.iter().map(|port| invalid::no_peer(port, seconds)));
+    }
+    if !plane.done && invalid_reasons.iter().all(|invalid| invalid.reason != "no_peer") {
         invalid_reasons.push(InvalidReason {
             reason: "cut_short",
             what: "the run was interrupted before the last packets could arrive".into(),

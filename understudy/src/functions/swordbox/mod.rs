@@ -20,6 +20,7 @@ use swordbox::{ConnectCounters, Counters, Usage};
 
 impl SwitchFunction for SwordboxConfig {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
+    const RELOADS: bool = true;
     const METRICS: &'static [Group] = &[
         RxCounters::GROUP,
         Counters::GROUP,

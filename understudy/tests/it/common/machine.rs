@@ -72,6 +72,11 @@ impl Machine {
         self.child.id()
     }
 
+    /// Sends a signal to the process.
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.child.signal(signal);
+    }
+
     /// Kills the process with SIGKILL.
     ///
     /// Panics if it has already ended.
