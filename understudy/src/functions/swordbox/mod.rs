@@ -15,13 +15,14 @@ use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::forward::counters::RxCounters;
+use switch::forward::health::Health;
 use switch::metrics::{Group, Metrics as _};
 use swordbox::{ConnectCounters, Counters, Usage};
 
 impl SwitchFunction for SwordboxConfig {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const METRICS: &'static [Group] = &[
-        RxCounters::GROUP,
+        RxCounters::GROUP, Health::GROUP,
         Counters::GROUP,
         ConnectCounters::GROUP,
         run::JournalCounters::GROUP,
