@@ -102,9 +102,7 @@ fn observing(qps: u32, health: bool) -> Launch {
     Box::new(move |bench, capture, file_prefix| {
         let path = bench.dir.path().join("health.toml");
         let config = bench.runtime(capture, &file_prefix, 1500, Capacity::for_frames(qps as usize))
-            + &format!(
-                "[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = {qps}\nhealth = {health}\n"
-            );
+            + &format!("[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = {qps}\nhealth = {health}\n");
         std::fs::write(&path, config).into_diagnostic()?;
         let mut command = Command::new(&bench.understudy);
         command.args(["bench", "health-load"]).arg(path).args(["--frames", &qps.to_string()]);

@@ -43,7 +43,8 @@ pub fn timed_frames(path: &Path) -> Vec<(Vec<u8>, u64)> {
     // captured length.
     let (mut at, mut frames) = (24, Vec::new());
     while bytes.len() - at >= 16 {
-        let (time, len) = (u64::from(word(at)) * 1_000_000_000 + u64::from(word(at + 4)) * unit, word(at + 8));
+        let (time, len) =
+            (u64::from(word(at)) * 1_000_000_000 + u64::from(word(at + 4)) * unit, word(at + 8));
         let end = at + 16 + len as usize;
         frames.push((bytes[at + 16..end].to_vec(), time));
         at = end;

@@ -205,7 +205,8 @@ fn counting(health: bool, acks: bool) -> Prepared {
     let counted_qps = 2 * FRAMES;
     let config = forward::Config { topology, counted_qps, health, ..forward::Config::bridge(2, 1) };
     let mut function = Forward::new(&config);
-    let (first, second) = (bench::health::connections(FRAMES as u32, 0), bench::health::connections(FRAMES as u32, 1));
+    let (first, second) =
+        (bench::health::connections(FRAMES as u32, 0), bench::health::connections(FRAMES as u32, 1));
     let (mut second_writes, mut second_acks) = (Vec::new(), Vec::new());
     for [write, ack] in first {
         for frame in [write, ack] {

@@ -202,12 +202,7 @@ impl Forward {
     /// not.
     #[expect(clippy::inline_always, reason = "the caller keeps the layout in registers")]
     #[inline(always)]
-    pub fn admit(
-        &mut self,
-        frame: &impl Frame,
-        port: PortId,
-        now: Nanos,
-    ) -> Result<Option<Layout>, Verdict> {
+    pub fn admit(&mut self, frame: &impl Frame, port: PortId, now: Nanos) -> Result<Option<Layout>, Verdict> {
         self.inspect(frame, port, now).or_else(|fault| {
             self.counters.faults[fault as usize].add(1);
             if self.drop.has(fault) { Err(Verdict::Drop(DropReason::Malformed(fault))) } else { Ok(None) }

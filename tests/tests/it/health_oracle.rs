@@ -120,14 +120,16 @@ impl App for Client {
         let (_, qpns, cq, mr) = understudy_tests::nics::nic(self.number, QPS);
         while let Some(done) = nic.poll_cq(cq) {
             assert_eq!(done.status, Status::Success);
-            self.outstanding[done.wr_id as usize] -= 1;
+            self.outstanding[done.id as usize] -= 1;
         }
         for (at, qpn) in qpns.iter().enumerate() {
             while self.left[at] > 0 && self.outstanding[at] < 4 {
                 let remote = Remote { va: VA, rkey: mr.0 };
-                let operation =
-                    if self.rng.below(3) == 0 { Operation::Read(remote) } else { Operation::Write(remote) };
+                let reads = self.rng.below(3) == 0;
                 let len = 1 + self.rng.below(LONGEST) as u32;
+                // The first message shows the path MTU, without which the PSNs behind a READ are not known.
+                let (reads, len) = if self.left[at] == OPERATIONS { (false, 4096) } else { (reads, len) };
+                let operation = if reads { Operation::Read(remote) } else { Operation::Write(remote) };
                 let request = SendRequest::new(at as u64, operation, Data::Memory(Sge { mr, va: VA, len }));
                 nic.post_send(*qpn, request).expect("room in the send queue");
                 self.left[at] -= 1;
@@ -215,13 +217,15 @@ fn run(seed: u64, bug: Option<Bug>) -> Outcome {
             world.add("host", Host::new(move || nic(number, QPS).0, app), Clock::default())
         })
         .collect();
-    let recorders: Vec<NodeId> =
-        (0..2).map(|_| world.add("recorder", Switch::new(|| Tap::new(false, None)), Clock::default())).collect();
+    let recorders: Vec<NodeId> = (0..2)
+        .map(|_| world.add("recorder", Switch::new(|| Tap::new(false, None)), Clock::default()))
+        .collect();
     let wire = world.add("wire", Switch::new(move || Tap::new(true, bug)), Clock::default());
     let exact = Link { rate_bps: 0, delay: DELAY, mtu: 4200, ..Link::default() };
     for side in 0..2 {
-        world.connect(hosts[side], recorders[side], exact);
-        let loss = Probability::percent(rng.below(4) as u32);
+        // No two packets leave a host at the same time.
+        world.connect(hosts[side], recorders[side], Link { rate_bps: 100_000_000_000, ..exact });
+        let loss = Probability::percent(rng.below(4));
         world.connect(recorders[side], wire, Link { loss, ..exact });
     }
     world.run_until(sim::EPOCH + Nanos::from_secs(10_000));
@@ -236,8 +240,11 @@ fn run(seed: u64, bug: Option<Bug>) -> Outcome {
     for (side, recorder) in recorders.iter().enumerate() {
         let sent: Vec<_> = seen(*recorder).iter().filter(|seen| seen.port == PortId(0)).copied().collect();
         let at_wire = seen(wire).iter().filter(|seen| seen.port == PortId(side as u16));
-        let passed: HashSet<_> = at_wire.clone().map(|seen| (seen.at.0, seen.psn, seen.to.1, seen.opcode.0)).collect();
-        expect(&mut expected, &sent, |seen| passed.contains(&((seen.at + DELAY).0, seen.psn, seen.to.1, seen.opcode.0)));
+        let passed: HashSet<_> =
+            at_wire.clone().map(|seen| (seen.at.0, seen.psn, seen.to.1, seen.opcode.0)).collect();
+        expect(&mut expected, &sent, |seen| {
+            passed.contains(&((seen.at + DELAY).0, seen.psn, seen.to.1, seen.opcode.0))
+        });
         for seen in at_wire {
             let nak = matches!(seen.syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak(_)));
             expected.entry(seen.to).or_default().naks += u64::from(nak);
@@ -262,7 +269,7 @@ fn run(seed: u64, bug: Option<Bug>) -> Outcome {
         let counts = Counts {
             gaps: get("psn_gaps"),
             retransmitted: get("retransmitted") + get("reordered"),
-            naks: get("nak_sequence") + get("rnr_naks"),
+            naks: get("nak_sequence") + get("nak_rnr"),
         };
         outcome.counted.insert((qp.host, qp.qpn), counts);
         outcome.reordered += get("reordered");
@@ -274,12 +281,18 @@ fn run(seed: u64, bug: Option<Bug>) -> Outcome {
 
 /// Returns the first thing that is wrong.
 fn fault(outcome: &Outcome) -> Option<String> {
-    if outcome.expected != outcome.counted {
-        return Some(format!("expected {:?}, counted {:?}", outcome.expected, outcome.counted));
+    let differs = outcome.expected.iter().find(|(qp, counts)| outcome.counted.get(*qp) != Some(*counts));
+    if let Some((qp, counts)) = differs {
+        return Some(format!("{qp:?}: expected {counts:?}, counted {:?}", outcome.counted.get(qp)));
     }
-    // The time there and back is constant, and a lost acknowledgement is made up for by the next.
-    let exact = 4 * DELAY.0;
-    (!(exact..1_000_000).contains(&outcome.longest)).then(|| format!("a round trip of {} ns", outcome.longest))
+    // Queue pairs that use the same PSNs at the same time are not told apart.
+    if outcome.samples == 0 {
+        return None;
+    }
+    // The way there and back takes at least this time, and a lost acknowledgement is made up for by the next.
+    let least = 4 * DELAY.0;
+    (!(least..1_000_000).contains(&outcome.longest))
+        .then(|| format!("a round trip of {} ns", outcome.longest))
 }
 
 const SEEDS: u64 = 60;
@@ -290,7 +303,10 @@ fn counts_are_those_of_the_hosts_and_links() {
     let (mut samples, mut reordered) = (0, 0);
     for seed in 1..=SEEDS {
         let outcome = run(seed, None);
-        assert_eq!(outcome.repeated[0], outcome.repeated[1], "seed {seed}: the recorder misses transmissions");
+        assert_eq!(
+            outcome.repeated[0], outcome.repeated[1],
+            "seed {seed}: the recorder misses transmissions"
+        );
         if let Some(fault) = fault(&outcome) {
             panic!("seed {seed}: {fault}");
         }

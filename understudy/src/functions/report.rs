@@ -142,8 +142,7 @@ impl Report {
         let ports = ports.map(|(index, port)| PortRow {
             port,
             kinds: Values::total(counters.iter().map(|counters| &counters.ports[index])),
-            health: observed
-                .then(|| Values::total(counters.iter().map(|counters| &counters.health[index]))),
+            health: observed.then(|| Values::total(counters.iter().map(|counters| &counters.health[index]))),
         });
         let opcodes = (0..=255).filter_map(|value| {
             let frames = sum(&|c| c.opcodes[usize::from(value)].frames.get());

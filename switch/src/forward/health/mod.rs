@@ -45,7 +45,7 @@ metrics! {
         /// NAKs with a reserved code
         pub nak_other: Counter [packets],
         /// RNR NAKs: the responder had no receive buffer
-        pub rnr_naks: Counter [packets],
+        pub nak_rnr: Counter [packets],
         /// Packets marked as Congestion Experienced
         pub ce_marks: Counter [packets],
         /// Congestion notification packets
@@ -81,7 +81,8 @@ pub struct QpHealth {
 
 impl QpHealth {
     /// Metrics of a queue pair's health
-    pub(super) const FIELDS: [&'static [Metric]; Health::GROUP.fields.len() + RoundTrips::GROUP.fields.len()] =
+    pub(super) const FIELDS: [&'static [Metric];
+        Health::GROUP.fields.len() + RoundTrips::GROUP.fields.len()] =
         concat(Health::GROUP.fields, RoundTrips::GROUP.fields);
 }
 
@@ -95,7 +96,7 @@ impl Health {
             &self.nak_remote_operational,
             &self.nak_invalid_rd,
             &self.nak_other,
-            &self.rnr_naks,
+            &self.nak_rnr,
         ];
         let others = self.psn_gaps.get() + self.retransmitted.get();
         others + naks.into_iter().map(Counter::get).sum::<u64>()
@@ -109,7 +110,7 @@ impl Health {
 
     fn count_nak(&self, syndrome: Syndrome) {
         match syndrome {
-            Syndrome::RnrNak(_) => &self.rnr_naks,
+            Syndrome::RnrNak(_) => &self.nak_rnr,
             Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => &self.nak_sequence,
             Syndrome::Nak(NakCode::INVALID_REQUEST) => &self.nak_invalid_request,
             Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR) => &self.nak_remote_access,
@@ -323,7 +324,11 @@ impl Monitor {
         let request = Request {
             psn: bth.psn(),
             reliable: word & class::MASK != class::UC_REQUEST,
-            read: if word & class::MASK == class::READ { packet.reth().map(|reth| reth.len.get()) } else { None },
+            read: if word & class::MASK == class::READ {
+                packet.reth().map(|reth| reth.len.get())
+            } else {
+                None
+            },
         };
         let src = source(packet);
         let state = &mut self.states[id as usize];
@@ -339,10 +344,10 @@ impl Monitor {
         }
         let goes_back = self.has_bug(Bug::GoesBack);
         let requests = &mut self.states[id as usize].requests;
+        let found = requests.take(request, place.now);
         if !requests.knows_mtu() && fills_mtu(opcode) {
             requests.learn_mtu(packet.payload().len() as u32);
         }
-        let found = requests.take(request, place.now);
         if goes_back && found.retransmitted > 0 {
             requests.next = request.psn.add(1);
         }
@@ -361,8 +366,7 @@ impl Monitor {
     /// missing, only the repeated request tells.
     fn response(&mut self, entry: &QueuePair, psn: Psn, packet: &Packet<'_>) -> Findings {
         let opcode = packet.layout().opcode();
-        let within =
-            matches!(opcode, Opcode::RC_READ_RESPONSE_MIDDLE | Opcode::RC_READ_RESPONSE_LAST);
+        let within = matches!(opcode, Opcode::RC_READ_RESPONSE_MIDDLE | Opcode::RC_READ_RESPONSE_LAST);
         let goes_on = fills_mtu(opcode);
         if let Some(peer) = self.states.get_mut(entry.peer.get() as usize)
             && goes_on
@@ -392,14 +396,7 @@ impl Monitor {
     }
 
     /// Takes a response that acknowledges requests up to `psn`.
-    fn acknowledge(
-        &mut self,
-        id: u32,
-        entry: &QueuePair,
-        psn: Psn,
-        packet: &Packet<'_>,
-        place: &Place<'_>,
-    ) {
+    fn acknowledge(&mut self, id: u32, entry: &QueuePair, psn: Psn, packet: &Packet<'_>, place: &Place<'_>) {
         let peer = entry.peer.get();
         if peer == NONE {
             return self.search(id, psn, packet, place.counters);

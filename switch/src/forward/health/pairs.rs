@@ -119,13 +119,7 @@ impl Monitor {
 
     /// Searches for the queue pair from which a response to `id` comes: the only one to which the latest
     /// requests with the PSNs of several responses were sent.
-    pub(super) fn search(
-        &mut self,
-        id: u32,
-        psn: Psn,
-        packet: &Packet<'_>,
-        counters: &Counters,
-    ) {
+    pub(super) fn search(&mut self, id: u32, psn: Psn, packet: &Packet<'_>, counters: &Counters) {
         let hosts = [Self::address(id, counters), source(packet)];
         let (slot, hash) = self.matches.slot(hosts, psn);
         if slot.hash != hash || slot.id == NONE || slot.answered == id {

@@ -73,6 +73,10 @@ pub(super) struct Requests {
     late: (u32, Psn),
     /// Path MTU as a power of two; 0 if not known
     mtu: u8,
+    /// Whether a packet or the communication manager has shown the path MTU
+    shown: bool,
+    /// Path MTU that explains how many PSNs the READ before the latest took, or 0
+    guess: u8,
     holes: [Hole; MAX_HOLES],
 }
 
@@ -87,6 +91,8 @@ impl Requests {
             run: None,
             late: (0, Psn::ZERO),
             mtu: 0,
+            shown: false,
+            guess: 0,
             holes: [Hole::NONE; MAX_HOLES],
         }
     }
@@ -100,12 +106,13 @@ impl Requests {
     /// Learns the path MTU in bytes from the payload of a packet that fills it.
     pub(super) const fn learn_mtu(&mut self, payload: u32) {
         if payload.is_power_of_two() && payload >= 1 << MIN_MTU && payload <= 1 << MAX_MTU {
-            self.mtu = payload.trailing_zeros() as u8;
+            (self.mtu, self.shown) = (payload.trailing_zeros() as u8, true);
         }
     }
 
+    /// Returns whether a packet or the communication manager has shown the path MTU.
     pub(super) const fn knows_mtu(&self) -> bool {
-        self.mtu > 0
+        self.shown
     }
 
     /// Returns whether a request with PSN [`next`](Self::next) is new and shows nothing else, so that it need
@@ -160,12 +167,14 @@ impl Requests {
         if self.mtu > 0 { (span(self.mtu), span(self.mtu)) } else { (span(MAX_MTU), span(MIN_MTU)) }
     }
 
-    /// Learns the path MTU from the count of PSNs that the latest READ took, `beyond` the least count.
+    /// Learns the path MTU from the count of PSNs that the latest READ took, `beyond` the least count. Two READs
+    /// have to agree, as one may have been followed by a loss.
     fn learn_span(&mut self, beyond: u32) {
         let (least, _) = self.span(Some(self.read));
         let took = least + beyond;
         let mut fitting = (MIN_MTU..=MAX_MTU).filter(|&mtu| self.read.div_ceil(1 << mtu) == took);
-        if let (Some(mtu), None) = (fitting.next(), fitting.next()) {
+        let Some(mtu) = fitting.next().filter(|_| fitting.next().is_none()) else { return };
+        if core::mem::replace(&mut self.guess, mtu) == mtu {
             self.mtu = mtu;
         }
     }
@@ -286,12 +295,23 @@ mod tests {
         let plain = |psn: u32| (request(psn), Nanos::ZERO);
         for (mtu, next) in [(256, 16), (512, 8), (1024, 4), (4096, 1)] {
             let mut requests = Requests::new();
-            let taken = [read(0, 4096), plain(next), read(next + 1, 4096), plain(2 * next + 1)];
+            let pairs = |first: u32| (0..2).map(move |n| first + n * (next + 1));
+            let taken = pairs(0).flat_map(|psn| [read(psn, 4096), plain(psn + next)]);
             assert_eq!(sums(&mut requests, taken), [0; 3], "MTU {mtu} is learned");
-            assert!(requests.knows_mtu());
             let taken = [read(2 * next + 2, 4096), plain(3 * next + 3)];
             assert_eq!(sums(&mut requests, taken), [1, 0, 0], "MTU {mtu} is known");
         }
+        let mut requests = Requests::new();
+        assert_eq!(
+            sums(&mut requests, [read(0, 2000), plain(4), read(5, 5000)]),
+            [0; 3],
+            "a loss, or MTU 512"
+        );
+        assert_eq!(
+            sums(&mut requests, [plain(10), plain(11)]),
+            [0; 3],
+            "one READ does not show the path MTU"
+        );
         let mut requests = Requests::new();
         assert_eq!(sums(&mut requests, [read(0, 1000), plain(7)]), [3, 0, 0], "no path MTU explains 7 PSNs");
         requests.connect(Psn::new(0), 1024);

@@ -21,7 +21,8 @@ use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for Config {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
-    const METRICS: &'static [Group] = &[RxCounters::GROUP, Health::GROUP, Counters::GROUP, RuleCounters::GROUP];
+    const METRICS: &'static [Group] =
+        &[RxCounters::GROUP, Health::GROUP, Counters::GROUP, RuleCounters::GROUP];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::read(table, ports)

@@ -23,8 +23,14 @@ use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for OnePipeConfig {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
-    const METRICS: &'static [Group] =
-        &[RxCounters::GROUP, Health::GROUP, Counters::GROUP, report::LagCounters::GROUP, Refusal::GROUP, report::BARRIERS];
+    const METRICS: &'static [Group] = &[
+        RxCounters::GROUP,
+        Health::GROUP,
+        Counters::GROUP,
+        report::LagCounters::GROUP,
+        Refusal::GROUP,
+        report::BARRIERS,
+    ];
     const LIVE: bool = true;
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {

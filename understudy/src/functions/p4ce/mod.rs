@@ -23,7 +23,8 @@ use switch::metrics::{Group, Metrics as _};
 impl SwitchFunction for P4ceConfig {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const METRICS: &'static [Group] = &[
-        RxCounters::GROUP, Health::GROUP,
+        RxCounters::GROUP,
+        Health::GROUP,
         ControlCounters::GROUP,
         Counters::GROUP,
         Group::of_function(&[&[run::OPEN_GROUPS]]),

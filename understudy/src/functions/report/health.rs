@@ -10,7 +10,8 @@ const SHOWN: usize = 10;
 
 /// Appends the health of ports that have faults or congestion, and of the queue pairs that have most of them.
 pub(super) fn text(report: &Report, text: &mut String) {
-    let ports = report.ports.iter().filter_map(|port| Some((vec![port.port.name.clone()], port.health.clone()?)));
+    let ports =
+        report.ports.iter().filter_map(|port| Some((vec![port.port.name.clone()], port.health.clone()?)));
     table(text, "Health of received RoCEv2 packets", &["port"], ports.filter(|(_, health)| is_ill(health)));
     let mut ill: Vec<&QpRow> = report.qps.iter().filter(|qp| is_ill(&qp.health)).collect();
     ill.sort_by_key(|qp| {
@@ -38,12 +39,7 @@ fn is_ill(health: &Values) -> bool {
 }
 
 /// Appends a table of those metrics that are not zero in all rows.
-fn table(
-    text: &mut String,
-    title: &str,
-    words: &[&str],
-    rows: impl Iterator<Item = (Vec<String>, Values)>,
-) {
+fn table(text: &mut String, title: &str, words: &[&str], rows: impl Iterator<Item = (Vec<String>, Values)>) {
     let rows: Vec<_> = rows.collect();
     let Some((_, first)) = rows.first() else { return };
     let names: Vec<_> = first.reported().map(|(name, _)| name).collect();

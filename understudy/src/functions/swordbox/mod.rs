@@ -22,7 +22,8 @@ use swordbox::{ConnectCounters, Counters, Usage};
 impl SwitchFunction for SwordboxConfig {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const METRICS: &'static [Group] = &[
-        RxCounters::GROUP, Health::GROUP,
+        RxCounters::GROUP,
+        Health::GROUP,
         Counters::GROUP,
         ConnectCounters::GROUP,
         run::JournalCounters::GROUP,

@@ -77,14 +77,17 @@ fn page() -> String {
          metrics of health for each port, too. They are missing with `health = false`.",
         bridges.join(", ")
     );
-    let groups =
-        [RxCounters::GROUP, Health::GROUP, QpCounter::GROUP, Forwarded::OPCODES, Forwarded::FAULTS];
+    let groups = [RxCounters::GROUP, Health::GROUP, QpCounter::GROUP, Forwarded::OPCODES, Forwarded::FAULTS];
     section(&mut page, "Forwarding", &text, "FUNCTION_", &groups);
     let text = "Tunnels in front of a function. A reason has a series once it has occurred.";
     let groups = [tunnel::Counters::GROUP, Refusal::GROUP];
     section(&mut page, "`[tunnel]`", text, "FUNCTION_", &groups);
     for (key, groups) in functions::metrics() {
-        let own: Vec<_> = groups.iter().filter(|group| ![RxCounters::GROUP, Health::GROUP].contains(*group)).copied().collect();
+        let own: Vec<_> = groups
+            .iter()
+            .filter(|group| ![RxCounters::GROUP, Health::GROUP].contains(*group))
+            .copied()
+            .collect();
         if !own.is_empty() {
             section(&mut page, &format!("`[{key}]`"), "", &format!("{key}_"), &own);
         }
