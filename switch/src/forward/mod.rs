@@ -18,7 +18,7 @@ use crate::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use config::Topology;
 use core::net::IpAddr;
 use counters::HostQp;
-use health::Monitor;
+use health::{Head, Monitor};
 use queue_pairs::QpIndex;
 use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::{Class, Fault, Layout, Packet, classify};
@@ -187,14 +187,19 @@ impl Forward {
     fn count(&mut self, packet: &Packet<'_>, port: PortId, sound: Option<Nanos>) {
         let len = packet.bytes().len();
         let counters = &*self.counters;
-        counters.ports[port.index()].roce.count(len);
-        counters.opcodes[usize::from(packet.layout().opcode().0)].count(len);
+        let opcode = usize::from(packet.layout().opcode().0);
         if let Some(qps) = &mut self.qps {
-            let found = qps.count(&counters.qps, HostQp::destination_of(packet), len);
-            if let (Some(monitor), Some(now)) = (&mut self.monitor, sound) {
-                monitor.observe(found, packet, health::Place { qps, counters, port, now });
+            // The packet is read before anything is written, which the compiler may not reorder.
+            let key = HostQp::destination_of(packet);
+            let monitor = self.monitor.as_mut().zip(sound);
+            let head = if monitor.is_some() { Head::of(packet) } else { Head::default() };
+            let found = qps.count(&counters.qps, key, len);
+            if let Some((monitor, now)) = monitor {
+                monitor.observe(found, head, packet, health::Place { qps, counters, port, now });
             }
         }
+        counters.ports[port.index()].roce.count(len);
+        counters.opcodes[opcode].count(len);
     }
 
     /// Parses, checks and counts a frame, for functions that do more than forwarding. Returns the layout of a

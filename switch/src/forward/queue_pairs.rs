@@ -86,6 +86,12 @@ impl QueuePair {
         (qpn != NONE).then(|| HostQp::of_words(address(), Qpn::new(qpn)))
     }
 
+    /// Returns the lower word of the host's address.
+    #[inline]
+    pub(super) fn low_address(&self) -> u64 {
+        self.address[1].load(Ordering::Relaxed)
+    }
+
     #[inline]
     fn is(&self, key: &HostQp) -> bool {
         let [high, low] = key.address();

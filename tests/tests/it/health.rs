@@ -124,7 +124,7 @@ fn captures_have_the_known_faults() {
         let few = play(name, 1).counters();
         for (stateless, _) in Health::default()
             .reported()
-            .filter(|(name, _)| name.starts_with("nak_") || ["ce_marks", "cnps"].contains(name))
+            .filter(|(name, _)| name.starts_with("nak_") || ["ce_marks", "cnps_seen"].contains(name))
         {
             assert_eq!(total(&few, stateless), total(&counters, stateless), "{name}: {stateless}");
         }

@@ -223,7 +223,7 @@ host-b  interface eth2 (AF_XDP from queue 3)  9000  1  16384
 tail  plays nothing, records old.pcap  1500  1  8192
 
 forward  host-a <-> host-b, tail reflects
-counted  64 queue pairs with their health, in 57 KB per worker
+counted  64 queue pairs with their health, in 46 KB per worker
 settings  verify [\"icrc\"]; drop [\"icrc\", \"truncated\"]; counted_qps 64; health true
 workers  5, placed by the kernel, yielding when idle
 memory  272 MB in ordinary pages
@@ -309,7 +309,7 @@ impair  a reflects; seed 1; a worker holds back up to 4096 frames, in 6 MB
   `rule 9`: all of the RoCEv2 packets get a bit flipped in the ICRC
   `rule 10`: all of the RoCEv2 packets are ECN-marked if they are ECN-capable
   `rule 11`: all of the RoCEv2 packets are ECN-marked
-counted  1024 queue pairs with their health, in 500 KB per worker
+counted  1024 queue pairs with their health, in 376 KB per worker
 settings  seed 1; held 4096 frames; flows 4096; counted_qps 1024; health true
 workers  2";
         assert!(shown.contains(expected), "{shown}");

@@ -49,7 +49,7 @@ metrics! {
         /// Packets marked as Congestion Experienced
         pub ce_marks: Counter [packets],
         /// Congestion notification packets
-        pub cnps: Counter [packets],
+        pub cnps_seen: Counter [packets],
     }
     also {
         /// Gaps, retransmissions, NAKs and RNR NAKs together
@@ -166,7 +166,7 @@ const CE: u8 = 3;
 /// Mark of the latest response: its message has further packets
 const GOES_ON: u32 = 1 << 24;
 /// Time between two round trips that a worker begins to measure
-const SAMPLE_EVERY: Nanos = Nanos::from_micros(2);
+const SAMPLE_EVERY: Nanos = Nanos::from_micros(10);
 /// Time after which a response is no longer waited for
 const SAMPLE_TIMEOUT: Nanos = Nanos::from_secs(1);
 
@@ -190,6 +190,25 @@ pub(super) struct Place<'a> {
     pub(super) counters: &'a Counters,
     pub(super) port: PortId,
     pub(super) now: Nanos,
+}
+
+/// What tells whether a packet is expected.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Head {
+    /// PSN, class, and mark of congestion
+    word: u32,
+    ack_req: bool,
+}
+
+impl Head {
+    #[expect(clippy::inline_always, reason = "part of `Forward::count`")]
+    #[inline(always)]
+    pub(super) fn of(packet: &Packet<'_>) -> Self {
+        let bth = packet.bth();
+        let ce = if packet.ecn() == CE { class::CE } else { 0 };
+        let class = CLASSES[usize::from(packet.layout().opcode().0)];
+        Self { word: bth.psn().get() | class | ce, ack_req: bth.ack_req() }
+    }
 }
 
 /// What one worker knows of a queue pair beside its counters.
@@ -245,20 +264,33 @@ impl Monitor {
     /// Observes a packet to a queue pair: its ID and entry, or `None` if it has none.
     #[expect(clippy::inline_always, reason = "part of `Forward::count`")]
     #[inline(always)]
-    pub(super) fn observe(&mut self, qp: Option<(u32, &QueuePair)>, packet: &Packet<'_>, place: Place<'_>) {
-        let bth = packet.bth();
-        let psn = bth.psn().get();
-        let ce = if packet.ecn() == CE { class::CE } else { 0 };
-        let word = psn | CLASSES[usize::from(packet.layout().opcode().0)] | ce;
+    pub(super) fn observe(
+        &mut self,
+        qp: Option<(u32, &QueuePair)>,
+        head: Head,
+        packet: &Packet<'_>,
+        place: Place<'_>,
+    ) {
+        let Head { word, ack_req } = head;
         match qp {
             Some((id, entry)) if entry.expected.get() == word => {
                 entry.expected.set(word & !PSN | (word + 1) & PSN);
-                if bth.ack_req() && place.now >= self.sample_due {
+                if ack_req && place.now >= self.sample_due {
                     self.sample(id, packet, &place);
                 }
             }
+            Some((_, entry)) if word & !PSN == class::ACK && self.is_plain(entry, packet) => {}
             _ => self.judge(qp, word, packet, place),
         }
+    }
+
+    /// Returns whether an acknowledgement shows nothing: it is no NAK, ends no round trip, and does not help to find
+    /// the other end of the connection.
+    #[inline]
+    fn is_plain(&self, entry: &QueuePair, packet: &Packet<'_>) -> bool {
+        entry.sample.get() == NONE
+            && matches!(syndrome(packet), Syndrome::Ack(_))
+            && (entry.peer.get() != NONE || !self.matches.knows(entry.low_address(), packet.bth().psn()))
     }
 
     /// Handles a packet that is not the next request of its queue pair.
@@ -305,7 +337,7 @@ impl Monitor {
                 }
                 self.acknowledge(id, entry, psn, packet, &place);
             }
-            (class::CNP, _) => count(&|health| health.cnps.add(1)),
+            (class::CNP, _) => count(&|health| health.cnps_seen.add(1)),
             (class::OTHER, _) if packet.bth().dest_qp() == Qpn::GSI => self.exchange(packet, &mut place),
             _ => {}
         }
@@ -425,7 +457,7 @@ impl Monitor {
         self.sample_due = place.now + SAMPLE_EVERY;
         let (entries, psn) = (&place.counters.qps.entries, packet.bth().psn());
         let Some(peer) = entries.get(entries[id as usize].peer.get() as usize) else {
-            return self.matches.add(id, [source(packet), Self::address(id, place.counters)], psn);
+            return self.matches.add(id, source(packet)[1], psn);
         };
         let sent = Nanos(peer.sampled_at.load(Ordering::Relaxed));
         if peer.sample.get() == NONE || place.now.since(sent) > SAMPLE_TIMEOUT {

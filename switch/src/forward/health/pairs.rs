@@ -5,7 +5,7 @@
 use super::{Monitor, Place};
 use crate::forward::counters::{Counters, HostQp};
 use crate::forward::queue_pairs::{NONE, source};
-use crate::table::Salt;
+use crate::table::{Salt, mix};
 use core::net::IpAddr;
 use rocev2::cm::{Body, Message, mad_of};
 use rocev2::{Packet, Psn, Qpn};
@@ -20,8 +20,10 @@ const EXCHANGES: usize = 64;
 /// A request that was remembered.
 #[derive(Clone, Copy, Debug)]
 struct Remembered {
-    hash: u64,
-    /// Queue pair to which it was sent; [`NONE`] if there are several with the same hosts and PSN
+    psn: u32,
+    /// Lower word of the requester's address
+    from: u64,
+    /// Queue pair to which it was sent; [`NONE`] if there are several with the same requester and PSN
     id: u32,
     /// Queue pair to which the response with its PSN was sent, or [`NONE`]
     answered: u32,
@@ -29,7 +31,7 @@ struct Remembered {
 
 /// Some of the latest requests to queue pairs whose peer is not known, in the slots of their hash.
 pub(super) struct Matches {
-    salt: Salt,
+    salt: u64,
     slots: Box<[Remembered; REQUESTS]>,
 }
 
@@ -38,27 +40,33 @@ impl Matches {
     pub(super) const BYTES: usize = size_of::<[Remembered; REQUESTS]>();
 
     pub(super) fn new() -> Self {
-        let unused = Remembered { hash: 0, id: NONE, answered: NONE };
-        Self { salt: Salt::FIXED, slots: Box::new([unused; REQUESTS]) }
+        let unused = Remembered { psn: NONE, from: 0, id: NONE, answered: NONE };
+        Self { salt: 0, slots: Box::new([unused; REQUESTS]) }
     }
 
     pub(super) const fn set_salt(&mut self, salt: Salt) {
-        self.salt = salt;
+        self.salt = salt.hash(0, 0);
     }
 
-    /// Returns the slot and the hash of a request from the first of two hosts to the second.
-    fn slot(&mut self, [from, to]: [[u64; 2]; 2], psn: Psn) -> (&mut Remembered, u64) {
-        let fold = |[high, low]: [u64; 2]| low ^ high.rotate_left(17);
-        let bits = u128::from(fold(from)) << 64 | u128::from(fold(to));
-        let hash = self.salt.hash(bits, psn.get().into());
-        (&mut self.slots[hash as usize % REQUESTS], hash)
+    /// Returns the slot of a request with this PSN from the host whose address has this lower word.
+    #[inline]
+    fn slot(&self, from: u64, psn: Psn) -> usize {
+        (mix(from ^ self.salt ^ u64::from(psn.get()) << 40) % REQUESTS as u64) as usize
+    }
+
+    /// Returns whether such a request is remembered, or was.
+    #[inline]
+    pub(super) fn knows(&self, from: u64, psn: Psn) -> bool {
+        let slot = &self.slots[self.slot(from, psn)];
+        slot.psn == psn.get() && slot.from == from
     }
 
     /// Remembers a request to the queue pair `id`.
-    pub(super) fn add(&mut self, id: u32, hosts: [[u64; 2]; 2], psn: Psn) {
-        let (slot, hash) = self.slot(hosts, psn);
-        let ambiguous = slot.hash == hash && slot.id != id;
-        *slot = Remembered { hash, id: if ambiguous { NONE } else { id }, answered: NONE };
+    pub(super) fn add(&mut self, id: u32, from: u64, psn: Psn) {
+        let ambiguous = self.knows(from, psn);
+        let slot = &mut self.slots[self.slot(from, psn)];
+        let id = if ambiguous && slot.id != id { NONE } else { id };
+        *slot = Remembered { psn: psn.get(), from, id, answered: NONE };
     }
 }
 
@@ -121,8 +129,12 @@ impl Monitor {
     /// requests with the PSNs of several responses were sent.
     pub(super) fn search(&mut self, id: u32, psn: Psn, packet: &Packet<'_>, counters: &Counters) {
         let hosts = [Self::address(id, counters), source(packet)];
-        let (slot, hash) = self.matches.slot(hosts, psn);
-        if slot.hash != hash || slot.id == NONE || slot.answered == id {
+        if !self.matches.knows(hosts[0][1], psn) {
+            return;
+        }
+        let at = self.matches.slot(hosts[0][1], psn);
+        let slot = &mut self.matches.slots[at];
+        if slot.id == NONE || slot.answered == id || Self::address(slot.id, counters) != hosts[1] {
             return;
         }
         if slot.answered != NONE {
@@ -139,7 +151,7 @@ impl Monitor {
         let confirmed = if candidate == found { confirmed + 1 } else { 1 };
         self.states[id as usize].candidate = (found, confirmed);
         let free = |id: u32| counters.qps.entries[id as usize].peer.get() == NONE;
-        let same = self.states[found as usize].src == hosts[0] && Self::address(found, counters) == hosts[1];
+        let same = self.states[found as usize].src == hosts[0];
         if confirmed >= CONFIRMATIONS && same && free(found) {
             self.join([id, found], counters);
         }

@@ -16,7 +16,7 @@ pub(super) fn text(report: &Report, text: &mut String) {
     let mut ill: Vec<&QpRow> = report.qps.iter().filter(|qp| is_ill(&qp.health)).collect();
     ill.sort_by_key(|qp| {
         let of = |name| qp.health.get(name);
-        core::cmp::Reverse((of("faults"), of("ce_marks") + of("cnps"), qp.frames))
+        core::cmp::Reverse((of("faults"), of("ce_marks") + of("cnps_seen"), qp.frames))
     });
     let row = |qp: &&QpRow| (vec![qp.dst.clone(), format!("{:#x}", qp.qpn)], qp.health.clone());
     let shown = ill.iter().take(SHOWN).map(row);
@@ -35,7 +35,7 @@ pub(super) fn text(report: &Report, text: &mut String) {
 
 /// Returns whether there is a fault or a sign of congestion.
 fn is_ill(health: &Values) -> bool {
-    ["faults", "ce_marks", "cnps"].iter().any(|name| health.get(name) > 0)
+    ["faults", "ce_marks", "cnps_seen"].iter().any(|name| health.get(name) > 0)
 }
 
 /// Appends a table of those metrics that are not zero in all rows.
