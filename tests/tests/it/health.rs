@@ -1,6 +1,7 @@
 //! Health of queue pairs in the repository's captures, against what is known of them.
 
-use rocev2::{Opcode, Packet};
+use rocev2::rewrite::Rewriter;
+use rocev2::{Opcode, Packet, Psn};
 use std::net::IpAddr;
 use switch::forward::config::Topology;
 use switch::forward::counters::QpCounter;
@@ -9,7 +10,7 @@ use switch::forward::{Config, Forward};
 use switch::memory::run_frame;
 use switch::metrics::Metrics as _;
 use switch::{Nanos, PortId};
-use understudy_tests::captures;
+use understudy_tests::{captures, packets};
 
 /// Returns a wire that observes `queue_pairs` queue pairs.
 fn wire(queue_pairs: usize) -> Forward {
@@ -183,4 +184,68 @@ fn round_trips_are_measured_between_the_ends_that_the_communication_manager_join
         assert!((1_000..50_000_000).contains(&smoothed) && smoothed <= longest, "{smoothed} {longest}");
     }
     assert_eq!(of([10, 0, 0, 1], 1), [0; 3], "datagrams have no round trips");
+}
+
+#[test]
+fn congestion_notifications_belong_to_the_sender_that_has_to_slow_down() {
+    let cnp = packets::packet(Opcode::CNP, false, 0, &[]);
+    for queue_pairs in [1, 64] {
+        let mut wire = wire(queue_pairs);
+        run_frame(&mut wire, &packets::packet(Opcode::UD_SEND_ONLY, true, 0, &[0; 4]), PortId(0), Nanos(1));
+        for _ in 0..3 {
+            run_frame(&mut wire, &cnp, PortId(1), Nanos(1));
+        }
+        let counters = wire.counters();
+        assert_eq!(
+            counters.health[1].reported().filter(|(_, n)| *n > 0).collect::<Vec<_>>(),
+            [("cnps_seen", 3)]
+        );
+        let of_qps: Vec<_> = counters.qps.iter().flat_map(|qp| nonzero(&qp)).collect();
+        // With one counter, the queue pair of the datagram has it.
+        assert_eq!(of_qps, [("cnps_seen", 3)][..usize::from(queue_pairs > 1)], "{queue_pairs}");
+    }
+}
+
+#[test]
+fn another_connection_with_the_same_number_has_no_gap() {
+    let packet = |src: u8, psn: u32| {
+        let mut frame = packets::packet(Opcode::RC_WRITE_ONLY, false, 0, &[0; 64]);
+        let layout = Packet::parse(&frame).unwrap().layout();
+        let mut rewriter = Rewriter::new(&mut frame, layout);
+        rewriter.set_psn(Psn::new(psn));
+        rewriter.set_ipv4_addresses([10, 1, 0, src], [10, 1, 0, 100]).unwrap();
+        rewriter.finish();
+        frame
+    };
+    let gaps = |packets: &[(u8, u32)]| {
+        let mut wire = wire(64);
+        for &(src, psn) in packets {
+            run_frame(&mut wire, &packet(src, psn), PortId(0), Nanos(1));
+        }
+        wire.counters().health[0].faults()
+    };
+    assert_eq!(gaps(&[(1, 5), (1, 7)]), 1);
+    assert_eq!(gaps(&[(1, 5), (1, 5 + 70_000), (1, 6 + 70_000)]), 0, "far away");
+    assert_eq!(gaps(&[(1, 5), (2, 100), (2, 101), (1, 50)]), 0, "another host");
+}
+
+/// A device spreads one connection over two workers: each misses half of the packets.
+#[test]
+fn workers_that_share_a_connection_are_noticed() {
+    let frames = captures::timed_frames(&captures::path("rc_write_4096.pcap"));
+    let mut wires = [wire(64), wire(64)];
+    let mut requests = 0;
+    for (frame, at) in &frames {
+        let is_request = Packet::parse(frame).unwrap().bth().opcode() != Opcode::RC_ACKNOWLEDGE;
+        requests += usize::from(is_request);
+        let worker = if is_request { requests % 2 } else { 0 };
+        run_frame(&mut wires[worker], frame, PortId(0), Nanos(*at));
+    }
+    let counters = wires.map(|wire| wire.counters());
+    let [a, b] = [0, 1]
+        .map(|at: usize| counters[at].qps.iter().find(|qp| qp.host == IpAddr::from([10, 0, 0, 1])).unwrap());
+    assert!(a.health.unwrap().packets.psn_gaps.get() > 10, "each worker misses the packets of the other");
+    assert!(a.shares_sequence_with(&b) && b.shares_sequence_with(&a));
+    let ends: Vec<_> = counters[0].qps.iter().collect();
+    assert!(!ends[0].shares_sequence_with(&ends[1]), "the other direction has no requests");
 }

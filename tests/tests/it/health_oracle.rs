@@ -319,7 +319,7 @@ fn counts_are_those_of_the_hosts_and_links() {
         reordered += outcome.reordered;
     }
     assert!(total.gaps > 500 && total.retransmitted > 1000 && total.naks > 100, "{total:?}");
-    assert!(samples > 1000 && reordered * 20 < total.retransmitted, "{samples}, {reordered} of {total:?}");
+    assert!(samples > 100 && reordered * 20 < total.retransmitted, "{samples}, {reordered} of {total:?}");
 }
 
 #[test]
