@@ -138,7 +138,7 @@ pub const fn mix(value: u64) -> u64 {
 /// [`MAX_PROBES`](Self::MAX_PROBES) slots.
 #[derive(Clone, Debug)]
 pub(crate) struct Slots {
-    slots: Vec<Slot>,
+    entries: Vec<Slot>,
     mask: usize,
     salt: Salt,
 }
@@ -158,7 +158,7 @@ impl Slots {
     /// Returns slots for up to `capacity` keys, hashed with `salt`.
     pub(crate) fn new(capacity: usize, salt: Salt) -> Self {
         let slots = Self::count(capacity);
-        Self { slots: vec![EMPTY; slots], mask: slots - 1, salt }
+        Self { entries: vec![EMPTY; slots], mask: slots - 1, salt }
     }
 
     fn count(capacity: usize) -> usize {
@@ -173,7 +173,7 @@ impl Slots {
     /// Removes all keys and hashes with `salt` from now on.
     pub(crate) fn clear(&mut self, salt: Salt) {
         self.salt = salt;
-        self.slots.fill(EMPTY);
+        self.entries.fill(EMPTY);
     }
 
     #[inline]
@@ -196,7 +196,7 @@ impl Slots {
     #[inline(always)]
     pub(crate) fn get(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
         // Most keys are in the first slot of their search.
-        let slot = self.slots[self.home(hash)];
+        let slot = self.entries[self.home(hash)];
         if slot.tag == Self::tag(hash) && is(slot.id) {
             return Some(slot.id);
         }
@@ -209,7 +209,7 @@ impl Slots {
         let (home, tag) = (self.home(hash), Self::tag(hash));
         for probe in 0..Self::MAX_PROBES {
             let at = (home + probe) & self.mask;
-            let slot = self.slots[at];
+            let slot = self.entries[at];
             if slot.tag == tag && is(slot.id) {
                 return Some((slot.id, at));
             }
@@ -227,12 +227,12 @@ impl Slots {
     pub(crate) fn free_slot(&self, hash: u64) -> Result<usize, Full> {
         let home = self.home(hash);
         let mut probed = (0..Self::MAX_PROBES).map(|probe| (home + probe) & self.mask);
-        probed.find(|&at| self.slots[at] == EMPTY).ok_or(Full)
+        probed.find(|&at| self.entries[at] == EMPTY).ok_or(Full)
     }
 
     /// Fills a [free slot](Self::free_slot).
     pub(crate) fn fill(&mut self, at: usize, hash: u64, id: u32) {
-        self.slots[at] = Slot { tag: Self::tag(hash), id };
+        self.entries[at] = Slot { tag: Self::tag(hash), id };
     }
 
     /// Empties a slot. Moves entries that were displaced past it back into it, so that searches can stop at the
@@ -241,30 +241,30 @@ impl Slots {
         let mut at = hole;
         loop {
             at = (at + 1) & self.mask;
-            let slot = self.slots[at];
+            let slot = self.entries[at];
             if slot == EMPTY || at == hole {
                 break;
             }
             let Some(hash) = hash_of(slot.id) else { break };
             let wanted = self.home(hash);
             if (at.wrapping_sub(wanted) & self.mask) >= (at.wrapping_sub(hole) & self.mask) {
-                self.slots[hole] = slot;
+                self.entries[hole] = slot;
                 hole = at;
             }
         }
-        self.slots[hole] = EMPTY;
+        self.entries[hole] = EMPTY;
     }
 
     /// Returns the address of the first slot of a search, for prefetching.
     #[inline]
     pub(crate) fn address(&self, hash: u64) -> *const u8 {
-        self.slots.as_ptr().wrapping_add(self.home(hash)).cast()
+        self.entries.as_ptr().wrapping_add(self.home(hash)).cast()
     }
 
     /// Returns the ID in the first slot of a search.
     #[inline]
     pub(crate) fn first_id(&self, hash: u64) -> u32 {
-        self.slots[self.home(hash)].id
+        self.entries[self.home(hash)].id
     }
 }
 

@@ -114,7 +114,9 @@ fn captures_have_the_known_faults() {
         let known: Vec<_> =
             known.iter().map(|(host, qpn, values)| ((*host).to_owned(), *qpn, values.to_vec())).collect();
         let mut sorted = [found, known];
-        sorted.iter_mut().for_each(|rows| rows.sort());
+        for rows in &mut sorted {
+            rows.sort();
+        }
         assert_eq!(sorted[0], sorted[1], "{name}");
         // Queue pairs without counters of their own are in the totals of the port.
         let total = |counters: &switch::forward::Counters, name: &str| -> u64 {

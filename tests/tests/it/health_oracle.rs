@@ -79,7 +79,7 @@ impl Function for Tap {
                 opcode,
                 psn: bth.psn().get(),
                 span: read.map_or(1, |reth| reth.len.get().div_ceil(1024).max(1)),
-                syndrome: packet.aeth().map(|aeth| aeth.kind()),
+                syndrome: packet.aeth().map(rocev2::aeth::Aeth::kind),
             });
         }
         self.forward.on_frame(frame, port, now, out)
@@ -234,12 +234,12 @@ fn run(seed: u64, bug: Option<Bug>) -> Outcome {
         assert_eq!(host(at).app.left, [0; QPS], "seed {seed}");
         assert_eq!(host(at).app.outstanding, [0; QPS], "seed {seed}");
     }
-    let seen = |node| &world.node::<Switch<Tap>>(node).function.seen;
+    let tapped = |node| &world.node::<Switch<Tap>>(node).function.seen;
     let mut expected = BTreeMap::new();
     let mut recorded = 0;
     for (side, recorder) in recorders.iter().enumerate() {
-        let sent: Vec<_> = seen(*recorder).iter().filter(|seen| seen.port == PortId(0)).copied().collect();
-        let at_wire = seen(wire).iter().filter(|seen| seen.port == PortId(side as u16));
+        let sent: Vec<_> = tapped(*recorder).iter().filter(|seen| seen.port == PortId(0)).copied().collect();
+        let at_wire = tapped(wire).iter().filter(|seen| seen.port == PortId(side as u16));
         let passed: HashSet<_> =
             at_wire.clone().map(|seen| (seen.at.0, seen.psn, seen.to.1, seen.opcode.0)).collect();
         expect(&mut expected, &sent, |seen| {

@@ -387,7 +387,7 @@ impl Monitor {
         let settled = requests.is_settled();
         entry.expected.set(if settled { requests.next.get() | class } else { NONE });
         if found.retransmitted > 0 && !self.has_bug(Bug::KeepsSample) {
-            self.cancel_sample(entry, place.counters);
+            cancel_sample(entry, place.counters);
         } else if (bth.ack_req() || request.read.is_some()) && place.now >= self.sample_due {
             self.sample(id, packet, place);
         }
@@ -465,13 +465,13 @@ impl Monitor {
             peer.sample.set(psn.get());
         }
     }
+}
 
-    /// Gives up the round trip that is being measured to a queue pair, because it is not known to which of
-    /// several transmissions the response belongs (Karn's rule).
-    fn cancel_sample(&self, entry: &QueuePair, counters: &Counters) {
-        if let Some(peer) = counters.qps.entries.get(entry.peer.get() as usize) {
-            peer.sample.set(NONE);
-        }
+/// Gives up the round trip that is being measured to a queue pair, because it is not known to which of several
+/// transmissions the response belongs (Karn's rule).
+fn cancel_sample(entry: &QueuePair, counters: &Counters) {
+    if let Some(peer) = counters.qps.entries.get(entry.peer.get() as usize) {
+        peer.sample.set(NONE);
     }
 }
 

@@ -32,16 +32,16 @@ struct Remembered {
 /// Some of the latest requests to queue pairs whose peer is not known, in the slots of their hash.
 pub(super) struct Matches {
     salt: u64,
-    slots: Box<[Remembered; REQUESTS]>,
+    slots: Box<[Remembered]>,
 }
 
 impl Matches {
     /// Memory, in bytes
-    pub(super) const BYTES: usize = size_of::<[Remembered; REQUESTS]>();
+    pub(super) const BYTES: usize = REQUESTS * size_of::<Remembered>();
 
     pub(super) fn new() -> Self {
         let unused = Remembered { psn: NONE, from: 0, id: NONE, answered: NONE };
-        Self { salt: 0, slots: Box::new([unused; REQUESTS]) }
+        Self { salt: 0, slots: vec![unused; REQUESTS].into() }
     }
 
     pub(super) const fn set_salt(&mut self, salt: Salt) {
