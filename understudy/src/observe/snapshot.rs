@@ -14,7 +14,7 @@ use std::sync::Arc;
 use switch::DropReason;
 use switch::forward::Counters as Forwarded;
 use switch::forward::health::Health;
-use switch::metrics::{Group, Kind, Metric, Metrics as _};
+use switch::metrics::{Group, Kind, Metric};
 
 /// Maximum number of rows of a table; the busiest are kept
 pub(crate) const ROWS: usize = 200;
@@ -423,6 +423,7 @@ impl Latency {
 mod tests {
     use super::*;
     use core::cell::Cell;
+    use switch::metrics::Metrics as _;
 
     const GROUP: Group = Group {
         item: "t",
