@@ -76,6 +76,7 @@ bench: build ## compare forwarding and replication with dpdk-testpmd; measure pa
 	$(PROGRAM) bench peers
 	$(PROGRAM) bench pktgen
 	$(PROGRAM) bench observe
+	$(PROGRAM) bench health
 	$(PROGRAM) bench p4ce
 	$(PROGRAM) bench consensus
 	$(PROGRAM) bench swordbox

@@ -121,6 +121,7 @@ fn rules(c: &mut Criterion) {
                 frame_len: 1526,
                 flows: 4096,
                 counted_qps: 0,
+                health: false,
                 rules: (0..count).map(rule).collect(),
             },
             0,

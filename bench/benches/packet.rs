@@ -112,6 +112,7 @@ fn table(c: &mut Criterion) {
         verify_icrc: true,
         verify_udp_checksum: false,
         counted_qps: 8,
+        health: true,
     };
     let mut function = Forward::new(&config);
     let mut frames: Vec<_> =

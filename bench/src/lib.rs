@@ -7,6 +7,7 @@
 
 pub mod compare;
 pub mod consensus;
+pub mod health;
 pub mod hgrm;
 pub mod observe;
 pub mod onepipe;

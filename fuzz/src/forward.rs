@@ -26,6 +26,7 @@ pub(crate) fn run(input: &[u8]) {
         verify_icrc: how & 4 == 0,
         verify_udp_checksum: how & 8 == 0,
         counted_qps: usize::from(how >> 6),
+        health: true,
     });
     let mut now = Nanos::ZERO;
     while let Some((&[port, len], after)) = rest.split_first_chunk() {

@@ -40,6 +40,7 @@ fn play(share: Probability, mut rest: &[u8]) -> Vec<(Vec<u8>, PortId)> {
             frame_len: 200,
             flows: 2,
             counted_qps: 0,
+            health: false,
             rules: rules(share),
         },
         0,

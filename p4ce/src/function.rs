@@ -220,7 +220,7 @@ impl P4ce {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        let layout = match self.forward.admit(frame, port) {
+        let layout = match self.forward.admit(frame, port, now) {
             Ok(Some(layout)) => layout,
             // ARP, neighbour discovery, echo requests, and malformed ones of these, which the control plane
             // drops.

@@ -297,7 +297,7 @@ impl Function for Representative {
         if let Some(verdict) = self.on_expected_beacon(frame.bytes(), port, now) {
             return verdict;
         }
-        let layout = match self.forward.admit(frame, port) {
+        let layout = match self.forward.admit(frame, port, now) {
             Ok(Some(layout)) => layout,
             // ARP and neighbour discovery, if addressed to this switch
             Ok(None) if self.is_own(frame.bytes()) || self.requests_own_address(frame.bytes()) => {

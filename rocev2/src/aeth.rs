@@ -168,6 +168,8 @@ impl NakCode {
     pub const REMOTE_ACCESS_ERROR: Self = Self(2);
     /// Remote operational error: the responder failed
     pub const REMOTE_OPERATIONAL_ERROR: Self = Self(3);
+    /// Invalid RD request: of the reliable datagram service, which RoCE does not have
+    pub const INVALID_RD_REQUEST: Self = Self(4);
 
     /// Returns the name used in traces.
     pub const fn name(self) -> &'static str {
@@ -176,6 +178,7 @@ impl NakCode {
             Self::INVALID_REQUEST => "nak_invalid_request",
             Self::REMOTE_ACCESS_ERROR => "nak_remote_access_error",
             Self::REMOTE_OPERATIONAL_ERROR => "nak_remote_operational_error",
+            Self::INVALID_RD_REQUEST => "nak_invalid_rd_request",
             _ => "nak_other",
         }
     }

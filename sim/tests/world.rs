@@ -386,6 +386,7 @@ fn a_switch_runs_a_switch_function() {
             verify_icrc: false,
             verify_udp_checksum: false,
             counted_qps: 0,
+            health: false,
         })
     };
     let bridge = world.add("bridge", Switch::new(make), Clock::default());

@@ -98,6 +98,24 @@ impl Group {
     }
 }
 
+/// Returns the fields of two groups, whose counts add up to `N`.
+///
+/// # Panics
+/// If they do not.
+pub const fn concat<const N: usize>(
+    first: &[&'static [Metric]],
+    second: &[&'static [Metric]],
+) -> [&'static [Metric]; N] {
+    assert!(first.len() + second.len() == N);
+    let mut all: [&'static [Metric]; N] = [&[]; N];
+    let mut at = 0;
+    while at < N {
+        all[at] = if at < first.len() { first[at] } else { second[at - first.len()] };
+        at += 1;
+    }
+    all
+}
+
 /// A struct whose metrics were declared by [`metrics!`](crate::metrics!).
 pub trait Metrics {
     /// The declared metrics

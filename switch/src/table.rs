@@ -133,13 +133,12 @@ pub const fn mix(value: u64) -> u64 {
     (product as u64) ^ (product >> 64) as u64
 }
 
-/// A map from keys to dense IDs: open addressing, at most half full, no allocation after creation. A search
-/// examines at most [`MAX_PROBES`](Self::MAX_PROBES) slots, whatever the keys. A key for which none of them
-/// is free is refused, as if the table were full.
+/// Slots of a hash table that maps keys to IDs: open addressing, at most half full. The keys are elsewhere: a
+/// search calls `is` with the ID of each slot that may be the key's. It examines at most
+/// [`MAX_PROBES`](Self::MAX_PROBES) slots.
 #[derive(Clone, Debug)]
-pub struct Index<K> {
-    slots: Vec<Slot>,
-    keys: DenseTable<K>,
+pub(crate) struct Slots {
+    entries: Vec<Slot>,
     mask: usize,
     salt: Salt,
 }
@@ -153,40 +152,33 @@ struct Slot {
 
 const EMPTY: Slot = Slot { tag: 0, id: u32::MAX };
 
-impl<K: Key> Index<K> {
-    /// Maximum count of slots that a search examines
-    pub const MAX_PROBES: usize = 64;
+impl Slots {
+    const MAX_PROBES: usize = 64;
 
-    /// Returns a map for up to `capacity` keys that do not come from packets: its salt is [`Salt::FIXED`].
-    pub fn with_capacity(capacity: usize) -> Self {
-        Self::salted(capacity, Salt::FIXED)
+    /// Returns slots for up to `capacity` keys, hashed with `salt`.
+    pub(crate) fn new(capacity: usize, salt: Salt) -> Self {
+        let slots = Self::count(capacity);
+        Self { entries: vec![EMPTY; slots], mask: slots - 1, salt }
     }
 
-    /// Returns a map for up to `capacity` keys, hashed with `salt`.
-    pub fn salted(capacity: usize, salt: Salt) -> Self {
-        let slots = (capacity * 2).next_power_of_two().max(Self::MAX_PROBES);
-        Self { slots: vec![EMPTY; slots], keys: DenseTable::with_capacity(capacity), mask: slots - 1, salt }
+    fn count(capacity: usize) -> usize {
+        (capacity * 2).next_power_of_two().max(Self::MAX_PROBES)
     }
 
-    /// Rehashes with `salt`. Keys keep their IDs; a key for which no slot is free under the new salt is
-    /// removed. Takes time in proportion to the capacity: call it before the map is in use.
-    pub fn set_salt(&mut self, salt: Salt) {
+    /// Returns the memory of slots for up to `capacity` keys, in bytes.
+    pub(crate) fn bytes(capacity: usize) -> usize {
+        Self::count(capacity) * size_of::<Slot>()
+    }
+
+    /// Removes all keys and hashes with `salt` from now on.
+    pub(crate) fn clear(&mut self, salt: Salt) {
         self.salt = salt;
-        self.slots.fill(EMPTY);
-        for id in 0..self.keys.ids() {
-            let Some(key) = self.keys.get(id) else { continue };
-            let hash = key.salted(salt);
-            match self.free_slot(hash) {
-                Some(at) => self.slots[at] = Slot { tag: Self::tag(hash), id },
-                None => _ = self.keys.remove(id),
-            }
-        }
+        self.entries.fill(EMPTY);
     }
 
-    /// Returns the maximum memory of a map for up to `capacity` keys, in bytes.
-    pub fn bytes(capacity: usize) -> usize {
-        let slots = (capacity * 2).next_power_of_two().max(Self::MAX_PROBES);
-        slots * size_of::<Slot>() + capacity * (size_of::<Option<K>>() + size_of::<u32>())
+    #[inline]
+    pub(crate) fn hash(&self, key: &impl Key) -> u64 {
+        key.salted(self.salt)
     }
 
     #[inline]
@@ -199,46 +191,26 @@ impl<K: Key> Index<K> {
         (hash >> 32) as u32
     }
 
-    /// Returns the ID of `key`.
+    /// Returns the ID of the key with this hash.
     #[expect(clippy::inline_always, reason = "a call costs as much as the search")]
     #[inline(always)]
-    pub fn get(&self, key: &K) -> Option<u32> {
+    pub(crate) fn get(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
         // Most keys are in the first slot of their search.
-        let hash = key.salted(self.salt);
-        let slot = self.slots[self.home(hash)];
-        if slot.tag == Self::tag(hash) && self.keys.get(slot.id) == Some(key) {
+        let slot = self.entries[self.home(hash)];
+        if slot.tag == Self::tag(hash) && is(slot.id) {
             return Some(slot.id);
         }
-        self.find(key, hash).map(|(id, _)| id)
+        self.find(hash, is).map(|(id, _)| id)
     }
 
-    /// Returns the address of the first slot of a search for `key`, for prefetching.
-    #[inline]
-    pub fn slot_address(&self, key: &K) -> *const u8 {
-        self.slots.as_ptr().wrapping_add(self.home(key.salted(self.salt))).cast()
-    }
-
-    /// Returns the ID in the first slot of a search for `key`, which most often is that of `key`, if it has
-    /// one. For prefetching the data of a key.
-    #[inline]
-    pub fn likely_id(&self, key: &K) -> u32 {
-        self.slots[self.home(key.salted(self.salt))].id
-    }
-
-    /// Returns the address of the key with `id`, for prefetching.
-    #[inline]
-    pub fn key_address(&self, id: u32) -> *const u8 {
-        self.keys.slots.as_ptr().wrapping_add(id as usize).cast()
-    }
-
-    /// Returns the ID of `key` and its slot.
+    /// Returns the ID of the key with this hash and its slot.
     #[inline(never)]
-    fn find(&self, key: &K, hash: u64) -> Option<(u32, usize)> {
+    fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<(u32, usize)> {
         let (home, tag) = (self.home(hash), Self::tag(hash));
         for probe in 0..Self::MAX_PROBES {
             let at = (home + probe) & self.mask;
-            let slot = self.slots[at];
-            if slot.tag == tag && self.keys.get(slot.id) == Some(key) {
+            let slot = self.entries[at];
+            if slot.tag == tag && is(slot.id) {
                 return Some((slot.id, at));
             }
             if slot == EMPTY {
@@ -249,9 +221,119 @@ impl<K: Key> Index<K> {
     }
 
     /// Returns the first empty slot of a search for `hash`.
-    fn free_slot(&self, hash: u64) -> Option<usize> {
+    ///
+    /// # Errors
+    /// [`Full`] if none of the slots of the search is empty.
+    pub(crate) fn free_slot(&self, hash: u64) -> Result<usize, Full> {
         let home = self.home(hash);
-        (0..Self::MAX_PROBES).map(|probe| (home + probe) & self.mask).find(|&at| self.slots[at] == EMPTY)
+        let mut probed = (0..Self::MAX_PROBES).map(|probe| (home + probe) & self.mask);
+        probed.find(|&at| self.entries[at] == EMPTY).ok_or(Full)
+    }
+
+    /// Fills a [free slot](Self::free_slot).
+    pub(crate) fn fill(&mut self, at: usize, hash: u64, id: u32) {
+        self.entries[at] = Slot { tag: Self::tag(hash), id };
+    }
+
+    /// Empties a slot. Moves entries that were displaced past it back into it, so that searches can stop at the
+    /// first empty slot. `hash_of` returns the hash of an ID's key.
+    fn empty(&mut self, mut hole: usize, hash_of: impl Fn(u32) -> Option<u64>) {
+        let mut at = hole;
+        loop {
+            at = (at + 1) & self.mask;
+            let slot = self.entries[at];
+            if slot == EMPTY || at == hole {
+                break;
+            }
+            let Some(hash) = hash_of(slot.id) else { break };
+            let wanted = self.home(hash);
+            if (at.wrapping_sub(wanted) & self.mask) >= (at.wrapping_sub(hole) & self.mask) {
+                self.entries[hole] = slot;
+                hole = at;
+            }
+        }
+        self.entries[hole] = EMPTY;
+    }
+
+    /// Returns the address of the first slot of a search, for prefetching.
+    #[inline]
+    pub(crate) fn address(&self, hash: u64) -> *const u8 {
+        self.entries.as_ptr().wrapping_add(self.home(hash)).cast()
+    }
+
+    /// Returns the ID in the first slot of a search.
+    #[inline]
+    pub(crate) fn first_id(&self, hash: u64) -> u32 {
+        self.entries[self.home(hash)].id
+    }
+}
+
+/// A map from keys to dense IDs: open addressing, at most half full, no allocation after creation. A search
+/// examines at most [`MAX_PROBES`](Self::MAX_PROBES) slots, whatever the keys. A key for which none of them
+/// is free is refused, as if the table were full.
+#[derive(Clone, Debug)]
+pub struct Index<K> {
+    slots: Slots,
+    keys: DenseTable<K>,
+}
+
+impl<K: Key> Index<K> {
+    /// Maximum count of slots that a search examines
+    pub const MAX_PROBES: usize = Slots::MAX_PROBES;
+
+    /// Returns a map for up to `capacity` keys that do not come from packets: its salt is [`Salt::FIXED`].
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self::salted(capacity, Salt::FIXED)
+    }
+
+    /// Returns a map for up to `capacity` keys, hashed with `salt`.
+    pub fn salted(capacity: usize, salt: Salt) -> Self {
+        Self { slots: Slots::new(capacity, salt), keys: DenseTable::with_capacity(capacity) }
+    }
+
+    /// Rehashes with `salt`. Keys keep their IDs; a key for which no slot is free under the new salt is
+    /// removed. Takes time in proportion to the capacity: call it before the map is in use.
+    pub fn set_salt(&mut self, salt: Salt) {
+        self.slots.clear(salt);
+        for id in 0..self.keys.ids() {
+            let Some(key) = self.keys.get(id) else { continue };
+            let hash = key.salted(salt);
+            match self.slots.free_slot(hash) {
+                Ok(at) => self.slots.fill(at, hash, id),
+                Err(Full) => _ = self.keys.remove(id),
+            }
+        }
+    }
+
+    /// Returns the maximum memory of a map for up to `capacity` keys, in bytes.
+    pub fn bytes(capacity: usize) -> usize {
+        Slots::bytes(capacity) + capacity * (size_of::<Option<K>>() + size_of::<u32>())
+    }
+
+    /// Returns the ID of `key`.
+    #[expect(clippy::inline_always, reason = "a call costs as much as the search")]
+    #[inline(always)]
+    pub fn get(&self, key: &K) -> Option<u32> {
+        self.slots.get(self.slots.hash(key), |id| self.keys.get(id) == Some(key))
+    }
+
+    /// Returns the address of the first slot of a search for `key`, for prefetching.
+    #[inline]
+    pub fn slot_address(&self, key: &K) -> *const u8 {
+        self.slots.address(self.slots.hash(key))
+    }
+
+    /// Returns the ID in the first slot of a search for `key`, which most often is that of `key`, if it has
+    /// one. For prefetching the data of a key.
+    #[inline]
+    pub fn likely_id(&self, key: &K) -> u32 {
+        self.slots.first_id(self.slots.hash(key))
+    }
+
+    /// Returns the address of the key with `id`, for prefetching.
+    #[inline]
+    pub fn key_address(&self, id: u32) -> *const u8 {
+        self.keys.slots.as_ptr().wrapping_add(id as usize).cast()
     }
 
     /// Returns the ID of `key`, and assigns one if it has none.
@@ -259,37 +341,23 @@ impl<K: Key> Index<K> {
     /// # Errors
     /// [`Full`] if there is no free ID or slot for the key.
     pub fn get_or_insert(&mut self, key: K) -> Result<u32, Full> {
-        let hash = key.salted(self.salt);
-        if let Some((id, _)) = self.find(&key, hash) {
+        let hash = self.slots.hash(&key);
+        if let Some((id, _)) = self.slots.find(hash, |id| self.keys.get(id) == Some(&key)) {
             return Ok(id);
         }
-        let at = self.free_slot(hash).ok_or(Full)?;
+        let at = self.slots.free_slot(hash)?;
         let id = self.keys.insert(key)?;
-        self.slots[at] = Slot { tag: Self::tag(hash), id };
+        self.slots.fill(at, hash, id);
         Ok(id)
     }
 
     /// Removes `key` and returns the ID that it had.
     pub fn remove(&mut self, key: &K) -> Option<u32> {
-        let (id, mut hole) = self.find(key, key.salted(self.salt))?;
+        let found = self.slots.find(self.slots.hash(key), |id| self.keys.get(id) == Some(key));
+        let (id, slot) = found?;
         self.keys.remove(id);
-        // Closes the gap: moves entries that were displaced past the hole back into it, so that searches can
-        // stop at the first empty slot.
-        let mut at = hole;
-        loop {
-            at = (at + 1) & self.mask;
-            let slot = self.slots[at];
-            if slot == EMPTY || at == hole {
-                break;
-            }
-            let Some(pushed) = self.keys.get(slot.id) else { break };
-            let wanted = self.home(pushed.salted(self.salt));
-            if (at.wrapping_sub(wanted) & self.mask) >= (at.wrapping_sub(hole) & self.mask) {
-                self.slots[hole] = slot;
-                hole = at;
-            }
-        }
-        self.slots[hole] = EMPTY;
+        let salt = self.slots.salt;
+        self.slots.empty(slot, |id| Some(self.keys.get(id)?.salted(salt)));
         Some(id)
     }
 
@@ -386,7 +454,7 @@ mod tests {
     /// Returns the first slots of searches for `keys` under `salt`, without duplicates.
     fn homes(keys: &[u64], salt: Salt) -> std::collections::HashSet<usize> {
         let index = Index::<u64>::salted(1000, salt);
-        keys.iter().map(|key| index.slot_address(key) as usize - index.slots.as_ptr() as usize).collect()
+        keys.iter().map(|key| index.slot_address(key) as usize - index.slots.address(0) as usize).collect()
     }
 
     #[test]

@@ -59,6 +59,7 @@ mod tests {
             verify_icrc: false,
             verify_udp_checksum: false,
             counted_qps: 0,
+            health: false,
         };
         let mut config = Config::new(forward);
         config.servers = vec![Server::new([10, 0, 0, 1].into())];

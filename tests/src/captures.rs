@@ -27,15 +27,27 @@ pub fn all() -> Vec<PathBuf> {
 /// # Panics
 /// If the file cannot be read, or is truncated.
 pub fn frames(path: &Path) -> Vec<Vec<u8>> {
+    timed_frames(path).into_iter().map(|(frame, _)| frame).collect()
+}
+
+/// Returns the frames of a little-endian pcap file and their times since 1970, in nanoseconds.
+///
+/// # Panics
+/// If the file cannot be read, or is truncated.
+pub fn timed_frames(path: &Path) -> Vec<(Vec<u8>, u64)> {
     let bytes = std::fs::read(path).expect("the capture is readable");
-    // The file header has 24 bytes. A header of 16 bytes precedes each frame; its third word is the captured
-    // length.
-    let mut rest = &bytes[24..];
-    let mut frames = Vec::new();
-    while rest.len() >= 16 {
-        let len = u32::from_le_bytes([rest[8], rest[9], rest[10], rest[11]]) as usize;
-        frames.push(rest[16..16 + len].to_vec());
-        rest = &rest[16 + len..];
+    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    // The magic number tells the unit of the fractions of a second.
+    let unit = if word(0) == 0xa1b2_3c4d { 1 } else { 1_000 };
+    // The file header has 24 bytes. A header of 16 bytes precedes each frame: seconds, their fraction, and the
+    // captured length.
+    let (mut at, mut frames) = (24, Vec::new());
+    while bytes.len() - at >= 16 {
+        let (time, len) =
+            (u64::from(word(at)) * 1_000_000_000 + u64::from(word(at + 4)) * unit, word(at + 8));
+        let end = at + 16 + len as usize;
+        frames.push((bytes[at + 16..end].to_vec(), time));
+        at = end;
     }
     frames
 }

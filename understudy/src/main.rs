@@ -82,6 +82,7 @@ enum Bench {
     Rfc2544(rfc2544::Args),
     Pktgen(bench::pktgen::PktgenArgs),
     Observe(bench::observe::ObserveArgs),
+    Health(bench::health::HealthArgs),
     P4ce(bench::p4ce::P4ceArgs),
     Consensus(bench::consensus::ConsensusArgs),
     Swordbox(bench::swordbox::SwordboxArgs),
@@ -90,6 +91,8 @@ enum Bench {
     Paper(bench::paper::PaperArgs),
     #[command(hide = true)]
     P4ceLoad(bench::p4ce::LoadArgs),
+    #[command(hide = true)]
+    HealthLoad(bench::health::LoadArgs),
     #[command(hide = true)]
     SwordboxLoad(bench::swordbox::LoadArgs),
     #[command(name = "onepipe-load", hide = true)]
@@ -127,10 +130,12 @@ fn bench(command: &Bench) -> ExitCode {
         Bench::Rfc2544(_) => unreachable!("main handles this command, because it has exit codes of its own"),
         Bench::Pktgen(args) => bench::pktgen::run(args, &own),
         Bench::Observe(args) => bench::observe::run(args, &own),
+        Bench::Health(args) => bench::health::run(args, &own),
         Bench::P4ce(args) => bench::p4ce::run(args, &own),
         Bench::Consensus(args) => bench::consensus::run(args),
         Bench::Swordbox(args) => bench::swordbox::run(args, &own),
         Bench::P4ceLoad(args) => run::p4ce_load(args),
+        Bench::HealthLoad(args) => run::health_load(args),
         Bench::SwordboxLoad(args) => run::swordbox_load(args),
         Bench::OnePipe(args) => bench::onepipe::run(args, &own),
         Bench::Paper(args) => bench::paper::run(args, &own, &dataplane::Runtime::version()),

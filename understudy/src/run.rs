@@ -4,7 +4,7 @@
 mod demo;
 mod load;
 
-pub(crate) use load::{onepipe_load, p4ce_load, swordbox_load};
+pub(crate) use load::{health_load, onepipe_load, p4ce_load, swordbox_load};
 
 use crate::config::{self, Config};
 use crate::functions::{self, Closing, FunctionConfig, Launch, Options, Reloaded};

@@ -19,7 +19,7 @@ use switch::drop::FaultSet;
 use switch::forward::config::Topology;
 use switch::forward::{self, Forward};
 use switch::impair::{self, Action, Impair, Match, Operations, Rule};
-use switch::memory::MemoryFrame;
+use switch::memory::{MemoryFrame, run_frame};
 use switch::{Frame as _, Full, Function, Nanos, Output, PortId, Probability, Verdict};
 use understudy_tests::nics::{VA, nic};
 use understudy_tests::packets;
@@ -50,6 +50,10 @@ pub(crate) const ALL: &[Path] = &[
         name: "forward: ACK",
         prepare: || forward(false, &vec![packets::packet(Opcode::RC_ACKNOWLEDGE, false, 0, &[]); FRAMES]),
     },
+    Path { name: "forward, 1,024 queue pairs counted: WRITE of 64 B", prepare: || counting(false, false) },
+    Path { name: "forward, 1,024 queue pairs counted: ACK", prepare: || counting(false, true) },
+    Path { name: "forward, health of 1,024 queue pairs: WRITE of 64 B", prepare: || counting(true, false) },
+    Path { name: "forward, health of 1,024 queue pairs: ACK", prepare: || counting(true, true) },
     Path { name: "forward, ICRC verified: the table of packets", prepare: table },
     Path { name: "ICRC of 64 B", prepare: || icrc(64) },
     Path { name: "ICRC of 1 KB", prepare: || icrc(1024) },
@@ -187,11 +191,45 @@ fn pair(verify_icrc: bool) -> Forward {
         verify_icrc,
         verify_udp_checksum: false,
         counted_qps: 0,
+        health: false,
     })
 }
 
 fn forward(verify_icrc: bool, frames: &[Vec<u8>]) -> Prepared {
     on_frames(pair(verify_icrc), frames, 0, forwards)
+}
+
+/// Handles the second WRITE of each connection, or its acknowledgement.
+fn counting(health: bool, acks: bool) -> Prepared {
+    let topology = Topology::Pairs(vec![(A, B)]);
+    let counted_qps = 2 * FRAMES;
+    let config = forward::Config { topology, counted_qps, health, ..forward::Config::bridge(2, 1) };
+    let mut function = Forward::new(&config);
+    let (first, second) =
+        (bench::health::connections(FRAMES as u32, 0), bench::health::connections(FRAMES as u32, 1));
+    let (mut second_writes, mut second_acks) = (Vec::new(), Vec::new());
+    for [write, ack] in first {
+        for frame in [write, ack] {
+            run_frame(&mut function, &frame, A, Nanos(1));
+        }
+    }
+    for [write, ack] in second {
+        second_writes.push(write);
+        second_acks.push(ack);
+    }
+    if acks {
+        for write in &second_writes {
+            run_frame(&mut function, write, A, Nanos(2));
+        }
+    }
+    let counters = function.counters();
+    let prepared = on_frames(function, if acks { &second_acks } else { &second_writes }, 0, forwards);
+    let check = move || {
+        (prepared.check)()?;
+        let faults: u64 = counters.health.iter().map(|health| health.faults()).sum();
+        if faults == 0 { Ok(()) } else { Err(format!("{faults} faults")) }
+    };
+    Prepared { check: Box::new(check), ..prepared }
 }
 
 fn table() -> Prepared {
@@ -224,6 +262,7 @@ fn impairing(rules: usize) -> Prepared {
         frame_len: 1526,
         flows: 4096,
         counted_qps: 0,
+        health: false,
         rules: (0..rules).map(rule).collect(),
     };
     on_frames(Impair::new(&config, 0), &write_frames(64), 0, forwards)

@@ -21,6 +21,7 @@ fn pairs(ports: u16, pairs: &[(u16, u16)]) -> Config {
         verify_icrc: true,
         verify_udp_checksum: true,
         counted_qps: 16,
+        health: true,
     }
 }
 

@@ -57,6 +57,7 @@ fn wires(ports: u16, pairs: &[(u16, u16)]) -> ForwardConfig {
         verify_icrc: false,
         verify_udp_checksum: false,
         counted_qps: 0,
+        health: false,
     }
 }
 

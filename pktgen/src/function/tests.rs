@@ -129,6 +129,7 @@ impl World {
             frame_len: 4300,
             flows: 64,
             counted_qps: 0,
+            health: false,
             rules,
         };
         Self {

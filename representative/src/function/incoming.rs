@@ -53,7 +53,7 @@ impl Representative {
         let template = expected.template(port)?;
         let header = *template.read(frame)?;
         let layout = template.layout();
-        self.forward.count_admitted(frame, layout, port);
+        self.forward.count_admitted(frame, layout, port, now);
         Some(self.on_valid_beacon(link, header, layout.opcode(), now))
     }
 

@@ -1,5 +1,7 @@
 //! Configuration of the forwarding function.
 
+use super::health::Monitor;
+use super::queue_pairs::QpIndex;
 use crate::drop::FaultSet;
 use crate::{Nanos, PortId};
 use core::fmt;
@@ -23,9 +25,16 @@ pub struct Config {
     /// Count of queue pairs with counters of their own, 0 for none; packets to any further queue pairs are
     /// counted together
     pub counted_qps: usize,
+    /// Whether to observe the health of each of them: gaps, retransmissions, NAKs, congestion, round-trip times
+    pub health: bool,
 }
 
 impl Config {
+    /// Returns the memory of counters per queue pair, in bytes. Each worker has its own.
+    pub fn queue_pair_memory(counted_qps: usize, health: bool) -> usize {
+        QpIndex::bytes(counted_qps) + if health { Monitor::bytes(counted_qps) } else { 0 }
+    }
+
     /// Returns the configuration of a learning bridge that drops no malformed frames, verifies neither ICRC
     /// nor UDP checksum, and has no counters per queue pair. Stations age out after five minutes, the default
     /// of IEEE 802.1Q.
@@ -38,6 +47,7 @@ impl Config {
             verify_icrc: false,
             verify_udp_checksum: false,
             counted_qps: 0,
+            health: false,
         }
     }
 }

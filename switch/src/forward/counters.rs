@@ -1,19 +1,21 @@
 //! Counters of the forwarding function.
 
-use crate::Full;
+use super::health::Health;
+pub use super::queue_pairs::{QpCounter, QpCounters};
 use crate::counters::{Counter, FrameCounter};
 use crate::metrics;
 use crate::metrics::{Group, Kind, Metric};
-use crate::table::{Index, Key, Salt, mix};
+use crate::table::{Key, Salt, mix};
 use core::net::IpAddr;
 use rocev2::{Fault, Packet, Qpn};
-use std::sync::OnceLock;
 
 /// Counters of one instance: written by its worker, read by any thread.
 #[derive(Debug)]
 pub struct Counters {
     /// Received frames, by port
     pub ports: Box<[RxCounters]>,
+    /// Health of the RoCEv2 packets received, by port; empty if it is not observed
+    pub health: Box<[Health]>,
     /// RoCEv2 packets by opcode
     pub opcodes: Box<[FrameCounter; 256]>,
     /// Malformed frames by fault, whether dropped or not
@@ -61,73 +63,14 @@ impl Counters {
 }
 
 impl Counters {
-    pub(super) fn new(ports: u16, counted_qps: usize) -> Self {
+    pub(super) fn new(ports: u16, counted_qps: usize, health: bool) -> Self {
         Self {
             ports: (0..ports).map(|_| RxCounters::default()).collect(),
+            health: (0..if health { ports } else { 0 }).map(|_| Health::default()).collect(),
             opcodes: Box::new(core::array::from_fn(|_| FrameCounter::default())),
             faults: core::array::from_fn(|_| Counter::default()),
-            qps: QpCounters {
-                entries: (0..counted_qps).map(|_| QpCounter::default()).collect(),
-                others: FrameCounter::default(),
-            },
+            qps: QpCounters::new(counted_qps, health),
         }
-    }
-}
-
-/// Packets by destination queue pair, in the order of the first packet of each.
-#[derive(Debug)]
-pub struct QpCounters {
-    entries: Box<[QpCounter]>,
-    /// Packets to queue pairs beyond those with counters of their own
-    pub others: FrameCounter,
-}
-
-metrics! {
-    /// Packets to one queue pair.
-    #[derive(Debug, Default)]
-    pub struct QpCounter of queue_pair by [host, qpn] {
-        qp: OnceLock<(IpAddr, Qpn)>,
-        /// RoCEv2 packets to the queue pair, before the function rewrites them
-        packets: FrameCounter { frames: [frames], bytes: [bytes] },
-    }
-}
-
-impl QpCounters {
-    #[expect(
-        clippy::inline_always,
-        reason = "the call costs 24 instructions a frame; the caller exists in two copies"
-    )]
-    #[inline(always)]
-    pub(super) fn count(&self, index: &mut Index<HostQp>, qp: HostQp, len: usize) {
-        let id = match index.get(&qp) {
-            Some(id) => Some(id),
-            None => self.add(index, qp),
-        };
-        match id.and_then(|id| self.entries.get(id as usize)) {
-            Some(entry) => entry.packets.count(len),
-            None => self.others.count(len),
-        }
-    }
-
-    /// Adds a queue pair. Called once for each.
-    #[cold]
-    fn add(&self, index: &mut Index<HostQp>, qp: HostQp) -> Option<u32> {
-        match index.get_or_insert(qp) {
-            Ok(id) => {
-                self.entries[id as usize].qp.get_or_init(|| (qp.host(), qp.qpn()));
-                Some(id)
-            }
-            Err(Full) => None,
-        }
-    }
-
-    /// Returns the queue pairs seen so far: address of the host, QPN, packets, bytes.
-    pub fn iter(&self) -> impl Iterator<Item = (IpAddr, Qpn, u64, u64)> {
-        self.entries.iter().map_while(|entry| {
-            let &(host, qpn) = entry.qp.get()?;
-            let (frames, bytes) = entry.packets.get();
-            Some((host, qpn, frames, bytes))
-        })
     }
 }
 
@@ -163,6 +106,17 @@ impl HostQp {
             [(dst >> 64) as u64, dst as u64]
         };
         Self { address, qpn }
+    }
+
+    /// Returns the queue pair with this number at the host with the address `address`, in two words.
+    pub(super) const fn of_words(address: [u64; 2], qpn: Qpn) -> Self {
+        Self { address, qpn: qpn.get() }
+    }
+
+    /// Returns the host's address in two words.
+    #[inline]
+    pub(super) const fn address(&self) -> [u64; 2] {
+        self.address
     }
 
     /// Address of the host

@@ -4,6 +4,8 @@
 
 pub mod config;
 pub mod counters;
+pub mod health;
+mod queue_pairs;
 mod routes;
 mod stations;
 
@@ -11,11 +13,13 @@ pub use config::Config;
 pub use counters::Counters;
 
 use crate::drop::FaultSet;
-use crate::table::{Index, Salt};
+use crate::table::Salt;
 use crate::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use config::Topology;
 use core::net::IpAddr;
 use counters::HostQp;
+use health::{Head, Monitor};
+use queue_pairs::QpIndex;
 use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::{Class, Fault, Layout, Packet, classify};
 use routes::Routes;
@@ -29,7 +33,8 @@ pub struct Forward {
     drop: FaultSet,
     verify_icrc: bool,
     verify_udp_checksum: bool,
-    qps: Option<Index<HostQp>>,
+    qps: Option<QpIndex>,
+    monitor: Option<Box<Monitor>>,
     counters: Arc<Counters>,
 }
 
@@ -101,14 +106,16 @@ impl Forward {
                 Table::Ip(Routes::new(table))
             }
         };
+        let health = config.health && config.counted_qps > 0;
         Self {
             ports: config.ports,
             table,
             drop: config.drop,
             verify_icrc: config.verify_icrc,
             verify_udp_checksum: config.verify_udp_checksum,
-            qps: (config.counted_qps > 0).then(|| Index::with_capacity(config.counted_qps)),
-            counters: Arc::new(Counters::new(config.ports, config.counted_qps)),
+            qps: (config.counted_qps > 0).then(|| QpIndex::new(config.counted_qps)),
+            monitor: health.then(|| Box::new(Monitor::new(config.counted_qps))),
+            counters: Arc::new(Counters::new(config.ports, config.counted_qps, health)),
         }
     }
 
@@ -123,7 +130,17 @@ impl Forward {
         if let Some(qps) = &mut self.qps {
             qps.set_salt(salt);
         }
+        if let Some(monitor) = &mut self.monitor {
+            monitor.set_salt(salt);
+        }
         self
+    }
+
+    /// Plants a bug into the observation of health ([`health::Bug`]).
+    pub fn plant(&mut self, bug: Option<health::Bug>) {
+        if let Some(monitor) = &mut self.monitor {
+            monitor.plant(bug);
+        }
     }
 
     /// Returns the counters of this instance, which it continues to update.
@@ -135,19 +152,21 @@ impl Forward {
     /// something else, or the fault if it is malformed.
     #[expect(clippy::inline_always, reason = "the caller keeps the layout in registers")]
     #[inline(always)]
-    fn inspect(&mut self, frame: &impl Frame, port: PortId) -> Result<Option<Layout>, Fault> {
+    fn inspect(&mut self, frame: &impl Frame, port: PortId, now: Nanos) -> Result<Option<Layout>, Fault> {
         let bytes = frame.bytes();
         match classify(bytes) {
             Class::Roce(layout) => {
                 let packet = Packet::new(bytes, layout);
-                self.count(&packet, port);
-                if self.verify_icrc && !packet.verify_icrc() {
-                    return Err(Fault::Icrc);
-                }
-                if self.verify_udp_checksum && !packet.verify_udp_checksum() {
-                    return Err(Fault::UdpChecksum);
-                }
-                Ok(Some(layout))
+                let fault = if self.verify_icrc && !packet.verify_icrc() {
+                    Some(Fault::Icrc)
+                } else if self.verify_udp_checksum && !packet.verify_udp_checksum() {
+                    Some(Fault::UdpChecksum)
+                } else {
+                    None
+                };
+                // The receiver of a damaged packet drops it, and its fields mean nothing.
+                self.count(&packet, port, fault.is_none().then_some(now));
+                fault.map_or(Ok(Some(layout)), Err)
             }
             Class::Other => {
                 self.counters.ports[port.index()].other.count(bytes.len());
@@ -162,16 +181,25 @@ impl Forward {
 }
 
 impl Forward {
-    /// Counts a RoCEv2 packet.
+    /// Counts a RoCEv2 packet. One that is not damaged was received at `sound`.
     #[expect(clippy::inline_always, reason = "part of `inspect`")]
     #[inline(always)]
-    fn count(&mut self, packet: &Packet<'_>, port: PortId) {
+    fn count(&mut self, packet: &Packet<'_>, port: PortId, sound: Option<Nanos>) {
         let len = packet.bytes().len();
-        self.counters.ports[port.index()].roce.count(len);
-        self.counters.opcodes[usize::from(packet.layout().opcode().0)].count(len);
+        let counters = &*self.counters;
+        let opcode = usize::from(packet.layout().opcode().0);
         if let Some(qps) = &mut self.qps {
-            self.counters.qps.count(qps, HostQp::destination_of(packet), len);
+            // The packet is read before anything is written, which the compiler may not reorder.
+            let key = HostQp::destination_of(packet);
+            let monitor = self.monitor.as_mut().zip(sound);
+            let head = if monitor.is_some() { Head::of(packet) } else { Head::default() };
+            let found = qps.count(&counters.qps, key, len);
+            if let Some((monitor, now)) = monitor {
+                monitor.observe(found, head, packet, health::Place { qps, counters, port, now });
+            }
         }
+        counters.ports[port.index()].roce.count(len);
+        counters.opcodes[opcode].count(len);
     }
 
     /// Parses, checks and counts a frame, for functions that do more than forwarding. Returns the layout of a
@@ -179,8 +207,8 @@ impl Forward {
     /// not.
     #[expect(clippy::inline_always, reason = "the caller keeps the layout in registers")]
     #[inline(always)]
-    pub fn admit(&mut self, frame: &impl Frame, port: PortId) -> Result<Option<Layout>, Verdict> {
-        self.inspect(frame, port).or_else(|fault| {
+    pub fn admit(&mut self, frame: &impl Frame, port: PortId, now: Nanos) -> Result<Option<Layout>, Verdict> {
+        self.inspect(frame, port, now).or_else(|fault| {
             self.counters.faults[fault as usize].add(1);
             if self.drop.has(fault) { Err(Verdict::Drop(DropReason::Malformed(fault))) } else { Ok(None) }
         })
@@ -190,8 +218,8 @@ impl Forward {
     /// [admitted](Self::admit) with this layout; its ICRC has to be right, and its UDP checksum right or
     /// absent, so that it would be admitted too.
     #[inline]
-    pub fn count_admitted(&mut self, frame: &[u8], layout: Layout, port: PortId) {
-        self.count(&Packet::new(frame, layout), port);
+    pub fn count_admitted(&mut self, frame: &[u8], layout: Layout, port: PortId, now: Nanos) {
+        self.count(&Packet::new(frame, layout), port, Some(now));
     }
 
     /// Returns the verdict for a frame that was [admitted](Self::admit), and rewrites the frame as forwarding
@@ -273,7 +301,7 @@ impl Function for Forward {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        match self.admit(frame, port) {
+        match self.admit(frame, port, now) {
             Ok(_) => self.route(frame, port, now, out),
             Err(verdict) => verdict,
         }

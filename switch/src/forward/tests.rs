@@ -1,7 +1,7 @@
 use super::config::MacTable;
 use super::*;
 use crate::memory::{FrameCollector, MemoryFrame, run_frame};
-use crate::table::Key;
+use crate::table::{Index, Key};
 use rocev2::Qpn;
 use std::net::IpAddr;
 
@@ -16,6 +16,7 @@ fn wire() -> Config {
         verify_icrc: false,
         verify_udp_checksum: false,
         counted_qps: 0,
+        health: false,
     }
 }
 
@@ -102,7 +103,8 @@ fn frames_are_counted_by_kind_opcode_and_queue_pair() {
     assert_eq!((counters.ports[0].other.get(), counters.ports[0].malformed.get()), ((1, 60), (1, 9)));
     assert_eq!(counters.opcodes[0x11].get(), (3, 3 * len));
     let host: IpAddr = [192, 168, 1, 13].into();
-    assert_eq!(counters.qps.iter().collect::<Vec<_>>(), [(host, Qpn::new(0x6ca9), 2, 2 * len)]);
+    let counted: Vec<_> = counters.qps.iter().map(|qp| (qp.host, qp.qpn, qp.packets.get())).collect();
+    assert_eq!(counted, [(host, Qpn::new(0x6ca9), (2, 2 * len))]);
     assert_eq!(counters.qps.others.get(), (1, len), "only one queue pair has a counter of its own");
     assert_eq!(counters.faults[Fault::Icrc as usize].get(), 1);
     assert_eq!(counters.faults[Fault::Truncated as usize].get(), 1);

@@ -22,6 +22,8 @@ pub struct Config {
     /// Count of queue pairs with counters of their own, 0 for none; packets to any further queue pairs are
     /// counted together
     pub counted_qps: usize,
+    /// Whether to observe the health of each of them
+    pub health: bool,
     /// Rules, in the order in which they are applied
     pub rules: Vec<Rule>,
 }

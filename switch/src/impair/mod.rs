@@ -87,6 +87,7 @@ impl Impair {
             verify_icrc: false,
             verify_udp_checksum: false,
             counted_qps: config.counted_qps,
+            health: config.health,
         });
         let mut peers: Box<[_]> = (0..config.ports).map(PortId).collect();
         for &(a, b) in &config.pairs {
@@ -305,7 +306,7 @@ impl Function for Impair {
         // configured count of frames.
         let released = self.held.release(to, now, out);
         self.counters.released.add(released);
-        match self.forward.admit(frame, port) {
+        match self.forward.admit(frame, port, now) {
             Ok(Some(layout)) => self.impair(frame, layout, port, now, out),
             Ok(None) => Verdict::Forward(to),
             Err(verdict) => verdict,

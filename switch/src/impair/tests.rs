@@ -82,6 +82,7 @@ fn config(rules: Vec<Rule>) -> Config {
         frame_len: 1600,
         flows: 2,
         counted_qps: 4,
+        health: true,
         rules,
     }
 }

@@ -346,7 +346,7 @@ impl Function for Swordbox {
         if self.is_to_switch(frame.bytes()) {
             return self.on_frame_to_switch(frame, port, now, out);
         }
-        match self.forward.admit(frame, port) {
+        match self.forward.admit(frame, port, now) {
             Ok(Some(layout)) => self.on_roce(frame, layout, port, now, out),
             Ok(None) => self.on_other(frame, port, now, out),
             Err(verdict) => verdict,

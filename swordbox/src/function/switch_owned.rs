@@ -53,7 +53,7 @@ impl Swordbox {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        let layout = match self.forward.admit(frame, port) {
+        let layout = match self.forward.admit(frame, port, now) {
             Ok(Some(layout)) => layout,
             // ARP, neighbour discovery and echo requests. The control plane drops malformed frames.
             Ok(None) => return Verdict::Punt,

@@ -144,6 +144,7 @@ impl Net {
             verify_icrc: false,
             verify_udp_checksum: false,
             counted_qps: 0,
+            health: false,
         });
         let table = WordTable { rkey: None, range: TABLE..TABLE + 4096, stride: 8, writable: true };
         config.servers = vec![Server { tables: vec![table], rd_atomic: 4, ..Server::new(SERVER.into()) }];

@@ -1,5 +1,7 @@
 //! Tests that span crates.
 
+mod health;
+mod health_oracle;
 mod mutants;
 mod packets;
 mod processes;

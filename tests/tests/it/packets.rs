@@ -17,6 +17,7 @@ fn forward(drop: FaultSet) -> Forward {
         verify_icrc: true,
         verify_udp_checksum: true,
         counted_qps: 8,
+        health: true,
     })
 }
 
@@ -77,6 +78,7 @@ fn impairing_forwards_frames_that_are_not_packets_unchanged() {
         frame_len: 9000,
         flows: 1,
         counted_qps: 0,
+        health: false,
         rules,
     };
     for row in table() {

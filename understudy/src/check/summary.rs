@@ -246,7 +246,8 @@ host-b  interface eth2 (AF_XDP from queue 3)  9000  1  16384
 tail  plays nothing, records old.pcap  1500  1  8192
 
 forward  host-a <-> host-b, tail reflects
-settings  verify [\"icrc\"]; drop [\"icrc\", \"truncated\"]; counted_qps 64
+counted  64 queue pairs with their health, in 46 KB per worker
+settings  verify [\"icrc\"]; drop [\"icrc\", \"truncated\"]; counted_qps 64; health true
 workers  5, placed by the kernel, yielding when idle
 memory  272 MB in ordinary pages
 ends  when no frame was received for 300 ms, or when interrupted (Ctrl-C), or when a port loses its link
@@ -288,7 +289,7 @@ note: port `tail`: `old.pcap` exists and will be overwritten
         }
         for line in [
             "forward  a bridge that learns up to 4096 stations, each for 60 s, and has 1 fixed ones",
-            "settings  verify []; drop []; counted_qps 1024",
+            "settings  verify []; drop []; counted_qps 1024; health true",
             "workers  1, on CPU 0",
             "memory  512 MB in huge pages",
             "ends  when interrupted (Ctrl-C)",
@@ -331,7 +332,8 @@ impair  a reflects; seed 1; a worker holds back up to 4096 frames, in 6 MB
   `rule 9`: all of the RoCEv2 packets get a bit flipped in the ICRC
   `rule 10`: all of the RoCEv2 packets are ECN-marked if they are ECN-capable
   `rule 11`: all of the RoCEv2 packets are ECN-marked
-settings  seed 1; held 4096 frames; flows 4096; counted_qps 1024
+counted  1024 queue pairs with their health, in 376 KB per worker
+settings  seed 1; held 4096 frames; flows 4096; counted_qps 1024; health true
 workers  2";
         assert!(shown.contains(expected), "{shown}");
         for rule in [2, 4, 5, 6] {
@@ -343,7 +345,7 @@ workers  2";
             "[[port]]\nname = \"a\"\nring = {}\n[impair]\npairs = [[\"a\", \"a\"]]\nseed = 3\n",
             folder.path(),
         );
-        assert!(shown.contains("impair  a reflects; seed 3\nsettings"), "{shown}");
+        assert!(shown.contains("impair  a reflects; seed 3\ncounted"), "{shown}");
         assert!(shown.contains("note: [impair] has no [[impair.rule]]: all packets pass"), "{shown}");
     }
 }

@@ -1,12 +1,13 @@
 //! Closing report of a function that also forwards frames: as tables for the terminal, as JSON for programs.
 
+mod health;
+
 use super::launch::ClosingReport;
 use super::ports::Ports;
-use crate::observe::{Port, Values, queue_pairs};
+use crate::observe::{CountedQp, Port, Values, queue_pairs};
 use crate::output::{row, section};
-use core::net::IpAddr;
 use dataplane::{Outcome, Runtime};
-use rocev2::{Fault, Opcode, Qpn};
+use rocev2::{Fault, Opcode};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -42,6 +43,9 @@ pub(super) struct Report {
     /// Packets to queue pairs that have no counter of their own; null if packets are not counted by queue
     /// pair
     pub(super) qps_beyond: Option<u64>,
+    /// Queue pairs whose packets several workers received, so that gaps are not known; null if their health is not
+    /// observed
+    pub(super) qps_split: Option<u64>,
     pub(super) workers: Vec<WorkerRow>,
     /// Results of the function and of tunnels in front of it, by name
     #[serde(flatten)]
@@ -61,6 +65,9 @@ pub(super) struct PortRow {
     /// Received frames, by kind
     #[serde(flatten)]
     pub(super) kinds: Values,
+    /// Health of the RoCEv2 packets received, if it is observed
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) health: Option<Values>,
 }
 
 #[derive(Serialize)]
@@ -85,6 +92,9 @@ pub(crate) struct QpRow {
     pub(crate) qpn: u32,
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
+    /// Health, if it is observed
+    #[serde(flatten)]
+    pub(super) health: Values,
 }
 
 #[derive(Serialize)]
@@ -128,10 +138,12 @@ impl Report {
         let all_workers = |count: &dyn Fn(&dataplane::counters::WorkerCounters) -> u64| {
             outcome.workers.iter().map(|worker| count(worker)).sum::<u64>()
         };
+        let observed = counters.iter().all(|counters| !counters.health.is_empty());
         let Ports { rows, notes: port_notes } = Ports::of(runtime, outcome);
         let ports = rows.into_iter().enumerate().map(|(index, port)| PortRow {
             port,
             kinds: Values::total(counters.iter().map(|counters| &counters.ports[index])),
+            health: observed.then(|| Values::total(counters.iter().map(|counters| &counters.health[index]))),
         });
         let opcodes = (0..=255).filter_map(|value| {
             let frames = sum(&|c| c.opcodes[usize::from(value)].frames.get());
@@ -153,7 +165,8 @@ impl Report {
             opcodes: opcodes.collect(),
             malformed: malformed.collect(),
             drops: drops.collect(),
-            qps: queue_pair_rows(counters),
+            qps: queue_pair_rows(counters, observed),
+            qps_split: observed.then(|| queue_pairs(counters).filter(|qp| qp.split).count() as u64),
             qps_beyond: (counted_qps > 0).then(|| sum(&|c| c.qps.others.frames.get())),
             workers: outcome
                 .workers
@@ -184,7 +197,7 @@ impl ClosingReport for Report {
     fn text(&self) -> String {
         let mut text = String::new();
         let ports = self.ports.iter().map(|port| {
-            let PortRow { port, kinds } = port;
+            let PortRow { port, kinds, .. } = port;
             let ((rx_frames, rx_bytes), (tx_frames, tx_bytes)) = (port.rx(), port.tx());
             let numbers = [vec![rx_frames, rx_bytes], kinds.numbers(), vec![tx_frames, tx_bytes]].concat();
             row(&[&port.name], &numbers)
@@ -219,6 +232,7 @@ impl ClosingReport for Report {
             2,
             qps,
         );
+        health::text(self, &mut text);
         let mut notes = Vec::new();
         if self.qps.len() > SHOWN_QPS {
             notes.push(format!("queue pairs: {} more are in --json", self.qps.len() - SHOWN_QPS));
@@ -266,12 +280,14 @@ impl ClosingReport for Report {
 }
 
 /// Returns the rows of the report, those with the most packets first.
-fn queue_pair_rows(counters: &[Arc<Counters>]) -> Vec<QpRow> {
-    let row = |(host, qpn, frames, bytes): (IpAddr, Qpn, _, _)| QpRow {
-        dst: host.to_string(),
-        qpn: qpn.get(),
-        frames,
-        bytes,
+fn queue_pair_rows(counters: &[Arc<Counters>], observed: bool) -> Vec<QpRow> {
+    let row = |qp: CountedQp<'_>| QpRow {
+        dst: qp.host.to_string(),
+        qpn: qp.qpn.get(),
+        frames: qp.frames,
+        bytes: qp.bytes,
+        // Frames and bytes are the first two.
+        health: if observed { qp.values().without_first(2) } else { Values::default() },
     };
     let mut rows: Vec<_> = queue_pairs(counters).map(row).collect();
     rows.sort_by(|a, b| b.frames.cmp(&a.frames).then_with(|| (&a.dst, a.qpn).cmp(&(&b.dst, b.qpn))));

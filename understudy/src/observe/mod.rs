@@ -9,6 +9,7 @@ mod client;
 mod config;
 mod connections;
 mod metrics;
+mod queue_pairs;
 mod snapshot;
 mod socket;
 mod trace;
@@ -16,9 +17,8 @@ mod values;
 
 pub(crate) use client::{Client, ClientError, Target};
 pub(crate) use config::{Keys, ObserveConfig, read as read_config};
-pub(crate) use snapshot::{
-    FunctionMetrics, Instance, Latency, Port, Row, Snapshot, Table, busiest, queue_pairs,
-};
+pub(crate) use queue_pairs::{CountedQp, queue_pairs};
+pub(crate) use snapshot::{FunctionMetrics, Instance, Latency, Port, Row, Snapshot, Table, busiest};
 pub(crate) use trace::{Line as TraceLine, Part, Request as TraceRequest, TraceError, TraceRecord};
 pub(crate) use values::{Values, headings};
 

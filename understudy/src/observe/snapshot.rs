@@ -3,20 +3,18 @@
 //! those that the counters declare (`switch::metrics`).
 
 use super::QueuePair;
+use super::queue_pairs;
 use super::values::Values;
-use core::cmp::{Ordering, Reverse};
-use core::net::IpAddr;
+use core::cmp::Ordering;
 use dataplane::counters::WorkerCounters;
 use dataplane::{Devices, Live, PortInfo, Runtime};
-use rocev2::Qpn;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use switch::DropReason;
 use switch::forward::Counters as Forwarded;
-use switch::forward::counters::QpCounter;
-use switch::metrics::{Group, Kind, Metric, Metrics as _};
+use switch::forward::health::Health;
+use switch::metrics::{Group, Kind, Metric};
 
 /// Maximum number of rows of a table; the busiest are kept
 pub(crate) const ROWS: usize = 200;
@@ -116,7 +114,7 @@ pub(crate) struct Table {
     pub(crate) gauges: usize,
     /// Names of the counters of each item; these only grow
     pub(crate) counts: Vec<String>,
-    /// Items with the highest first counter, at most [`ROWS`]
+    /// Items with the highest first counter, at most [`ROWS`]; those of queue pairs with the most faults first
     pub(crate) rows: Vec<Row>,
     /// Number of items without a row
     pub(crate) more: usize,
@@ -318,9 +316,12 @@ impl FunctionMetrics {
             let frames = sum(&|c| c.faults[fault as usize].get());
             (frames > 0).then(|| Row::new([fault.name(), &fault.to_string()], [frames]))
         });
+        let health: Vec<&Health> = counters.iter().flat_map(|counters| &counters.health).collect();
+        let health = if health.is_empty() { Values::default() } else { Values::total(health) };
         Self::default()
             .values(&Values::total(counters.iter().flat_map(|counters| &counters.ports)))
-            .table(Table::queue_pairs(counters))
+            .values(&health)
+            .table(queue_pairs::table(counters))
             .table(Table::of(&Forwarded::OPCODES, opcodes))
             .table(Table::of(&Forwarded::FAULTS, faults))
     }
@@ -356,39 +357,6 @@ impl Table {
             group: Some(group),
         }
     }
-
-    /// Returns the table of packets by destination queue pair.
-    fn queue_pairs(counters: &[Arc<Forwarded>]) -> Self {
-        type Counted = (IpAddr, Qpn, u64, u64);
-        let order = |&(host, qpn, frames, bytes): &Counted| (Reverse((frames, bytes)), host, qpn.get());
-        let all = queue_pairs(counters);
-        let row = |(host, qpn, frames, bytes): Counted| Row {
-            queue_pairs: vec![(Some(host), qpn.get())],
-            ..Row::new([host.to_string(), format!("{:#x}", qpn.get())], [frames, bytes])
-        };
-        let busiest = busiest(all, |a, b| order(a).cmp(&order(b)));
-        Self::of_busiest(&QpCounter::GROUP, busiest, row)
-    }
-}
-
-/// Returns the queue pairs of all workers, unsorted: host, QPN, packets, bytes.
-pub(crate) fn queue_pairs(counters: &[Arc<Forwarded>]) -> impl Iterator<Item = (IpAddr, Qpn, u64, u64)> {
-    let (one, several) = match counters {
-        [one] => (Some(one), HashMap::new()),
-        several => (None, sums(several)),
-    };
-    let several = several.into_iter().map(|((host, qpn), (frames, bytes))| (host, qpn, frames, bytes));
-    one.into_iter().flat_map(|one| one.qps.iter()).chain(several)
-}
-
-fn sums(counters: &[Arc<Forwarded>]) -> HashMap<(IpAddr, Qpn), (u64, u64)> {
-    let mut sums = HashMap::new();
-    for (host, qpn, frames, bytes) in counters.iter().flat_map(|counters| counters.qps.iter()) {
-        let (f, b) = sums.entry((host, qpn)).or_insert((0, 0));
-        *f += frames;
-        *b += bytes;
-    }
-    sums
 }
 
 /// Returns the first [`ROWS`] items in this order, and the number of the rest. There may be tens of thousands
@@ -465,6 +433,7 @@ mod tests {
     use super::*;
     use core::cell::Cell;
     use dataplane::DeviceCounters;
+    use switch::metrics::Metrics as _;
 
     const GROUP: Group = Group {
         item: "t",

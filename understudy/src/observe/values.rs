@@ -27,6 +27,32 @@ impl Values {
         Self(total)
     }
 
+    /// Returns the values of one item of which several workers have counters: sums of counters, and the largest
+    /// of other values.
+    pub(crate) fn of_item<'a, M: Metrics + 'a>(all: impl IntoIterator<Item = &'a M>) -> Self {
+        let mut total: Vec<_> = M::GROUP.metrics().map(|metric| (metric, 0)).collect();
+        for counters in all {
+            for ((metric, total), value) in total.iter_mut().zip(counters.values()) {
+                *total = if metric.kind == Kind::Counter { *total + value } else { value.max(*total) };
+            }
+        }
+        Self(total)
+    }
+
+    /// Returns these values with those that `replace` returns for their names and values.
+    pub(crate) fn replaced(mut self, replace: impl Fn(&str, u64) -> u64) -> Self {
+        for (metric, value) in &mut self.0 {
+            *value = replace(metric.observed.unwrap_or_default(), *value);
+        }
+        self
+    }
+
+    /// Returns those without the first `count` metrics.
+    pub(crate) fn without_first(mut self, count: usize) -> Self {
+        self.0.drain(..count.min(self.0.len()));
+        self
+    }
+
     /// Returns these values, followed by others.
     pub(crate) fn and(mut self, other: Self) -> Self {
         self.0.extend(other.0);
@@ -36,6 +62,11 @@ impl Values {
     /// Returns the names and values of the closing report.
     pub(crate) fn reported(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.0.iter().filter_map(|(metric, value)| Some((metric.reported?, *value)))
+    }
+
+    /// Returns the value with this name in the closing report; zero if there is none.
+    pub(crate) fn get(&self, name: &str) -> u64 {
+        self.reported().find(|(known, _)| *known == name).map_or(0, |(_, value)| value)
     }
 
     /// Returns those of the closing report that are not zero.

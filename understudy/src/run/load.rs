@@ -2,9 +2,10 @@
 
 use crate::config;
 use crate::functions::{FunctionConfig, p4ce};
-use crate::system::{catch_signals, explain};
+use crate::system::{catch_signals, explain, random_u64};
 use dataplane::{NoControl, Runtime, Stopwatch};
 use miette::Report;
+use switch::forward::Forward;
 
 /// Runs the load that `bench p4ce` measures.
 pub(crate) fn p4ce_load(args: &bench::p4ce::LoadArgs) -> Result<(), Report> {
@@ -20,6 +21,21 @@ pub(crate) fn p4ce_load(args: &bench::p4ce::LoadArgs) -> Result<(), Report> {
     let mut runtime = Runtime::start(runtime).map_err(|error| explain(&error))?;
     p4ce::load(&mut runtime, switch, args, &stop);
     Ok(())
+}
+
+/// Runs the load that `bench health` measures.
+pub(crate) fn health_load(args: &bench::health::LoadArgs) -> Result<(), Report> {
+    let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
+    let FunctionConfig::Forward(forward) = &config.function else {
+        return Err(miette::miette!("{} has no [forward]; add this table", args.config.display()));
+    };
+    let stop = catch_signals()?;
+    let function = Forward::new(forward).salted(random_u64());
+    let counters = function.counters();
+    let function = bench::health::Advancing::new(function, args.frames);
+    let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
+    runtime.run(vec![function], &mut NoControl, &stop);
+    bench::health::check(&counters)
 }
 
 /// Runs the load that `bench swordbox` measures.

@@ -259,17 +259,21 @@ fn draw_table(app: &App, view: &View, frame: &mut Frame<'_>, area: Rect) {
 }
 
 /// Returns the columns in order of priority: keys, the counter by which the table is sorted, other rates,
-/// other cells, other counts.
+/// other cells, other counts. Counters that are zero in all rows come last.
 fn order(shown: &TableView, sorted_by: usize) -> Vec<usize> {
     let words = shown.columns.len();
     let rate = |count: usize| words + 2 * count;
-    let others = || (0..shown.counts.len()).filter(move |&count| count != sorted_by);
+    let counts = |count: usize| shown.rows.iter().any(|row| row.counts.get(count).is_some_and(|at| at.0 > 0));
+    let (nonzero, zero): (Vec<_>, Vec<_>) =
+        (0..shown.counts.len()).filter(|&count| count != sorted_by).partition(|&count| counts(count));
+    let others = || nonzero.iter().copied();
     let sorted = (sorted_by < shown.counts.len()).then(|| [rate(sorted_by), rate(sorted_by) + 1]);
     (0..shown.keys)
         .chain(sorted.into_iter().flatten())
         .chain(others().map(rate))
         .chain(shown.keys..words)
         .chain(others().map(|count| rate(count) + 1))
+        .chain(zero.iter().flat_map(|&count| [rate(count), rate(count) + 1]))
         .collect()
 }
 

@@ -5,7 +5,7 @@ use super::{FORWARD, PORTS, device, fails, forward, port, runtime};
 const RUNTIME_KEYS: &str = "[runtime] takes `workers`, `idle`, `memory_mb`, `hugepages`, `file_prefix`, `telemetry`, `handoff_ring`, `control_queue`, `on_link_loss` and `stop_when_idle_ms`";
 const PORT_KEYS: &str = "[[port]] takes `name`, `mtu`, `rx_queues`, `descriptors`, `buffers`, `pci`, `mlx5`, `af_packet`, `af_xdp`, `tap`, `memif`, `vhost`, `ring`, `pcap`, `null` and `devargs`";
 const FORWARD_KEYS: &str =
-    "[forward] takes `pairs`, `mac_table`, `routes`, `verify`, `drop` and `counted_qps`";
+    "[forward] takes `pairs`, `mac_table`, `routes`, `verify`, `drop`, `counted_qps` and `health`";
 
 #[test]
 fn unknown_keys_of_runtime_are_reported() {

@@ -56,6 +56,7 @@ fn absent_keys_have_defaults() {
             verify_icrc: false,
             verify_udp_checksum: false,
             counted_qps: 1024,
+            health: true,
         })
     );
 }

@@ -12,7 +12,7 @@ use pairs::example_pairs;
 use rocev2::Fault;
 use rocev2::ethernet::MacAddr;
 use routes::RouterKeys;
-use settings::declare::{inline, list, mac, secs, special, whole};
+use settings::declare::{boolean, inline, list, mac, secs, special, whole};
 use settings::port::Ports;
 use settings::report::Problem;
 use settings::tree::{Table, Value};
@@ -40,6 +40,8 @@ settings::table! {
     drop: () = special("list of faults, `\"all\"` or `\"none\"`") => default([]) example(["icrc"]);
     /// Queue pairs that are counted individually
     counted_qps: usize = whole(0..=1 << 20) => default(1024);
+    /// Whether to observe the health of counted queue pairs: gaps, retransmissions, NAKs, congestion, round-trip times
+    health: bool = boolean() => default(true);
 }
 
 settings::table! {
@@ -85,7 +87,7 @@ pub(in crate::functions) fn forwarding_or(
     let topology = topology(table, ports, default);
     let verify = table.value(Keys::verify).map_or(FaultSet::NONE, |value| read_verify(&value));
     let drop = table.value(Keys::drop).map_or(FaultSet::NONE, |value| read_drop(&value, verify));
-    let counted_qps = table.read(Keys::counted_qps);
+    let (counted_qps, health) = (table.read(Keys::counted_qps), table.read(Keys::health));
     Some(Config {
         ports: ports.list.len() as u16,
         topology: topology?,
@@ -93,6 +95,7 @@ pub(in crate::functions) fn forwarding_or(
         verify_icrc: verify.has(Fault::Icrc),
         verify_udp_checksum: verify.has(Fault::UdpChecksum),
         counted_qps,
+        health,
     })
 }
 

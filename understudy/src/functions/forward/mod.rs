@@ -14,11 +14,12 @@ use settings::port::Ports;
 use settings::tree::Table;
 use switch::forward::Config;
 use switch::forward::counters::RxCounters;
+use switch::forward::health::Health;
 use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for Config {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
-    const METRICS: &'static [Group] = &[RxCounters::GROUP];
+    const METRICS: &'static [Group] = &[RxCounters::GROUP, Health::GROUP];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::forwarding(table, ports)

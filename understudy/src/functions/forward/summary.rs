@@ -6,7 +6,19 @@ use switch::forward::Config;
 use switch::forward::config::{Topology, Ttl};
 
 pub(super) fn lines(forward: &Config, ports: &[Port]) -> Vec<(&'static str, String)> {
-    vec![("forward", topology(&forward.topology, ports))]
+    vec![("forward", topology(&forward.topology, ports)), counted(forward.counted_qps, forward.health)]
+}
+
+/// Describes the counters of queue pairs and their memory, which does not depend on the traffic.
+pub(in crate::functions) fn counted(queue_pairs: usize, health: bool) -> (&'static str, String) {
+    let kb = Config::queue_pair_memory(queue_pairs, health).div_ceil(1024);
+    let memory = if kb < 10_240 { format!("{kb} KB") } else { format!("{} MB", kb.div_ceil(1024)) };
+    let text = match (queue_pairs, health) {
+        (0, _) => "queue pairs are not counted".into(),
+        (_, true) => format!("{queue_pairs} queue pairs with their health, in {memory} per worker"),
+        (_, false) => format!("{queue_pairs} queue pairs without their health, in {memory} per worker"),
+    };
+    ("counted", text)
 }
 
 /// Describes pairs of ports.

@@ -46,6 +46,8 @@ settings::table! {
     flows: usize = whole(1..=1 << 20) => default(4096);
     /// Queue pairs that are counted individually
     counted_qps: usize = whole(0..=1 << 20) => default(1024);
+    /// Whether to observe the health of counted queue pairs: gaps, retransmissions, NAKs, congestion, round-trip times
+    health: bool = boolean() => default(true);
     /// Faults, each with the packets that have it
     rule: () = tables(&RuleKeys::TABLE) => optional("all packets pass");
 }
@@ -108,6 +110,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<Config> {
         frame_len: mtu + ETHERNET_AND_TAGS,
         flows: table.read(Keys::flows),
         counted_qps: table.read(Keys::counted_qps),
+        health: table.read(Keys::health),
         pairs: pairs?,
         rules: rules?,
     })

@@ -13,6 +13,7 @@ use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::forward::counters::RxCounters;
+use switch::forward::health::Health;
 use switch::impair::Config;
 use switch::impair::Counters;
 use switch::impair::counters::RuleCounters;
@@ -20,7 +21,8 @@ use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for Config {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
-    const METRICS: &'static [Group] = &[RxCounters::GROUP, Counters::GROUP, RuleCounters::GROUP];
+    const METRICS: &'static [Group] =
+        &[RxCounters::GROUP, Health::GROUP, Counters::GROUP, RuleCounters::GROUP];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::read(table, ports)

@@ -1,6 +1,6 @@
 //! Describes the rules of `[impair]`.
 
-use crate::functions::forward::summary::pairs_text;
+use crate::functions::forward::summary::{counted, pairs_text};
 use dataplane::config::Port;
 use switch::Probability;
 use switch::impair::{Action, Config, Field, Match, Rule};
@@ -14,7 +14,8 @@ pub(super) fn lines(config: &Config, ports: &[Port]) -> Vec<(&'static str, Strin
         String::new()
     };
     let first = ("impair", format!("{pairs}; seed {}{held}", config.seed));
-    core::iter::once(first).chain(config.rules.iter().map(|rule| ("", line(rule)))).collect()
+    let rules = config.rules.iter().map(|rule| ("", line(rule)));
+    core::iter::once(first).chain(rules).chain([counted(config.counted_qps, config.health)]).collect()
 }
 
 fn holds_frames(rule: &Rule) -> bool {

@@ -18,12 +18,19 @@ use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::forward::counters::RxCounters;
+use switch::forward::health::Health;
 use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for OnePipeConfig {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
-    const METRICS: &'static [Group] =
-        &[RxCounters::GROUP, Counters::GROUP, report::LagCounters::GROUP, Refusal::GROUP, report::BARRIERS];
+    const METRICS: &'static [Group] = &[
+        RxCounters::GROUP,
+        Health::GROUP,
+        Counters::GROUP,
+        report::LagCounters::GROUP,
+        Refusal::GROUP,
+        report::BARRIERS,
+    ];
     const LIVE: bool = true;
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {

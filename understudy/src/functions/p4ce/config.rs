@@ -10,7 +10,7 @@ use p4ce::Secret;
 use p4ce::gather::MAX_MEMBERS;
 use rocev2::ethernet::MacAddr;
 use settings::address;
-use settings::declare::{ips, mac, millis, other, secs, special, tables, whole};
+use settings::declare::{boolean, ips, mac, millis, other, secs, special, tables, whole};
 use settings::port::Ports;
 use settings::report::Problem;
 use settings::tree::{Table, Value};
@@ -46,6 +46,7 @@ pub(crate) struct P4ceConfig {
     pub(crate) stations: MacTable,
     pub(crate) ports: u16,
     pub(crate) counted_qps: usize,
+    pub(crate) health: bool,
     /// Seed; drawn at random if `None`
     pub(crate) seed: Option<u64>,
 }
@@ -79,6 +80,8 @@ settings::table! {
     ageing_s: Nanos = secs(1..=1_000_000) => default(300);
     /// Queue pairs that are counted individually
     counted_qps: usize = whole(0..=1 << 20) => default(1024);
+    /// Whether to observe the health of counted queue pairs: gaps, retransmissions, NAKs, congestion, round-trip times
+    health: bool = boolean() => default(true);
     /// Seed of queue pair numbers and of identifiers
     seed: u64 = whole(0..=i64::MAX as u64) => optional("random") example(1);
     /// Subnets whose hosts may request groups
@@ -135,6 +138,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> P4ceConfig {
         stations: MacTable { capacity: stations, ageing: table.read(Keys::ageing_s), fixed: Vec::new() },
         ports: ports.list.len() as u16,
         counted_qps: table.read(Keys::counted_qps),
+        health: table.read(Keys::health),
         seed: table.read(Keys::seed),
     }
 }

@@ -17,12 +17,14 @@ use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::forward::counters::RxCounters;
+use switch::forward::health::Health;
 use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for P4ceConfig {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const METRICS: &'static [Group] = &[
         RxCounters::GROUP,
+        Health::GROUP,
         ControlCounters::GROUP,
         Counters::GROUP,
         Group::of_function(&[&[run::OPEN_GROUPS]]),

@@ -50,6 +50,7 @@ pub(crate) fn data_plane(config: &P4ceConfig, mac: MacAddr) -> p4ce::Config {
             verify_icrc: false,
             verify_udp_checksum: false,
             counted_qps: config.counted_qps,
+            health: config.health,
         },
         mac,
         addresses: config.addresses.iter().map(|(ip, _)| *ip).collect(),
@@ -120,8 +121,8 @@ fn groups(control: &Control, config: &P4ceConfig, bridged: &Counters) -> Table {
     let own: HashMap<_, _> = bridged
         .qps
         .iter()
-        .filter(|(host, ..)| config.addresses.iter().any(|(ip, _)| ip == host))
-        .map(|(_, qpn, frames, bytes)| (qpn, (frames, bytes)))
+        .filter(|qp| config.addresses.iter().any(|(ip, _)| *ip == qp.host))
+        .map(|qp| (qp.qpn, qp.packets.get()))
         .collect();
     let counted = |group: GroupStatus| {
         let received = |qpn: &Qpn| own.get(qpn).copied().unwrap_or((0, 0));

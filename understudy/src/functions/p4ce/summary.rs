@@ -1,6 +1,7 @@
 //! Describes what `[p4ce]` would run.
 
 use super::P4ceConfig;
+use crate::functions::forward::summary::counted;
 
 pub(super) fn lines(config: &P4ceConfig) -> Vec<(&'static str, String)> {
     let mut lines = vec![("switch", "replicates writes; a bridge for all other traffic".into())];
@@ -8,5 +9,6 @@ pub(super) fn lines(config: &P4ceConfig) -> Vec<(&'static str, String)> {
         let names: Vec<_> = list.iter().map(ToString::to_string).collect();
         lines.push(("list", format!("{number}: {}", names.join(", "))));
     }
+    lines.push(counted(config.counted_qps, config.health));
     lines
 }

@@ -15,6 +15,7 @@ use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
 use switch::forward::counters::RxCounters;
+use switch::forward::health::Health;
 use switch::metrics::{Group, Metrics as _};
 use swordbox::{ConnectCounters, Counters, Usage};
 
@@ -23,6 +24,7 @@ impl SwitchFunction for SwordboxConfig {
     const RELOADS: bool = true;
     const METRICS: &'static [Group] = &[
         RxCounters::GROUP,
+        Health::GROUP,
         Counters::GROUP,
         ConnectCounters::GROUP,
         run::JournalCounters::GROUP,

@@ -1,7 +1,7 @@
 //! Describes what `[swordbox]` would run.
 
 use super::SwordboxConfig;
-use crate::functions::forward::summary::topology;
+use crate::functions::forward::summary::{counted, topology};
 use dataplane::config::Port;
 use swordbox::steering::Structure;
 use swordbox::{Config, MemoryBounds, Server};
@@ -12,8 +12,12 @@ pub(super) fn lines(config: &SwordboxConfig, ports: &[Port]) -> Vec<(&'static st
         Some(path) => format!("connections whose sides differ are recorded in {}", path.display()),
         None => "the sides of a connection never differ".into(),
     };
-    let mut lines =
-        vec![("swordbox", topology(&switch.forward.topology, ports)), ("", journal), ("", memory(switch))];
+    let mut lines = vec![
+        ("swordbox", topology(&switch.forward.topology, ports)),
+        ("", journal),
+        ("", memory(switch)),
+        counted(switch.forward.counted_qps, switch.forward.health),
+    ];
     lines.extend(switch.servers.iter().map(|server| ("server", self::server(server))));
     lines
 }

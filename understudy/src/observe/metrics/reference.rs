@@ -8,6 +8,7 @@ use dataplane::{DeviceCounters, PortState};
 use std::path::Path;
 use switch::forward::Counters as Forwarded;
 use switch::forward::counters::{QpCounter, RxCounters};
+use switch::forward::health::Health;
 use switch::metrics::{Group, Kind, Metric, Metrics as _};
 use switch::tunnel::{self, Refusal};
 
@@ -74,17 +75,22 @@ fn page() -> String {
         .map(|(key, _)| format!("`[{key}]`"))
         .collect();
     let text = format!(
-        "Functions that forward frames ({}) have these, with their own name for FUNCTION. The busiest 200 queue pairs have \
-         series, which appear and disappear if there are more.",
+        "Functions that forward frames ({}) have these, with their own name for FUNCTION. 200 queue pairs have series, which \
+         appear and disappear if there are more: the 100 with the most faults, and the busiest. The closing report has the \
+         metrics of health for each port, too. They are missing with `health = false`.",
         bridges.join(", ")
     );
-    let groups = [RxCounters::GROUP, QpCounter::GROUP, Forwarded::OPCODES, Forwarded::FAULTS];
+    let groups = [RxCounters::GROUP, Health::GROUP, QpCounter::GROUP, Forwarded::OPCODES, Forwarded::FAULTS];
     section(&mut page, "Forwarding", &text, "FUNCTION_", &groups);
     let text = "Tunnels in front of a function. A reason has a series once it has occurred.";
     let groups = [tunnel::Counters::GROUP, Refusal::GROUP];
     section(&mut page, "`[tunnel]`", text, "FUNCTION_", &groups);
     for (key, groups) in functions::metrics() {
-        let own: Vec<_> = groups.iter().filter(|group| **group != RxCounters::GROUP).copied().collect();
+        let own: Vec<_> = groups
+            .iter()
+            .filter(|group| ![RxCounters::GROUP, Health::GROUP].contains(*group))
+            .copied()
+            .collect();
         if !own.is_empty() {
             section(&mut page, &format!("`[{key}]`"), "", &format!("{key}_"), &own);
         }

@@ -118,6 +118,7 @@ fn metrics_parse_and_only_grow() {
     }
     // Every metric of the dashboard exists here, or belongs to another function.
     dashboard(&second);
+    alerts(&second);
     instance.interrupt();
 }
 
@@ -200,5 +201,52 @@ fn latencies_of_a_generator_are_exported_as_metrics() {
             series.contains_key(&format!("understudy_stream_{count}_total{{stream=\"writes\"}}")),
             "{series:?}"
         );
+    }
+}
+
+/// Returns the path of a file of `configs/prometheus`.
+fn rules(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/prometheus").join(name)
+}
+
+/// Checks the names in the alert rules' expressions. The name of a function's metric is a pattern.
+fn alerts(series: &BTreeMap<String, f64>) {
+    let text = fs::read_to_string(rules("understudy.rules.yml")).unwrap();
+    let there: BTreeSet<_> = series.keys().map(|key| key.split('{').next().unwrap()).collect();
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut named = 0;
+    for line in text.lines().filter(|line| !line.trim_start().starts_with('#')) {
+        for (at, _) in line.match_indices("understudy_") {
+            let before = line[..at].chars().next_back();
+            let name = line[at..].replace("[a-z0-9]+", "forward");
+            let name: String = name.chars().take_while(|c| is_word(*c)).collect();
+            // The rest are names of recorded series.
+            if before != Some(':') {
+                assert!(there.contains(&*name), "{name} of {line}");
+                named += 1;
+            }
+        }
+    }
+    assert!(named >= 12, "{named}");
+}
+
+/// Without promtool (Debian's package prometheus), only the names in the rules are checked
+/// (`metrics_parse_and_only_grow`).
+#[test]
+fn alert_rules_pass_promtool() {
+    let run = |arguments: [&str; 2], file: &str| {
+        std::process::Command::new("promtool").args(arguments).arg(rules(file)).output()
+    };
+    for (arguments, file) in
+        [(["check", "rules"], "understudy.rules.yml"), (["test", "rules"], "understudy.test.yml")]
+    {
+        match run(arguments, file) {
+            Ok(output) => {
+                let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+                assert!(output.status.success(), "{printed}");
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => panic!("promtool: {error}"),
+        }
     }
 }

@@ -51,6 +51,7 @@ fn absent_keys_have_defaults() {
         frame_len: 1500 + 14 + 12,
         flows: 4096,
         counted_qps: 1024,
+        health: true,
         rules: vec![],
     };
     assert_eq!(function(&impair("")), config);
@@ -178,7 +179,7 @@ fn unknown_keys_are_reported_with_suggestions() {
     fails(
         &impair("sed = 5 #!"),
         "there is no key `sed` in [impair]",
-        "did you mean `seed`? [impair] takes `seed`, `pairs`, `held`, `flows`, `counted_qps` and `rule`",
+        "did you mean `seed`? [impair] takes `seed`, `pairs`, `held`, `flows`, `counted_qps`, `health` and `rule`",
     );
     fails(
         &rule("action = \"drop\"\nshares = 0.5 #!"),

@@ -47,7 +47,7 @@ fn first_link() -> Link {
 
 fn defaults() -> Config {
     Config {
-        forward: forward::Config { counted_qps: 1024, ..forward::Config::bridge(2, 4096) },
+        forward: forward::Config { counted_qps: 1024, health: true, ..forward::Config::bridge(2, 4096) },
         incarnation: Incarnation::Chip,
         pace: Pace::Passing,
         mac: MacAddr([0; 6]),
@@ -110,6 +110,7 @@ fn every_key_is_read() {
     let expected = Config {
         forward: forward::Config {
             topology: forward::config::Topology::Pairs(vec![(PortId(0), PortId(1))]),
+            health: true,
             ..forward::Config::bridge(2, 0)
         },
         incarnation: Incarnation::Host,

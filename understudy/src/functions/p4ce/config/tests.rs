@@ -40,6 +40,7 @@ fn keys_and_defaults_are_read() {
         stations: MacTable { capacity: 4096, ageing: Nanos::from_secs(300), fixed: Vec::new() },
         ports: 2,
         counted_qps: 1024,
+        health: true,
         seed: None,
     };
     assert_eq!(switch(&p4ce(ADDRESS)), defaults);
@@ -73,6 +74,7 @@ fn keys_and_defaults_are_read() {
         stations: MacTable { capacity: 9, ageing: Nanos::from_secs(8), fixed: Vec::new() },
         ports: 2,
         counted_qps: 0,
+        health: true,
         seed: Some(5),
     };
     assert_eq!(switch(&p4ce(&all.join("\n"))), expected);

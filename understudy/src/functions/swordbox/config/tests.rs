@@ -47,6 +47,7 @@ fn forward() -> switch::forward::Config {
         verify_icrc: false,
         verify_udp_checksum: false,
         counted_qps: 1024,
+        health: true,
     }
 }
 

@@ -1,0 +1,500 @@
+//! Health of queue pairs, as seen between the hosts: gaps, retransmissions, NAKs, congestion, round-trip times.
+//!
+//! A request that is the next of its sequence, which is what most packets are, costs a comparison with the
+//! expected PSN in the queue pair's cache line. [`Monitor::judge`] handles everything else.
+//!
+//! A packet belongs to its destination queue pair. Requests to a queue pair have one sequence of PSNs, responses
+//! to it another. Which queue pair sends them is not in the packets: [`pairs`] finds it out, for round-trip times.
+
+mod pairs;
+mod requests;
+
+use super::counters::Counters;
+use super::queue_pairs::{NONE, QpIndex, QueuePair, source};
+use crate::counters::{Counter, Gauge, Maximum};
+use crate::metrics;
+use crate::metrics::{Metric, Metrics as _, concat};
+use crate::table::Salt;
+use crate::{Nanos, PortId};
+use core::sync::atomic::Ordering;
+use pairs::{Exchanges, Matches};
+use requests::{Findings, Request, Requests};
+use rocev2::aeth::{Aeth, NakCode, Syndrome};
+use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
+
+metrics! {
+    /// Health of the packets received on a port, or of those to a queue pair.
+    #[derive(Debug, Default)]
+    pub struct Health {
+        /// Requests and READ responses missing when a later one arrived: lost before this point, or late
+        pub psn_gaps: Counter [packets],
+        /// Requests that arrived late without being sent again, each of which was a gap before
+        pub reordered: Counter [packets],
+        /// Requests and READ responses sent again
+        pub retransmitted: Counter [packets],
+        /// NAKs for a PSN sequence error: a packet was lost on the way to the responder
+        pub nak_sequence: Counter [packets],
+        /// NAKs for an invalid request
+        pub nak_invalid_request: Counter [packets],
+        /// NAKs for a remote access error: the R_Key does not permit the access
+        pub nak_remote_access: Counter [packets],
+        /// NAKs for a remote operational error
+        pub nak_remote_operational: Counter [packets],
+        /// NAKs for an invalid RD request
+        pub nak_invalid_rd: Counter [packets],
+        /// NAKs with a reserved code
+        pub nak_other: Counter [packets],
+        /// RNR NAKs: the responder had no receive buffer
+        pub nak_rnr: Counter [packets],
+        /// Packets marked as Congestion Experienced
+        pub ce_marks: Counter [packets],
+        /// Congestion notification packets
+        pub cnps_seen: Counter [packets],
+    }
+    also {
+        /// Gaps, retransmissions, NAKs and RNR NAKs together
+        Counter faults [packets] = Health::faults
+    }
+}
+
+metrics! {
+    /// Round-trip times from here to a queue pair and back.
+    #[derive(Debug, Default)]
+    pub struct RoundTrips {
+        /// Round trips from here to the queue pair and back that were measured
+        pub samples: Counter [round_trips as rtt_samples],
+        /// Smoothed round-trip time from here to the queue pair and back, until the response is here
+        pub smoothed: Gauge [nanoseconds as rtt_ns],
+        /// Longest round-trip time
+        pub longest: Maximum [nanoseconds as rtt_max_ns],
+    }
+}
+
+/// Health of one queue pair.
+#[derive(Debug, Default)]
+pub struct QpHealth {
+    /// Health of the packets to the queue pair
+    pub packets: Health,
+    /// Round-trip times of requests to the queue pair
+    pub round_trips: RoundTrips,
+}
+
+impl QpHealth {
+    /// Metrics of a queue pair's health
+    pub(super) const FIELDS: [&'static [Metric];
+        Health::GROUP.fields.len() + RoundTrips::GROUP.fields.len()] =
+        concat(Health::GROUP.fields, RoundTrips::GROUP.fields);
+}
+
+impl Health {
+    /// Returns the count of gaps, retransmissions, NAKs and RNR NAKs together.
+    pub fn faults(&self) -> u64 {
+        let naks = [
+            &self.nak_sequence,
+            &self.nak_invalid_request,
+            &self.nak_remote_access,
+            &self.nak_remote_operational,
+            &self.nak_invalid_rd,
+            &self.nak_other,
+            &self.nak_rnr,
+        ];
+        let others = self.psn_gaps.get() + self.retransmitted.get();
+        others + naks.into_iter().map(Counter::get).sum::<u64>()
+    }
+
+    fn count(&self, found: Findings) {
+        self.psn_gaps.add(found.gap.into());
+        self.reordered.add(found.reordered.into());
+        self.retransmitted.add(found.retransmitted.into());
+    }
+
+    fn count_nak(&self, syndrome: Syndrome) {
+        match syndrome {
+            Syndrome::RnrNak(_) => &self.nak_rnr,
+            Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => &self.nak_sequence,
+            Syndrome::Nak(NakCode::INVALID_REQUEST) => &self.nak_invalid_request,
+            Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR) => &self.nak_remote_access,
+            Syndrome::Nak(NakCode::REMOTE_OPERATIONAL_ERROR) => &self.nak_remote_operational,
+            Syndrome::Nak(NakCode::INVALID_RD_REQUEST) => &self.nak_invalid_rd,
+            Syndrome::Nak(_) => &self.nak_other,
+            Syndrome::Ack(_) | Syndrome::Reserved(_) => return,
+        }
+        .add(1);
+    }
+}
+
+/// Part of a packet in its connection, in the bits above a PSN.
+mod class {
+    /// Request of RC that takes one PSN
+    pub(super) const REQUEST: u32 = 0;
+    pub(super) const UC_REQUEST: u32 = 1 << 24;
+    pub(super) const READ: u32 = 2 << 24;
+    pub(super) const ACK: u32 = 3 << 24;
+    /// Response to a READ or an atomic
+    pub(super) const RESPONSE: u32 = 4 << 24;
+    pub(super) const CNP: u32 = 5 << 24;
+    /// Datagrams, whose PSNs mean nothing
+    pub(super) const OTHER: u32 = 6 << 24;
+    pub(super) const MASK: u32 = 7 << 24;
+    /// The packet is marked as Congestion Experienced.
+    pub(super) const CE: u32 = 1 << 31;
+}
+
+/// Class of each opcode
+static CLASSES: [u32; 256] = {
+    let mut classes = [class::OTHER; 256];
+    let mut opcode = 0;
+    while opcode < 0x40 {
+        classes[opcode] = match opcode {
+            0x0c => class::READ,
+            0x11 => class::ACK,
+            0x0d..=0x12 => class::RESPONSE,
+            0..=0x1f => class::REQUEST,
+            _ => class::UC_REQUEST,
+        };
+        opcode += 1;
+    }
+    classes[Opcode::CNP.0 as usize] = class::CNP;
+    classes
+};
+
+const PSN: u32 = 0x00ff_ffff;
+/// Distance of PSNs beyond which a packet belongs to another connection with the same queue pair
+pub(super) const MAX_JUMP: u32 = 1 << 16;
+/// ECN field of a packet that passed a congested queue (RFC 3168)
+const CE: u8 = 3;
+/// Mark of the latest response: its message has further packets
+const GOES_ON: u32 = 1 << 24;
+/// Time between two round trips that a worker begins to measure
+const SAMPLE_EVERY: Nanos = Nanos::from_micros(10);
+/// Time after which a response is no longer waited for
+const SAMPLE_TIMEOUT: Nanos = Nanos::from_secs(1);
+
+/// Bugs that a test can plant, to check that the test suites find them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// A packet that is sent again is the newest
+    GoesBack,
+    /// The round trip of a packet that is sent again is measured from the first transmission
+    KeepsSample,
+}
+
+impl Bug {
+    /// Every bug.
+    pub const ALL: [Self; 2] = [Self::GoesBack, Self::KeepsSample];
+}
+
+/// Where and when a packet was received, and the tables that it may change.
+pub(super) struct Place<'a> {
+    pub(super) qps: &'a mut QpIndex,
+    pub(super) counters: &'a Counters,
+    pub(super) port: PortId,
+    pub(super) now: Nanos,
+}
+
+/// What tells whether a packet is expected.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Head {
+    /// PSN, class, and mark of congestion
+    word: u32,
+    ack_req: bool,
+}
+
+impl Head {
+    #[expect(clippy::inline_always, reason = "part of `Forward::count`")]
+    #[inline(always)]
+    pub(super) fn of(packet: &Packet<'_>) -> Self {
+        let bth = packet.bth();
+        let ce = if packet.ecn() == CE { class::CE } else { 0 };
+        let class = CLASSES[usize::from(packet.layout().opcode().0)];
+        Self { word: bth.psn().get() | class | ce, ack_req: bth.ack_req() }
+    }
+}
+
+/// What one worker knows of a queue pair beside its counters.
+#[derive(Clone, Debug)]
+struct State {
+    requests: Requests,
+    /// Host that sends to the queue pair
+    src: [u64; 2],
+    /// Queue pair that may be at the other end, and the count of responses that say so
+    candidate: (u32, u32),
+}
+
+/// Observes the packets that one worker receives.
+pub(super) struct Monitor {
+    states: Box<[State]>,
+    matches: Matches,
+    exchanges: Exchanges,
+    /// Time of the next round trip to be measured
+    sample_due: Nanos,
+    bug: Option<Bug>,
+}
+
+impl Monitor {
+    pub(super) fn new(queue_pairs: usize) -> Self {
+        let state = State { requests: Requests::new(), src: [0; 2], candidate: (NONE, 0) };
+        Self {
+            states: vec![state; queue_pairs].into(),
+            matches: Matches::new(),
+            exchanges: Exchanges::new(),
+            sample_due: Nanos::ZERO,
+            bug: None,
+        }
+    }
+
+    /// Returns the memory for `queue_pairs` queue pairs, with their counters, in bytes.
+    pub(super) fn bytes(queue_pairs: usize) -> usize {
+        queue_pairs * (size_of::<State>() + size_of::<QpHealth>()) + Matches::BYTES
+    }
+
+    pub(super) const fn set_salt(&mut self, salt: Salt) {
+        self.matches.set_salt(salt);
+    }
+
+    /// Plants a bug, which builds without debug assertions do not contain.
+    pub(super) const fn plant(&mut self, bug: Option<Bug>) {
+        self.bug = bug;
+    }
+
+    fn has_bug(&self, bug: Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
+    }
+
+    /// Observes a packet to a queue pair: its ID and entry, or `None` if it has none.
+    #[expect(clippy::inline_always, reason = "part of `Forward::count`")]
+    #[inline(always)]
+    pub(super) fn observe(
+        &mut self,
+        qp: Option<(u32, &QueuePair)>,
+        head: Head,
+        packet: &Packet<'_>,
+        place: Place<'_>,
+    ) {
+        let Head { word, ack_req } = head;
+        match qp {
+            Some((id, entry)) if entry.expected.get() == word => {
+                entry.expected.set(word & !PSN | (word + 1) & PSN);
+                if ack_req && place.now >= self.sample_due {
+                    self.sample(id, packet, &place);
+                }
+            }
+            Some((_, entry)) if word & !PSN == class::ACK && self.is_plain(entry, packet) => {}
+            _ => self.judge(qp, word, packet, place),
+        }
+    }
+
+    /// Returns whether an acknowledgement shows nothing: it is no NAK, ends no round trip, and does not help to find
+    /// the other end of the connection.
+    #[inline]
+    fn is_plain(&self, entry: &QueuePair, packet: &Packet<'_>) -> bool {
+        entry.sample.get() == NONE
+            && matches!(syndrome(packet), Syndrome::Ack(_))
+            && (entry.peer.get() != NONE || !self.matches.knows(entry.low_address(), packet.bth().psn()))
+    }
+
+    /// Handles a packet that is not the next request of its queue pair.
+    #[inline(never)]
+    fn judge(
+        &mut self,
+        qp: Option<(u32, &QueuePair)>,
+        mut word: u32,
+        packet: &Packet<'_>,
+        mut place: Place<'_>,
+    ) {
+        let counters = place.counters;
+        let of_port = &counters.health[place.port.index()];
+        let of_qp = qp.and_then(|(id, _)| counters.qps.health.get(id as usize));
+        let both = [Some(of_port), of_qp.map(|health| &health.packets)];
+        let count = |count: &dyn Fn(&Health)| both.into_iter().flatten().for_each(count);
+        if word & class::CE != 0 {
+            count(&|health| health.ce_marks.add(1));
+            word &= !class::CE;
+        }
+        let psn = Psn::new(word & PSN);
+        match (word & class::MASK, qp) {
+            (class::REQUEST | class::UC_REQUEST | class::READ, Some((id, entry))) => {
+                let found = self.request(id, entry, word, packet, &place);
+                if found != Findings::default() {
+                    count(&|health| health.count(found));
+                }
+            }
+            (class::ACK, _) => {
+                let syndrome = syndrome(packet);
+                if let Syndrome::Nak(_) | Syndrome::RnrNak(_) = syndrome {
+                    count(&|health| health.count_nak(syndrome));
+                }
+                match (syndrome, qp) {
+                    (Syndrome::Nak(_) | Syndrome::RnrNak(_), Some((_, entry))) => self.refuse(entry, psn),
+                    (_, Some((id, entry))) => self.acknowledge(id, entry, psn, packet, &place),
+                    (_, None) => {}
+                }
+            }
+            (class::RESPONSE, Some((id, entry))) => {
+                let found = self.response(entry, psn, packet);
+                if found != Findings::default() {
+                    count(&|health| health.count(found));
+                }
+                self.acknowledge(id, entry, psn, packet, &place);
+            }
+            (class::CNP, _) => count(&|health| health.cnps_seen.add(1)),
+            (class::OTHER, _) if packet.bth().dest_qp() == Qpn::GSI => self.exchange(packet, &mut place),
+            _ => {}
+        }
+    }
+
+    /// Takes a request that is not expected.
+    fn request(
+        &mut self,
+        id: u32,
+        entry: &QueuePair,
+        word: u32,
+        packet: &Packet<'_>,
+        place: &Place<'_>,
+    ) -> Findings {
+        let (opcode, bth) = (packet.layout().opcode(), packet.bth());
+        let request = Request {
+            psn: bth.psn(),
+            reliable: word & class::MASK != class::UC_REQUEST,
+            read: if word & class::MASK == class::READ {
+                packet.reth().map(|reth| reth.len.get())
+            } else {
+                None
+            },
+        };
+        let src = source(packet);
+        let state = &mut self.states[id as usize];
+        let expected = entry.expected.get();
+        if expected != NONE {
+            state.requests.next = Psn::new(expected);
+        }
+        if state.src != src || !state.requests.continues(request.psn) {
+            // Another connection with the same number
+            state.requests = Requests::new();
+            state.src = src;
+            self.separate(id, place.counters);
+        }
+        let goes_back = self.has_bug(Bug::GoesBack);
+        let requests = &mut self.states[id as usize].requests;
+        let found = requests.take(request, place.now);
+        if !requests.knows_mtu() && fills_mtu(opcode) {
+            requests.learn_mtu(packet.payload().len() as u32);
+        }
+        if goes_back && found.retransmitted > 0 {
+            requests.next = request.psn.add(1);
+        }
+        let class = if request.reliable { class::REQUEST } else { class::UC_REQUEST };
+        let settled = requests.is_settled();
+        entry.expected.set(if settled { requests.next.get() | class } else { NONE });
+        if found.retransmitted > 0 && !self.has_bug(Bug::KeepsSample) {
+            cancel_sample(entry, place.counters);
+        } else if (bth.ack_req() || request.read.is_some()) && place.now >= self.sample_due {
+            self.sample(id, packet, place);
+        }
+        found
+    }
+
+    /// Takes a response to a READ or an atomic, and returns what it shows. Of a READ whose whole response is
+    /// missing, only the repeated request tells.
+    fn response(&mut self, entry: &QueuePair, psn: Psn, packet: &Packet<'_>) -> Findings {
+        let opcode = packet.layout().opcode();
+        let within = matches!(opcode, Opcode::RC_READ_RESPONSE_MIDDLE | Opcode::RC_READ_RESPONSE_LAST);
+        let goes_on = fills_mtu(opcode);
+        if let Some(peer) = self.states.get_mut(entry.peer.get() as usize)
+            && goes_on
+            && !peer.requests.knows_mtu()
+        {
+            peer.requests.learn_mtu(packet.payload().len() as u32);
+        }
+        let before = entry.responded.get();
+        let distance = psn.distance(Psn::new(before));
+        let behind = psn.add(1).get() | if goes_on { GOES_ON } else { 0 };
+        if before == NONE || distance.unsigned_abs() > MAX_JUMP {
+            entry.responded.set(behind);
+            return Findings::default();
+        }
+        if distance < 0 {
+            return Findings { retransmitted: 1, ..Findings::default() };
+        }
+        entry.responded.set(behind);
+        let gap = match (within, before & GOES_ON != 0) {
+            (true, true) => distance as u32,
+            // The first packet of this message is missing, or the last of the one before. How many others are
+            // is not known: requests without a response take PSNs as well.
+            (true, false) | (false, true) => u32::from(distance > 0),
+            (false, false) => 0,
+        };
+        Findings { gap, ..Findings::default() }
+    }
+
+    /// Takes a response that acknowledges requests up to `psn`.
+    fn acknowledge(&mut self, id: u32, entry: &QueuePair, psn: Psn, packet: &Packet<'_>, place: &Place<'_>) {
+        let peer = entry.peer.get();
+        if peer == NONE {
+            return self.search(id, psn, packet, place.counters);
+        }
+        let sample = entry.sample.get();
+        if sample != NONE && (0..MAX_JUMP as i32).contains(&psn.distance(Psn::new(sample))) {
+            entry.sample.set(NONE);
+            let sent = Nanos(entry.sampled_at.load(Ordering::Relaxed));
+            if let Some(health) = place.counters.qps.health.get(peer as usize) {
+                health.round_trips.add(place.now.since(sent));
+            }
+        }
+    }
+
+    /// Takes a NAK of the packet with `psn`, whose requester will send it again.
+    fn refuse(&mut self, entry: &QueuePair, psn: Psn) {
+        entry.sample.set(NONE);
+        if let Some(peer) = self.states.get_mut(entry.peer.get() as usize) {
+            peer.requests.refuse(psn);
+        }
+    }
+
+    /// Begins to measure a round trip.
+    #[cold]
+    fn sample(&mut self, id: u32, packet: &Packet<'_>, place: &Place<'_>) {
+        self.sample_due = place.now + SAMPLE_EVERY;
+        let (entries, psn) = (&place.counters.qps.entries, packet.bth().psn());
+        let Some(peer) = entries.get(entries[id as usize].peer.get() as usize) else {
+            return self.matches.add(id, source(packet)[1], psn);
+        };
+        let sent = Nanos(peer.sampled_at.load(Ordering::Relaxed));
+        if peer.sample.get() == NONE || place.now.since(sent) > SAMPLE_TIMEOUT {
+            peer.sampled_at.store(place.now.0, Ordering::Relaxed);
+            peer.sample.set(psn.get());
+        }
+    }
+}
+
+/// Gives up the round trip that is being measured to a queue pair, because it is not known to which of several
+/// transmissions the response belongs (Karn's rule).
+fn cancel_sample(entry: &QueuePair, counters: &Counters) {
+    if let Some(peer) = counters.qps.entries.get(entry.peer.get() as usize) {
+        peer.sample.set(NONE);
+    }
+}
+
+impl RoundTrips {
+    /// Adds a round trip. The mean has the weights of RFC 6298.
+    fn add(&self, time: Nanos) {
+        let before = self.smoothed.get();
+        let mean = if self.samples.get() == 0 { time.0 } else { (7 * before + time.0) / 8 };
+        self.smoothed.set(mean);
+        self.longest.raise(time.0);
+        self.samples.add(1);
+    }
+}
+
+/// Returns the syndrome of an acknowledgement.
+fn syndrome(packet: &Packet<'_>) -> Syndrome {
+    const { assert!(Aeth::LEN == 4) }
+    let at = packet.layout().bth() + Bth::LEN;
+    Syndrome::from_wire(packet.bytes().get(at).copied().unwrap_or(0))
+}
+
+/// Returns whether the payload of a packet has to be exactly the path MTU: First and Middle of SENDs, WRITEs and
+/// READ responses.
+const fn fills_mtu(opcode: Opcode) -> bool {
+    matches!(opcode.0, 0x00 | 0x01 | 0x06 | 0x07 | 0x0d | 0x0e | 0x20 | 0x21 | 0x26 | 0x27)
+}
