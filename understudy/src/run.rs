@@ -69,7 +69,7 @@ struct Extra {
 /// on this side.
 #[derive(Args)]
 pub(crate) struct PktgenArgs {
-    /// Configuration file with [pktgen], such as configs/pktgen/null.toml
+    /// Configuration file with `[pktgen]`, such as configs/pktgen/null.toml
     #[arg(value_name = "CONFIG.toml")]
     config: PathBuf,
     #[command(flatten)]
@@ -98,7 +98,7 @@ fn invalid(text: impl Display) -> ExitCode {
 /// Run an RDMA host on a port, from a configuration with `[nic]`, until Ctrl-C or until its clients are done
 #[derive(Args)]
 pub(crate) struct HostArgs {
-    /// Configuration file with [nic], such as configs/host.toml
+    /// Configuration file with `[nic]`, such as configs/host.toml
     #[arg(value_name = "CONFIG.toml")]
     config: PathBuf,
     #[command(flatten)]
