@@ -9,6 +9,7 @@ mod decode;
 mod diagnose;
 mod doctor;
 mod functions;
+mod impair;
 mod log;
 mod observe;
 mod output;
@@ -58,6 +59,7 @@ enum Command {
     Trace(trace::Args),
     Decode(decode::DecodeArgs),
     Diagnose(diagnose::Args),
+    Impair(impair::Args),
     Doctor(doctor::Args),
     /// Run a demonstration
     #[command(subcommand)]
@@ -110,6 +112,7 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Diagnose(args) => diagnose::run(&args),
+        Command::Impair(args) => impair::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(Demo::Swordbox(args)) => exit_code(bench::swordbox::simulated::demo(&args)),
         Command::Demo(Demo::OnePipe(args)) => exit_code(bench::onepipe::demo::demo(&args)),

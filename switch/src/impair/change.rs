@@ -131,6 +131,11 @@ impl Rules {
         self.config.rules.iter().zip(self.counters.iter().map(Vec::as_slice))
     }
 
+    /// Returns the count of workers.
+    pub fn workers(&self) -> usize {
+        self.workers
+    }
+
     /// Returns the number of changes.
     pub fn version(&self) -> u64 {
         self.version
