@@ -66,7 +66,8 @@ enum Action {
 
 /// Returns the name and the value of an argument.
 fn key_and_value(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("write a key of [[impair.rule]] and its value, such as share=0.3")?;
+    let (key, value) =
+        text.split_once('=').ok_or("write a key of [[impair.rule]] and its value, such as share=0.3")?;
     Ok((key.trim().to_owned(), value.trim().to_owned()))
 }
 
@@ -102,7 +103,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn request(action: Option<&Action>) -> Result<RulesRequest, String> {
     Ok(match action {
         None | Some(Action::List) => RulesRequest::List,
-        Some(Action::Add { keys, before }) => RulesRequest::Add { keys: keys.clone(), before: before.clone() },
+        Some(Action::Add { keys, before }) => {
+            RulesRequest::Add { keys: keys.clone(), before: before.clone() }
+        }
         Some(Action::Set { rule, keys }) => RulesRequest::Set { rule: rule.clone(), keys: keys.clone() },
         Some(Action::Remove { rules }) => RulesRequest::Remove { rules: rules.clone() },
         Some(Action::Apply { file }) => {
@@ -136,7 +139,12 @@ fn text(state: &RulesState) -> String {
     }
     if !state.waiting.is_empty() {
         let workers: Vec<_> = state.waiting.iter().map(usize::to_string).collect();
-        text += &format!("Not adopted yet by {} of {} workers: {}\n", workers.len(), state.workers, workers.join(", "));
+        text += &format!(
+            "Not adopted yet by {} of {} workers: {}\n",
+            workers.len(),
+            state.workers,
+            workers.join(", ")
+        );
     }
     text
 }

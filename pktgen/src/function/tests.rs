@@ -8,12 +8,13 @@ use core::net::IpAddr;
 use onepipe::Timestamp;
 use rocev2::ethernet::MacAddr;
 use rocev2::{Fault, Opcode, Packet, Psn, Qpn};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use switch::Probability;
 use switch::impair::{Action, Config, Field, Impair, Match, Rule};
 use switch::memory::{FrameCollector, MemoryFrame};
 
 mod absence;
+mod rates;
 mod regressions;
 mod responses;
 
@@ -114,6 +115,10 @@ struct World {
     arrived_at_b: Vec<Vec<u8>>,
     /// All frames that left A
     left_a: Vec<Vec<u8>>,
+    /// Commands at their times, in order
+    commands: VecDeque<(Nanos, Command)>,
+    /// Marks of changed rates: stream, and what it had sent
+    marks: Vec<(usize, RateMark)>,
     done: bool,
 }
 
@@ -139,6 +144,8 @@ impl World {
             now: Nanos(777),
             arrived_at_b: Vec::new(),
             left_a: Vec::new(),
+            commands: VecDeque::new(),
+            marks: Vec::new(),
             done: false,
         }
     }
@@ -168,7 +175,10 @@ impl World {
     fn run(&mut self) {
         for _ in 0..10_000_000 {
             let mut out = FrameCollector::with_room(512);
-            if let Some(((at, _), _)) = self.arrivals.first_key_value().filter(|((at, _), _)| *at <= self.now)
+            if let Some((_, command)) = self.commands.pop_front_if(|(at, _)| *at <= self.now) {
+                self.pktgen.on_command(command, self.now);
+            } else if let Some(((at, _), _)) =
+                self.arrivals.first_key_value().filter(|((at, _), _)| *at <= self.now)
             {
                 assert!(*at <= self.now);
                 let (_, (port, bytes)) = self.arrivals.pop_first().unwrap();
@@ -188,14 +198,18 @@ impl World {
                 self.now = before + Nanos(50);
             } else {
                 let arrival = self.arrivals.first_key_value().map(|((at, _), _)| *at);
-                let times = [arrival, self.link.next_timer(), self.pktgen.next_timer()];
+                let command = self.commands.front().map(|(at, _)| *at);
+                let times = [arrival, command, self.link.next_timer(), self.pktgen.next_timer()];
                 let Some(next) = times.into_iter().flatten().min() else { break };
                 assert!(next > self.now);
                 self.now = next;
             }
             self.pass(out);
-            while let Some(Event::Done) = self.pktgen.poll_event() {
-                self.done = true;
+            while let Some(event) = self.pktgen.poll_event() {
+                match event {
+                    Event::Done => self.done = true,
+                    Event::RateChanged { stream, mark } => self.marks.push((stream, mark)),
+                }
             }
         }
         assert!(self.done, "a run has to end");

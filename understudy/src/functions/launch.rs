@@ -3,9 +3,9 @@
 
 use super::tunnel::config::TunnelConfig;
 use crate::log;
+use crate::observe::steer::Steering;
 use crate::observe::{FunctionMetrics, Instance, ObserveConfig, Observer, QueuePair, TraceError, no_groups};
 use crate::system::{explain, now};
-use crate::observe::steer::Steering;
 use crossbeam_channel::Receiver;
 use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, Outcome, PortInfo, Runtime, Stop};
 use miette::Report;

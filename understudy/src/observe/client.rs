@@ -59,7 +59,8 @@ fn is_timeout(error: &io::Error) -> bool {
 
 /// Returns the owner of a socket, as far as this user may know.
 fn owner(socket: &Path) -> String {
-    fs::metadata(socket).map_or_else(|_| "another user".into(), |socket| format!("the user with ID {}", socket.uid()))
+    fs::metadata(socket)
+        .map_or_else(|_| "another user".into(), |socket| format!("the user with ID {}", socket.uid()))
 }
 
 /// A connection to an instance.
@@ -75,10 +76,9 @@ impl Client {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
                 ClientError::NotListening(target.socket.clone())
             }
-            ErrorKind::PermissionDenied => ClientError::Forbidden {
-                socket: target.socket.clone(),
-                owner: owner(&target.socket),
-            },
+            ErrorKind::PermissionDenied => {
+                ClientError::Forbidden { socket: target.socket.clone(), owner: owner(&target.socket) }
+            }
             _ => ClientError::Disconnected(error),
         })?;
         stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;

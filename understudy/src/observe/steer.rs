@@ -87,12 +87,12 @@ impl Steering {
     pub(crate) fn refuse(self, function: &str) {
         // A requester that has given up needs no response.
         match self {
-            Self::Rules(_, response) => {
-                drop(response.send(Err(SteerError::OtherFunction { table: "impair", running: function.into() })))
-            }
-            Self::Rates(_, response) => {
-                drop(response.send(Err(SteerError::OtherFunction { table: "pktgen", running: function.into() })))
-            }
+            Self::Rules(_, response) => drop(
+                response.send(Err(SteerError::OtherFunction { table: "impair", running: function.into() })),
+            ),
+            Self::Rates(_, response) => drop(
+                response.send(Err(SteerError::OtherFunction { table: "pktgen", running: function.into() })),
+            ),
         }
     }
 }

@@ -2,9 +2,7 @@
 
 use super::rules::{self, RuleText};
 use super::summary;
-use crate::observe::steer::{
-    ADOPTION_TIMEOUT, RuleState, RulesRequest, RulesState, SteerError, Steering,
-};
+use crate::observe::steer::{ADOPTION_TIMEOUT, RuleState, RulesRequest, RulesState, SteerError, Steering};
 use crate::system::now;
 use crossbeam_channel::{Receiver, Sender};
 use dataplane::{ControlHandler, ControlOutput, Live, Mbuf};
@@ -93,14 +91,19 @@ impl ImpairControl {
             }
         }
         if let Some(waiting) = self.change.as_ref().map(Change::missing) {
-            while let Some((_, response, _)) = self.waiting.pop_front_if(|(_, _, deadline)| *deadline <= now) {
+            while let Some((_, response, _)) = self.waiting.pop_front_if(|(_, _, deadline)| *deadline <= now)
+            {
                 drop(response.send(Err(SteerError::Busy { waiting: waiting.clone() })));
             }
         }
     }
 
     /// Sends what has not been sent of the change, and ends it if all workers have adopted it.
-    fn continue_change(&mut self, now: Instant, send: &mut impl FnMut(usize, Command) -> Result<(), Command>) {
+    fn continue_change(
+        &mut self,
+        now: Instant,
+        send: &mut impl FnMut(usize, Command) -> Result<(), Command>,
+    ) {
         let Some(change) = &mut self.change else { return };
         for (worker, unsent) in change.unsent.iter_mut().enumerate() {
             *unsent = unsent.take().and_then(|command| send(worker, command).err());
@@ -138,7 +141,9 @@ impl ImpairControl {
                 let rule = self.new_rule(&keys)?;
                 if rules.iter().any(|other| other.name == rule.name) {
                     let name = rule.name;
-                    return Err(format!("there is a rule `{name}` already; use `set`, or give the new one another `name`"));
+                    return Err(format!(
+                        "there is a rule `{name}` already; use `set`, or give the new one another `name`"
+                    ));
                 }
                 rules.insert(at, rule);
             }
@@ -169,7 +174,8 @@ impl ImpairControl {
         let mut text = RuleText::default();
         text.set(keys);
         if keys.iter().all(|(key, _)| key != "name") {
-            let taken = |number: &usize| self.rules.iter().any(|(rule, _)| rule.name == default_name(*number));
+            let taken =
+                |number: &usize| self.rules.iter().any(|(rule, _)| rule.name == default_name(*number));
             while taken(&self.next_number) {
                 self.next_number += 1;
             }
@@ -210,8 +216,13 @@ fn default_name(number: usize) -> String {
 fn find(rules: &[Rule], name: &str) -> Result<usize, String> {
     let names = || rules.iter().map(|rule| rule.name.as_str());
     names().position(|other| other == name).ok_or_else(|| {
-        let meant = closest(name, names()).map(|close| format!("did you mean `{close}`? ")).unwrap_or_default();
-        let all = if rules.is_empty() { "there are none".into() } else { format!("the rules are {}", all_of(names())) };
+        let meant =
+            closest(name, names()).map(|close| format!("did you mean `{close}`? ")).unwrap_or_default();
+        let all = if rules.is_empty() {
+            "there are none".into()
+        } else {
+            format!("the rules are {}", all_of(names()))
+        };
         format!("there is no rule `{name}`; {meant}{all}")
     })
 }

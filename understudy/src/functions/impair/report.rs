@@ -42,7 +42,8 @@ impl ImpairReport {
             action: rule.action.name(),
             counts: Values::total(counters.iter().map(|counters| &**counters)),
         };
-        let removed = rules.removed().map(|(action, counters)| RemovedRow { action, counts: Values::of(counters) });
+        let removed =
+            rules.removed().map(|(action, counters)| RemovedRow { action, counts: Values::of(counters) });
         Self {
             rules: rules.iter().map(row).collect(),
             removed: removed.collect(),

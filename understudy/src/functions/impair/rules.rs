@@ -85,7 +85,10 @@ impl RuleText {
     /// Sets keys as a command line states them: a value that is not TOML is a string, and an empty one removes
     /// the key. With another action, the keys of the action before are removed.
     pub(super) fn set(&mut self, keys: &[(String, String)]) {
-        if keys.iter().any(|(key, value)| key == "action" && !self.0.contains(&(key.clone(), toml_value(value)))) {
+        if keys
+            .iter()
+            .any(|(key, value)| key == "action" && !self.0.contains(&(key.clone(), toml_value(value))))
+        {
             self.0.retain(|(key, _)| !ACTION_KEYS.contains(&key.as_str()));
         }
         for (key, value) in keys {
@@ -99,7 +102,8 @@ impl RuleText {
     /// Returns the lines of the rule, with their header.
     pub(super) fn toml(&self) -> String {
         let mut text = String::from("[[impair.rule]]\n");
-        let criteria: Vec<_> = self.0.iter().filter_map(|(key, value)| Some((key.strip_prefix("match.")?, value))).collect();
+        let criteria: Vec<_> =
+            self.0.iter().filter_map(|(key, value)| Some((key.strip_prefix("match.")?, value))).collect();
         for (key, value) in self.0.iter().filter(|(key, _)| !key.starts_with("match.")) {
             // Writing to a string does not fail.
             _ = writeln!(text, "{key} = {value}");
@@ -229,10 +233,13 @@ force = true
         let rules = read("rules", RULES, &ports).unwrap();
         let set = |rule: usize, keys: &[(&str, &str)]| {
             let mut text = RuleText::of(&rules[rule], &names);
-            text.set(&keys.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect::<Vec<_>>());
+            text.set(
+                &keys.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect::<Vec<_>>(),
+            );
             text.read(&ports)
         };
-        let changed = set(0, &[("share", "0.5"), ("times", ""), ("match.src", "10.0.0.9"), ("match.psn", "")]).unwrap();
+        let changed =
+            set(0, &[("share", "0.5"), ("times", ""), ("match.src", "10.0.0.9"), ("match.psn", "")]).unwrap();
         assert_eq!((changed.share, changed.times), (Probability::new(0.5).unwrap(), u64::MAX));
         let src = changed.matching.src.unwrap();
         assert!(changed.matching.psn.is_none() && src.to_string() == "10.0.0.9");
@@ -256,7 +263,10 @@ force = true
         assert_eq!(rules.unwrap().len(), 6);
         assert_eq!(read("my.toml", "[impair]\n", &ports), Ok(Vec::new()));
         let wrong = read("my.toml", "[[impair.rules]]\naction = \"drop\"\n", &ports).unwrap_err();
-        assert!(wrong.contains("there is no key `rules`") && wrong.contains("did you mean `rule`"), "{wrong}");
+        assert!(
+            wrong.contains("there is no key `rules`") && wrong.contains("did you mean `rule`"),
+            "{wrong}"
+        );
         let wrong = read("my.toml", "", &ports).unwrap_err();
         assert!(wrong.contains("my.toml has no rules"), "{wrong}");
         let wrong = read("my.toml", "[[impair.rule]\n", &ports).unwrap_err();

@@ -76,7 +76,8 @@ impl Network {
     /// Returns the names of the rules that a worker applies, by the counters of its packet.
     fn drops(&mut self, worker: usize) -> bool {
         let frame = packets::packet(rocev2::Opcode::RC_WRITE_ONLY, false, 0, &[1; 64]);
-        run_frame(&mut self.workers[worker], &frame, PortId(0), Nanos::ZERO).0 == Verdict::Drop(DropReason::Impaired)
+        run_frame(&mut self.workers[worker], &frame, PortId(0), Nanos::ZERO).0
+            == Verdict::Drop(DropReason::Impaired)
     }
 }
 
@@ -107,7 +108,8 @@ fn the_response_waits_for_every_worker() {
 fn a_command_waits_for_room_in_the_workers_queue() {
     let mut network = Network::new(2, "");
     // An earlier command, such as one for the trace, fills the queue of worker 1.
-    let stuck = Rules::of(network.control.rules.config(), &network.workers[..1]).replace(Vec::new(), &[]).remove(0);
+    let stuck =
+        Rules::of(network.control.rules.config(), &network.workers[..1]).replace(Vec::new(), &[]).remove(0);
     network.queues[1].push_back(stuck);
     let response = network.ask(add("lose"));
     network.poll(0);
@@ -179,15 +181,24 @@ fn a_client_that_gives_up_and_an_instance_that_ends_harm_nobody() {
 fn rules_that_are_not_valid_leave_the_old_ones() {
     let mut network = Network::new(1, "[[impair.rule]]\nname = \"lose\"\naction = \"drop\"\n");
     let apply = |text: &str| RulesRequest::Apply { origin: "new.toml".into(), text: text.into() };
-    let set = |rule: &str, key: &str, value: &str| RulesRequest::Set { rule: rule.into(), keys: keys(&[(key, value)]) };
+    let set = |rule: &str, key: &str, value: &str| RulesRequest::Set {
+        rule: rule.into(),
+        keys: keys(&[(key, value)]),
+    };
     for (request, expected) in [
         (apply("[[impair.rule]]\naction = \"drop\"\n[[impair.rule]]\naction = \"delay\"\n"), "delay_us"),
         (apply("[[impair.rule]\n"), "new.toml"),
         (set("lose", "shar", "0.1"), "did you mean `share`"),
         (set("lose", "name", "won"), "the name of a rule cannot be changed"),
         (set("los", "share", "0.1"), "there is no rule `los`; did you mean `lose`? the rules are `lose`"),
-        (RulesRequest::Remove { rules: vec!["lose".into(), "win".into()] }, "there is no rule `win`; there are none"),
-        (RulesRequest::Add { keys: keys(&[("action", "drop")]), before: Some("win".into()) }, "there is no rule `win`"),
+        (
+            RulesRequest::Remove { rules: vec!["lose".into(), "win".into()] },
+            "there is no rule `win`; there are none",
+        ),
+        (
+            RulesRequest::Add { keys: keys(&[("action", "drop")]), before: Some("win".into()) },
+            "there is no rule `win`",
+        ),
         (RulesRequest::Add { keys: keys(&[("action", "lose")]), before: None }, "action"),
     ] {
         let response = network.ask(request);
