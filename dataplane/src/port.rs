@@ -274,6 +274,8 @@ pub(crate) struct Port {
     pub(crate) info: PortInfo,
     /// Kernel interface of the port, if it has one
     interface: Option<String>,
+    /// Whether the port is a device on PCI
+    is_hardware: bool,
     is_open: bool,
     // Freed after `drop` has closed the port.
     pub(crate) pool: Pool,
@@ -337,13 +339,14 @@ impl Port {
         let info = PortInfo { name: port.name.clone(), driver: driver_name(&dev), mac: mac.addr_bytes };
         let segments = dev.tx_offload_capa & dpdk_sys::UNDERSTUDY_TX_OFFLOAD_MULTI_SEGS != 0;
         let share_from = port.share_from.unwrap_or(if segments { SHARE_FROM } else { usize::MAX });
+        let is_hardware = matches!(port.device, Device::Pci { .. });
         let interface = match &port.device {
             Device::AfPacket { interface } | Device::AfXdp { interface, .. } => Some(interface.clone()),
             _ => None,
         };
         let pool = Pool::new(index, port, socket)?;
         // From here on the driver may hold buffers: on failure the port is closed before the pool is freed.
-        let started = Self { id, rx_queues, tx_queues, share_from, info, interface, is_open: true, pool };
+        let started = Self { id, rx_queues, tx_queues, share_from, info, interface, is_hardware, is_open: true, pool };
         for queue in 0..rx_queues {
             // SAFETY: the port is configured and not started; a null configuration means the driver's
             // default.
@@ -385,6 +388,22 @@ impl Port {
         // removed.
         let carrier = Path::new("/sys/class/net").join(interface).join("carrier");
         std::fs::read_to_string(carrier).is_ok_and(|text| text.trim() == "1")
+    }
+
+    /// Returns the rate of the link in bits a second, if it has one. Drivers of kernel interfaces and of virtual
+    /// devices state a constant, so it is read from the kernel for the former and is unknown for the latter.
+    pub(crate) fn link_rate(&self) -> Option<u64> {
+        let megabits = match &self.interface {
+            Some(interface) => {
+                let speed = Path::new("/sys/class/net").join(interface).join("speed");
+                // The file cannot be read, or has -1, if the interface is down or has no speed.
+                std::fs::read_to_string(speed).ok()?.trim().parse().ok()?
+            }
+            None if self.is_hardware => u64::from(link(self.id).link_speed),
+            None => return None,
+        };
+        let is_known = megabits > 0 && megabits != u64::from(u32::MAX);
+        is_known.then(|| megabits.saturating_mul(1_000_000))
     }
 
     /// Returns the device's own statistics.
@@ -429,10 +448,15 @@ pub(crate) fn stop(device: u16) {
 
 /// Returns whether the link is up; for a memif port, whether it has a peer.
 pub(crate) fn link_is_up(device: u16) -> bool {
+    u32::from(link(device).link_status()) == dpdk_sys::RTE_ETH_LINK_UP
+}
+
+/// Returns the state of a port's link.
+fn link(device: u16) -> dpdk_sys::rte_eth_link {
     let mut link = dpdk_sys::rte_eth_link::default();
     // SAFETY: the port exists, and `link` is writable. Failure leaves zeros, which means down.
     unsafe { dpdk_sys::rte_eth_link_get_nowait(device, &raw mut link) };
-    u32::from(link.link_status()) == dpdk_sys::RTE_ETH_LINK_UP
+    link
 }
 
 fn driver_name(dev: &rte_eth_dev_info) -> String {

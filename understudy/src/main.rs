@@ -15,6 +15,7 @@ mod observe;
 mod output;
 mod plan;
 mod process;
+mod rate;
 mod rdmc;
 mod rfc2544;
 mod run;
@@ -60,6 +61,7 @@ enum Command {
     Decode(decode::DecodeArgs),
     Diagnose(diagnose::Args),
     Impair(impair::Args),
+    Rate(rate::Args),
     Doctor(doctor::Args),
     /// Run a demonstration
     #[command(subcommand)]
@@ -113,6 +115,7 @@ fn main() -> ExitCode {
         Command::Decode(args) => decode::run(&args),
         Command::Diagnose(args) => diagnose::run(&args),
         Command::Impair(args) => impair::run(&args),
+        Command::Rate(args) => rate::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(Demo::Swordbox(args)) => exit_code(bench::swordbox::simulated::demo(&args)),
         Command::Demo(Demo::OnePipe(args)) => exit_code(bench::onepipe::demo::demo(&args)),

@@ -20,6 +20,8 @@ pub(crate) use config::{Keys, ObserveConfig, read as read_config};
 pub(crate) use snapshot::{
     FunctionMetrics, Instance, Latency, Port, Row, Snapshot, Table, busiest, queue_pairs,
 };
+#[cfg(test)]
+pub(crate) use trace::Hex;
 pub(crate) use trace::{Line as TraceLine, Part, Request as TraceRequest, TraceError, TraceRecord};
 pub(crate) use values::{Values, headings};
 

@@ -89,7 +89,7 @@ impl Connections {
         }
         let at = self.slot(p.key);
         let flow = &mut self.slots[at].1;
-        flow.copies.observe(p);
+        flow.copies.observe(p, flow.reverse.is_some());
         flow.src_port = p.src_port;
         let new = match p.role() {
             Role::Request { acknowledged } => {

@@ -3,7 +3,7 @@
 
 mod finish;
 
-use super::copies::Copies;
+use super::copies::{Copies, Pair};
 use super::holes::{Hole, Holes};
 use super::reads::{Reads, span};
 use crate::diagnose::finding::{Detail, Event, Kind};
@@ -30,6 +30,7 @@ struct Recent {
     psn: Psn,
     sight: Sight,
     icrc: Option<u32>,
+    link: u32,
     opcode: Opcode,
 }
 
@@ -184,7 +185,13 @@ impl Requests {
             return seen;
         }
         let recent = self.recent(p.psn).filter(|recent| p.icrc.is_some() && recent.icrc == p.icrc);
-        recent.is_some_and(|recent| copies.are_likely(p.sight.since(recent.sight), self.nak.is_some()))
+        let pair = |recent: &Recent| Pair {
+            ns: p.sight.since(recent.sight),
+            same_link: recent.link == p.link,
+            nak: self.nak.is_some(),
+            only_timeout: copies.is_answered() && !p.needs_response(),
+        };
+        recent.is_some_and(|recent| copies.are_likely(pair(recent)))
     }
 
     /// Takes a request. Returns false if it is a copy of one that was seen before.
@@ -376,7 +383,7 @@ impl Requests {
 
     fn remember(&mut self, p: &Observed, new: bool) {
         self.recent.0[p.psn.get() as usize % MAX_RECENT] =
-            Some(Recent { psn: p.psn, sight: p.sight, icrc: p.icrc, opcode: p.opcode });
+            Some(Recent { psn: p.psn, sight: p.sight, icrc: p.icrc, link: p.link, opcode: p.opcode });
         if let Some(access) = p.access {
             let known = self.accesses.iter_mut().flatten().find(|keyed| keyed.psn == p.psn);
             if let Some(keyed) = known {
