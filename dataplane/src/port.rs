@@ -346,7 +346,8 @@ impl Port {
         };
         let pool = Pool::new(index, port, socket)?;
         // From here on the driver may hold buffers: on failure the port is closed before the pool is freed.
-        let started = Self { id, rx_queues, tx_queues, share_from, info, interface, is_hardware, is_open: true, pool };
+        let started =
+            Self { id, rx_queues, tx_queues, share_from, info, interface, is_hardware, is_open: true, pool };
         for queue in 0..rx_queues {
             // SAFETY: the port is configured and not started; a null configuration means the driver's
             // default.

@@ -72,8 +72,9 @@ impl<P: Fn(&[FrameRecord]) -> bool> ControlHandler<Scattering> for Watching<P> {
             watchers.pop().expect("one for each worker")
         });
         while let Some(first) = watcher.pop() {
+            let event_id = first.event_id;
             let mut records = vec![first];
-            while let Some(next) = watcher.next_of(first.event_id) {
+            while let Some(next) = watcher.next_of(event_id) {
                 records.push(next);
             }
             if (self.condition)(&records) {

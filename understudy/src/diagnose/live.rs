@@ -37,11 +37,7 @@ pub(super) fn diagnose(at: &Path, args: &Args) -> Result<Diagnosis, String> {
 }
 
 /// Analyses a trace that has begun. Returns also how many packets were missed.
-fn trace(
-    client: &mut Client,
-    duration: Duration,
-    stop: &Stop,
-) -> Result<(Diagnosis, u64), ClientError> {
+fn trace(client: &mut Client, duration: Duration, stop: &Stop) -> Result<(Diagnosis, u64), ClientError> {
     let mut analysis = Analysis::default();
     let (began, mut ending) = (now(), false);
     loop {

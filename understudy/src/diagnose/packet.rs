@@ -71,7 +71,7 @@ pub(crate) struct Observed {
     /// IPv4's identification
     pub ip_id: Option<u16>,
     /// Hash of what routers change and the ICRC does not cover: MAC addresses, VLANs, hop limit
-    pub link: u32,
+    pub link: u16,
     pub aeth: Option<Aeth>,
     pub access: Option<Access>,
 }
@@ -80,11 +80,12 @@ pub(crate) struct Observed {
 const CE: u8 = 3;
 
 /// Returns a hash of the link header and the hop limit (FNV-1a).
-fn link(packet: &Roce<'_>) -> u32 {
+fn link(packet: &Roce<'_>) -> u16 {
     let macs = packet.macs.iter().flat_map(|(src, dst)| src.0.into_iter().chain(dst.0));
     let vlans = packet.vlans.iter().flat_map(|vlan| vlan.to_be_bytes());
     let bytes = macs.chain(vlans).chain([packet.ttl]);
-    bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+    let hash = bytes.fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    (hash >> 16 ^ hash) as u16
 }
 
 impl Observed {

@@ -429,10 +429,7 @@ mod tests {
                 let is_found = |len: usize| ends(&frame[..len]).is_some();
                 let shortest = (0..=frame.len()).find(|len| is_found(*len)).unwrap();
                 assert!(shortest <= layout.payload(), "{name}");
-                assert!(
-                    (shortest..=frame.len()).all(|len| ends(&frame[..len]) == ends(&frame)),
-                    "{name}"
-                );
+                assert!((shortest..=frame.len()).all(|len| ends(&frame[..len]) == ends(&frame)), "{name}");
                 seen += 1;
             }
         }

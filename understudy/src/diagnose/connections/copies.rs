@@ -24,7 +24,7 @@ pub(crate) struct Copies {
     /// Whether responses to the requests of the direction were seen
     answered: bool,
     /// ICRC, link header and time of the latest responses, and the next slot
-    responses: [Option<(u32, u32, u64)>; MAX_RESPONSES],
+    responses: [Option<(u32, u16, u64)>; MAX_RESPONSES],
     next: usize,
 }
 
@@ -78,7 +78,7 @@ impl Copies {
     pub(crate) fn response_is_copy(&mut self, p: &Observed) -> bool {
         let Some(icrc) = p.icrc else { return false };
         let mut same = self.responses.iter().flatten().filter(|(other, ..)| *other == icrc);
-        let pair = |link: u32, time_ns: u64| Pair {
+        let pair = |link: u16, time_ns: u64| Pair {
             ns: p.sight.time_ns.saturating_sub(time_ns),
             same_link: link == p.link,
             nak: false,

@@ -30,7 +30,7 @@ struct Recent {
     psn: Psn,
     sight: Sight,
     icrc: Option<u32>,
-    link: u32,
+    link: u16,
     opcode: Opcode,
 }
 
@@ -114,6 +114,8 @@ pub(crate) struct Requests {
     acked: Option<(Psn, Sight)>,
     responder: Responder,
     nak: Option<Nak>,
+    /// The latest NAK or RNR NAK, whether or not it was heeded
+    last_nak: Option<Sight>,
     /// First PSN of which a response was found missing
     unresponded: Option<Psn>,
     stuck: Stuck,
@@ -188,7 +190,8 @@ impl Requests {
         let pair = |recent: &Recent| Pair {
             ns: p.sight.since(recent.sight),
             same_link: recent.link == p.link,
-            nak: self.nak.is_some(),
+            // Also packets behind the one that the NAK names are sent again.
+            nak: self.last_nak.is_some_and(|nak| nak.time_ns >= recent.sight.time_ns),
             only_timeout: copies.is_answered() && !p.needs_response(),
         };
         recent.is_some_and(|recent| copies.are_likely(pair(recent)))
@@ -442,6 +445,7 @@ impl Requests {
                 let detail = Detail::Rnr { psn: p.psn, us: timer.microseconds() };
                 let event = Event::new(Kind::RnrNak, 1, self.sight_of(p.psn).unwrap_or(p.sight), detail);
                 sink(event.and(p.sight));
+                self.last_nak = Some(p.sight);
                 self.nak = Some(Nak { psn: p.psn, sight: p.sight, rnr: true });
                 self.stuck.answered |= self.stuck.psn == p.psn;
             }
@@ -514,6 +518,7 @@ impl Requests {
             let kind = if unseen { Kind::RequestLostBefore } else { Kind::RequestLostBehind };
             sink(Event::new(kind, 1, seen.unwrap_or(p.sight), detail).and(p.sight));
         }
+        self.last_nak = Some(p.sight);
         self.nak = Some(Nak { psn: p.psn, sight: p.sight, rnr: false });
         self.stuck.answered |= self.stuck.psn == p.psn;
     }

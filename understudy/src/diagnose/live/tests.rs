@@ -22,7 +22,13 @@ impl Function for Traced {
     type Command = Command;
     type Event = Adopted;
 
-    fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict {
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
         let part = |frame: &O::Frame| (frame.bytes().len() as u32, Hex(frame.bytes().to_vec()));
         let (len, bytes) = part(frame);
         let received = Part::In { port: port.0, len, bytes };
@@ -36,7 +42,13 @@ impl Function for Traced {
         };
         let mut records = self.records.lock().unwrap();
         let number = records.len() as u64 + 1;
-        records.push(TraceRecord { number, worker: 0, time_ns: now.0, parts: vec![received, result], left_out: 0 });
+        records.push(TraceRecord {
+            number,
+            worker: 0,
+            time_ns: now.0,
+            parts: vec![received, result],
+            left_out: 0,
+        });
         verdict
     }
 

@@ -51,7 +51,7 @@ settings::table! {
 }
 
 settings::table! {
-    /// Fault, and the packets that have it. The first rule that applies to a packet decides
+    /// Fault, and the packets that have it. A packet passes from rule to rule until one drops it or holds it back
     pub(crate) enum RuleKeys "[[impair.rule]]";
     /// Name in reports, which also seeds the rule's random choices
     name: () = special("string of up to 64 characters") => optional("`rule` and its number") example("lose some");

@@ -261,11 +261,13 @@ mod tests {
         c.sent.count_many(10, 1_000);
         c.sending_ns.add(1_000_000_000);
         c.waited.add(7);
-        let texts =
-            || {
-                let histories: Vec<_> = profile.streams.iter().map(RateHistory::new).collect();
-                by_streams(&profile, &counters, &histories).into_iter().map(|invalid| invalid.what).collect::<String>()
-            };
+        let texts = || {
+            let histories: Vec<_> = profile.streams.iter().map(RateHistory::new).collect();
+            by_streams(&profile, &counters, &histories)
+                .into_iter()
+                .map(|invalid| invalid.what)
+                .collect::<String>()
+        };
         assert!(texts().starts_with("stream 1 sent 1.00 %") && texts().ends_with(NO_RESPONSE), "{}", texts());
         c.answered.add(1);
         assert!(texts().contains("its requests waited for responses 7 times: raise"), "{}", texts());

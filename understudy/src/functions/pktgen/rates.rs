@@ -33,7 +33,11 @@ struct Change {
 }
 
 impl Rates {
-    pub(super) fn new(profile: &Profile, packet_bits: Vec<u64>, requests: Option<Receiver<Steering>>) -> Self {
+    pub(super) fn new(
+        profile: &Profile,
+        packet_bits: Vec<u64>,
+        requests: Option<Receiver<Steering>>,
+    ) -> Self {
         Self {
             requests,
             names: profile.streams.iter().map(|stream| stream.name.clone()).collect(),
@@ -175,14 +179,15 @@ impl Rates {
     }
 
     fn state(&self, counters: &Counters, device_bits_per_s: Option<u64>) -> RatesState {
-        let stream = |((name, history), counters): ((&String, &RateHistory), &pktgen::counters::StreamCounters)| {
-            StreamState {
-                name: name.clone(),
-                rate: text(history.rate()),
-                sent: counters.sent.frames.get(),
-                sending_s: counters.sending_ns.get() as f64 / 1e9,
-            }
-        };
+        let stream =
+            |((name, history), counters): ((&String, &RateHistory), &pktgen::counters::StreamCounters)| {
+                StreamState {
+                    name: name.clone(),
+                    rate: text(history.rate()),
+                    sent: counters.sent.frames.get(),
+                    sending_s: counters.sending_ns.get() as f64 / 1e9,
+                }
+            };
         let streams = self.names.iter().zip(&self.histories).zip(&counters.streams);
         RatesState { streams: streams.map(stream).collect(), device_bits_per_s }
     }
@@ -202,7 +207,8 @@ pub(super) fn parse(text: &str) -> Result<Rate, String> {
     if text == "max" {
         return Ok(Rate::Max);
     }
-    let found = SUFFIXES.iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?.trim_end(), *unit)));
+    let found =
+        SUFFIXES.iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?.trim_end(), *unit)));
     let (number, unit) = found.ok_or_else(help)?;
     let factors = [('k', 1e3), ('M', 1e6), ('G', 1e9)];
     let (number, factor) = factors
@@ -274,13 +280,18 @@ mod tests {
         fn poll(&mut self, ms: u64) {
             self.now += Duration::from_millis(ms);
             let (queue, device, counters) = (&mut self.queue, self.device, self.pktgen.counters());
-            self.rates.poll(self.now, &counters, || device, |command| {
-                let room = queue.is_empty();
-                if room {
-                    queue.push(command);
-                }
-                room
-            });
+            self.rates.poll(
+                self.now,
+                &counters,
+                || device,
+                |command| {
+                    let room = queue.is_empty();
+                    if room {
+                        queue.push(command);
+                    }
+                    room
+                },
+            );
         }
 
         fn turn(&mut self) {
@@ -328,7 +339,10 @@ mod tests {
         let mut machine = Machine::new(Some(1_000_000_000));
         let bits = machine.pktgen.packet_bits(0);
         for (rates, expected) in [
-            (&[(Some("small"), "1Gbps"), (Some("large"), "1pps")][..], "there is no stream `large`; the streams are `small` and `big`"),
+            (
+                &[(Some("small"), "1Gbps"), (Some("large"), "1pps")][..],
+                "there is no stream `large`; the streams are `small` and `big`",
+            ),
             (&[(Some("smal"), "1pps")], "did you mean `small`?"),
             (&[(Some("small"), "10")], "`10` is not a rate; write `max`"),
             (&[(None, "0pps")], "`0pps` is not a rate"),
@@ -352,7 +366,13 @@ mod tests {
 
     #[test]
     fn rates_are_unchanged_by_a_round_trip_through_text() {
-        for (given, expected) in [("1.5Mpps", "1500000pps"), ("10Gbps", "10000000000bps"), ("2_000 pps", "2000pps"), ("max", "max"), ("0.25kbps", "250bps")] {
+        for (given, expected) in [
+            ("1.5Mpps", "1500000pps"),
+            ("10Gbps", "10000000000bps"),
+            ("2_000 pps", "2000pps"),
+            ("max", "max"),
+            ("0.25kbps", "250bps"),
+        ] {
             let rate = parse(given).unwrap();
             assert_eq!(text(rate), expected);
             assert_eq!(parse(&text(rate)), Ok(rate));

@@ -1,7 +1,7 @@
 //! Closing report of a generator's run: as tables for the terminal, as JSON for programs.
 
-use super::{hgrm, rates};
 use super::invalid::{InvalidReason, NO_RESPONSE, stream_title};
+use super::{hgrm, rates};
 use crate::functions::launch::ClosingReport;
 use crate::observe::{FunctionMetrics, Latency, Row, Table, Values};
 use crate::output::{row, section};
@@ -187,12 +187,7 @@ impl StreamRow {
         self.counts.reported().find(|(other, _)| *other == name).map_or(0, |(_, value)| value)
     }
 
-    fn new(
-        profile: &Profile,
-        stream: &Stream,
-        counters: &StreamCounters,
-        history: &RateHistory,
-    ) -> Self {
+    fn new(profile: &Profile, stream: &Stream, counters: &StreamCounters, history: &RateHistory) -> Self {
         let rates = history.has_changed().then(|| history.rates(counters)).into_iter().flatten();
         let sending_s = counters.sending_ns.get() as f64 / 1e9;
         let per_s = |count: u64| if sending_s > 0.0 { count as f64 / sending_s } else { 0.0 };
