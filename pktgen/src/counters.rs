@@ -134,10 +134,11 @@ metrics! {
     }
 }
 
-/// Returns the part of what came due at a rate in `time` that was sent: `packets` and `bits`.
+/// Returns the part of what came due at a rate in `time` that was sent: `packets` and `bits`. Of these, `kept`
+/// packets may have come due at an earlier rate.
 pub(crate) fn part_of_rate(
     rate: Rate,
-    burst: Option<u16>,
+    (burst, kept): (Option<u16>, u64),
     time: Nanos,
     (packets, bits): (u64, u64),
 ) -> Option<f64> {
@@ -146,8 +147,8 @@ pub(crate) fn part_of_rate(
     let per_packet = sent / u128::from(packets.max(1));
     let burst = per_packet * u128::from(burst.unwrap_or(1));
     let least = rate.earned(Nanos(time.0.saturating_sub(RATE_TOLERANCE.0)));
-    let kept = sent + burst >= least && sent <= due + burst;
-    Some(if kept { 1.0 } else { sent as f64 / due as f64 })
+    let most = due + burst + per_packet * u128::from(kept);
+    Some(if sent + burst >= least && sent <= most { 1.0 } else { sent as f64 / due as f64 })
 }
 
 impl StreamCounters {
@@ -176,7 +177,7 @@ impl StreamCounters {
     /// [`Rate::Max`](crate::Rate::Max). A deviation of less than a burst, or of a worker's turn (0.2 ms),
     /// counts as none. If the rate was changed, [`RateHistory::part`](crate::RateHistory::part) is the answer.
     pub fn part_of_rate(&self, stream: &Stream) -> Option<f64> {
-        part_of_rate(stream.rate, stream.burst, Nanos(self.sending_ns.get()), self.units())
+        part_of_rate(stream.rate, (stream.burst, 0), Nanos(self.sending_ns.get()), self.units())
     }
 
     /// Returns the outstanding requests, computed from the completed ones.

@@ -6,6 +6,8 @@ use crate::profile::Stream;
 use std::collections::VecDeque;
 use switch::Nanos;
 
+/// Packets that a change of the rate leaves to the new one at most: a whole one, and a part of one
+const LEFT: u64 = 2;
 /// Latest rates of a stream that are kept; all are in the sum
 const KEPT: usize = 64;
 
@@ -113,7 +115,8 @@ impl RateHistory {
 
     fn at_current(&self, now: RateMark) -> AtRate {
         let sent = now.since(self.since);
-        let part = part_of_rate(self.rate, self.burst, sent.sending, (sent.packets, sent.bits));
+        let left = if self.since == RateMark::default() { 0 } else { LEFT };
+        let part = part_of_rate(self.rate, (self.burst, left), sent.sending, (sent.packets, sent.bits));
         AtRate { rate: self.rate, sent, part }
     }
 

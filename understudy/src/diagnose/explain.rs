@@ -435,10 +435,13 @@ fn other(finding: &Finding, a: &str, b: &str) -> Option<Text> {
             "compare the GID index of the client's port with the address that it should use (`show_gids`)",
         ),
         Kind::GidUnexpected => {
-            let Detail::Address { address } = finding.detail else { return None };
+            let peer = match finding.detail {
+                Detail::Address { address } => address.to_string(),
+                _ => "another host".into(),
+            };
             (
                 format!("packets to {b} from another address than its peer's"),
-                format!("The communication manager connected this queue pair of {b} with {address}, and {a} sends to it. Responders drop packets from another address than their peer's without a response (soft-RoCE always does): the sender uses another GID index than it announced, or an address translator is in between; or the number is of another connection, whose end the capture does not show."),
+                format!("The communication manager connected this queue pair of {b} with {peer}, and {a} sends to it. Responders drop packets from another address than their peer's without a response (soft-RoCE always does): the sender uses another GID index than it announced, or an address translator is in between; or the number is of another connection, whose end the capture does not show."),
                 "compare the GID indexes of both ends (`show_gids`), and whether a host has several addresses in this network",
             )
         }

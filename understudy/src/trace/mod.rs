@@ -49,8 +49,8 @@ pub(crate) struct Args {
     json: bool,
     #[command(flatten)]
     opcodes: OpcodeFilter,
-    /// Copy this many bytes of each frame, 0 for whole frames. Workers copy more slowly, and more packets are
-    /// missed
+    /// Show this many bytes of each frame, 0 for whole frames. Workers that copy more than 256 are slower, and more
+    /// packets are missed
     #[arg(long, value_name = "BYTES", default_value_t = SNAP_LEN, value_parser = parse_snaplen)]
     snaplen: usize,
 }
@@ -121,7 +121,8 @@ fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
     let host = args.host.filter(|_| args.group.is_none());
     let filters = !args.opcodes.is_empty() || (args.host.is_some() && host.is_none());
     let count = args.count.filter(|_| !filters);
-    let snaplen = Some(args.snaplen as u32);
+    // Workers copy enough for filters and the ICRC of short packets; this process shortens what it shows.
+    let snaplen = Some(args.snaplen.max(SNAP_LEN) as u32);
     client.trace(TraceRequest { qp: args.qp, host, group: args.group, count, all: args.all, snaplen })?;
     let mut printer = Printer { args, filters, ports: Vec::new(), capture: None, first_ns: None, shown: 0 };
     let mut ending = false;

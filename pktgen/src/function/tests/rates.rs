@@ -107,6 +107,21 @@ fn a_rate_that_is_not_reached_lowers_the_whole_by_its_time() {
     assert_eq!((history.omitted(), history.has_changed()), (1002 - 64, true));
 }
 
+/// What a change leaves to the new rate is not more than came due.
+#[test]
+fn a_packet_that_is_left_to_the_next_rate_is_no_deviation() {
+    let stream = stream(Verb::Write, 0x10, 1);
+    let mut history = RateHistory::new(&Stream { rate: steady(Unit::Packets, 1000), ..stream });
+    let mark = |s: u64, packets| RateMark { sending: Nanos::from_secs(s), packets, bits: packets * 800 };
+    history.change(steady(Unit::Packets, 10), mark(1, 1000));
+    let counters = StreamCounters::default();
+    counters.sending_ns.add(2_000_000_000);
+    counters.sent.count_many(1013, 76_988);
+    assert_eq!(history.part(&counters), Some(1.0));
+    counters.sent.count_many(1, 76);
+    assert_eq!(history.part(&counters), Some(1.2));
+}
+
 #[test]
 fn a_rate_that_is_set_before_the_start_is_the_first() {
     let profile = writes(steady(Unit::Packets, 10), ms(10));

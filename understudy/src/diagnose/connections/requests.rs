@@ -385,8 +385,13 @@ impl Requests {
     }
 
     fn remember(&mut self, p: &Observed, new: bool) {
-        self.recent.0[p.psn.get() as usize % MAX_RECENT] =
-            Some(Recent { psn: p.psn, sight: p.sight, icrc: p.icrc, link: p.link, opcode: p.opcode });
+        let slot = &mut self.recent.0[p.psn.get() as usize % MAX_RECENT];
+        // A retransmission from far back does not displace what was sent last.
+        let is_newer =
+            |old: Recent| p.psn.precedes(old.psn) && self.next.distance(old.psn) <= MAX_RECENT as i32;
+        if !slot.is_some_and(is_newer) {
+            *slot = Some(Recent { psn: p.psn, sight: p.sight, icrc: p.icrc, link: p.link, opcode: p.opcode });
+        }
         if let Some(access) = p.access {
             let known = self.accesses.iter_mut().flatten().find(|keyed| keyed.psn == p.psn);
             if let Some(keyed) = known {
