@@ -85,8 +85,8 @@ pub struct Pktgen {
     limits_outstanding: bool,
     /// What each stream had sent when its rate was changed, until it is reported
     marks: Box<[Option<RateMark>]>,
-    /// Whether there is a mark
-    is_marked: bool,
+    /// Number of marks
+    marked: usize,
     /// Index of the stream that is first to use the port's room
     first_stream: usize,
     counters: Arc<Counters>,
@@ -118,7 +118,7 @@ impl Pktgen {
             last_check: Nanos::ZERO,
             absence: Nanos::ZERO,
             marks: vec![None; profile.streams.len()].into(),
-            is_marked: false,
+            marked: 0,
             first_stream: 0,
             counters: Arc::new(Counters::new(profile.streams.len())),
         })
@@ -149,8 +149,8 @@ impl Pktgen {
             return;
         };
         sender.schedule_mut().change(rate, now, counters);
-        self.marks[stream] = Some(RateMark::of(counters));
-        self.is_marked = true;
+        let unreported = self.marks[stream].replace(RateMark::of(counters));
+        self.marked += usize::from(unreported.is_none());
         if matches!(self.state, State::Sending(_)) {
             self.next = now;
         }
@@ -300,11 +300,10 @@ impl Function for Pktgen {
 
     #[inline]
     fn poll_event(&mut self) -> Option<Event> {
-        if self.is_marked {
+        if self.marked > 0 {
             let mut marks = self.marks.iter_mut().enumerate();
-            let marked = marks.find_map(|(stream, mark)| Some((stream, mark.take()?)));
-            self.is_marked = marked.is_some();
-            if let Some((stream, mark)) = marked {
+            if let Some((stream, mark)) = marks.find_map(|(stream, mark)| Some((stream, mark.take()?))) {
+                self.marked -= 1;
                 return Some(Event::RateChanged { stream, mark });
             }
         }

@@ -5,6 +5,7 @@ use crate::observe::Client;
 use crate::observe::steer::{RulesRequest, RulesState};
 use crate::output::{print, print_error, row, section};
 use clap::Subcommand;
+use core::fmt::Write as _;
 use settings::file::text_of;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -139,8 +140,10 @@ fn text(state: &RulesState) -> String {
     }
     if !state.waiting.is_empty() {
         let workers: Vec<_> = state.waiting.iter().map(usize::to_string).collect();
-        text += &format!(
-            "Not adopted yet by {} of {} workers: {}\n",
+        // Writing to a string does not fail.
+        _ = writeln!(
+            text,
+            "Not adopted yet by {} of {} workers: {}",
             workers.len(),
             state.workers,
             workers.join(", ")

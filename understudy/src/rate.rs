@@ -4,6 +4,7 @@ use crate::config::{self, EXIT_CODE};
 use crate::observe::Client;
 use crate::observe::steer::{RatesRequest, RatesState};
 use crate::output::{print, print_error, row, section};
+use core::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -64,7 +65,8 @@ fn text(state: &RatesState) -> String {
     });
     section(&mut text, "Rates", &["stream", "rate", "has sent for", "packets sent"], 3, rows);
     if let Some(bits) = state.device_bits_per_s {
-        text += &format!("The device sends {} Gb/s.\n", bits as f64 / 1e9);
+        // Writing to a string does not fail.
+        _ = writeln!(text, "The device sends {} Gb/s.", bits as f64 / 1e9);
     }
     text
 }

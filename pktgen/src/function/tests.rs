@@ -175,7 +175,8 @@ impl World {
     fn run(&mut self) {
         for _ in 0..10_000_000 {
             let mut out = FrameCollector::with_room(512);
-            if let Some((_, command)) = self.commands.pop_front_if(|(at, _)| *at <= self.now) {
+            if let Some(&(_, command)) = self.commands.front().filter(|(at, _)| *at <= self.now) {
+                self.commands.pop_front();
                 self.pktgen.on_command(command, self.now);
             } else if let Some(((at, _), _)) =
                 self.arrivals.first_key_value().filter(|((at, _), _)| *at <= self.now)

@@ -82,18 +82,18 @@ impl Operations {
     pub fn names(&self) -> Vec<String> {
         let mut classes = Self::CLASSES.map(|word| (word, Self::class(word).unwrap_or_default()));
         classes.sort_by_key(|(_, class)| core::cmp::Reverse(class.len()));
-        let (mut names, mut named) = (Vec::new(), Self::default());
+        let (mut names, mut covered) = (Vec::new(), Self::default());
         for (word, class) in classes {
-            if class.and(*self) == *self && class.and(named) != named {
+            if class.and(*self) == *self && class.and(covered) != covered {
                 names.push(word.to_owned());
-                named = named.and(class);
+                covered = covered.and(class);
             }
         }
         for &opcode in Opcode::KNOWN {
             let only = Self::only(opcode);
-            if only.and(*self) == *self && only.and(named) != named {
+            if only.and(*self) == *self && only.and(covered) != covered {
                 names.extend(opcode.info().map(|info| info.constant.to_lowercase()));
-                named = named.and(only);
+                covered = covered.and(only);
             }
         }
         names

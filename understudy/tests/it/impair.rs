@@ -1,4 +1,5 @@
 //! Rules of a running instance that change while hosts use a connection through it.
+#![allow(clippy::disallowed_methods, reason = "the tests wait for other processes, with a timeout")]
 
 use crate::common::machine::{DEADLINE, Machine};
 use serde_json::Value;

@@ -1,4 +1,5 @@
 //! Rates of a running generator that change.
+#![allow(clippy::disallowed_methods, reason = "the tests wait for other processes, with a timeout")]
 
 use crate::common::machine::{DEADLINE, Machine};
 use serde_json::Value;

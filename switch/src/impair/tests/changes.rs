@@ -54,13 +54,13 @@ fn other_rules_do_not_change_the_choices_and_counts_of_a_rule() {
     let mut still = Plane::new(&config(vec![lose.clone()]), 1);
     let expected = dropped(&mut still.instances[0], 0..3000);
     let mut plane = Plane::new(&config(vec![lose.clone()]), 1);
-    let mut lost = dropped(&mut plane.instances[0], 0..1000);
+    let mut missing = dropped(&mut plane.instances[0], 0..1000);
     plane.change(vec![mark.clone(), lose.clone()], &[]);
-    lost.extend(dropped(&mut plane.instances[0], 1000..2000));
+    missing.extend(dropped(&mut plane.instances[0], 1000..2000));
     plane.change(vec![lose, mark], &[]);
     plane.change(vec![plane.rules.config().rules[0].clone()], &[]);
-    lost.extend(dropped(&mut plane.instances[0], 2000..3000));
-    assert_eq!(lost, expected);
+    missing.extend(dropped(&mut plane.instances[0], 2000..3000));
+    assert_eq!(missing, expected);
     assert_eq!(plane.counts("lose"), (3000, expected.len() as u64, 0));
     // `mark` came first at first, and then behind `lose`, when no packet arrived.
     assert_eq!(plane.removed("mark"), (1000, 1000));
@@ -72,13 +72,13 @@ fn a_changed_share_continues_random_choices_and_counters() {
     let mut plane = Plane::new(&config(vec![lose(0.0)]), 1);
     assert_eq!(dropped(&mut plane.instances[0], 0..500), []);
     plane.change(vec![lose(0.3)], &[]);
-    let lost = dropped(&mut plane.instances[0], 500..1500);
+    let missing = dropped(&mut plane.instances[0], 500..1500);
     let mut whole = Plane::new(&config(vec![lose(0.3)]), 1);
     let expected: Vec<_> = dropped(&mut whole.instances[0], 0..1500);
-    assert_eq!(lost, expected.into_iter().filter(|psn| *psn >= 500).collect::<Vec<_>>());
+    assert_eq!(missing, expected.into_iter().filter(|psn| *psn >= 500).collect::<Vec<_>>());
     plane.change(vec![lose(0.0)], &[]);
     assert_eq!(dropped(&mut plane.instances[0], 1500..2000), []);
-    assert_eq!(plane.counts("lose"), (2000, lost.len() as u64, 0));
+    assert_eq!(plane.counts("lose"), (2000, missing.len() as u64, 0));
 }
 
 #[test]

@@ -29,11 +29,11 @@ impl Function for Traced {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        let part = |frame: &O::Frame| (frame.bytes().len() as u32, Hex(frame.bytes().to_vec()));
-        let (len, bytes) = part(frame);
+        let copy = |frame: &O::Frame| (frame.bytes().len() as u32, Hex(frame.bytes().to_vec()));
+        let (len, bytes) = copy(frame);
         let received = Part::In { port: port.0, len, bytes };
         let verdict = self.impair.on_frame(frame, port, now, out);
-        let (len, bytes) = part(frame);
+        let (len, bytes) = copy(frame);
         let result = match verdict {
             Verdict::Forward(port) => Part::Out { port: port.0, len, bytes },
             Verdict::Drop(reason) => Part::Dropped { reason: reason.name().into() },
@@ -136,7 +136,7 @@ fn losses_of_a_running_instance_are_found_here_and_nowhere_else() {
         let (lossy, dropped) = run(seed, 0.03);
         assert_eq!(lossy.get("dropped_here").copied().unwrap_or(0), dropped, "seed {seed}: {lossy:?}");
         let known = |kind: &&str| *kind == "dropped_here" || slow.contains(kind) || behind.contains(kind);
-        assert!(lossy.keys().all(|kind| known(kind)), "seed {seed}: {lossy:?}");
+        assert!(lossy.keys().all(known), "seed {seed}: {lossy:?}");
         all += dropped;
     }
     assert!(all > 100, "{all}");

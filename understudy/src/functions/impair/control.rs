@@ -71,7 +71,7 @@ impl ImpairControl {
                 Steering::Rules(request, response) => {
                     self.waiting.push_back((request, response, now + ADOPTION_TIMEOUT));
                 }
-                other => other.refuse("impair"),
+                other @ Steering::Rates(..) => other.refuse("impair"),
             }
         }
         self.continue_change(now, &mut send);
@@ -91,8 +91,8 @@ impl ImpairControl {
             }
         }
         if let Some(waiting) = self.change.as_ref().map(Change::missing) {
-            while let Some((_, response, _)) = self.waiting.pop_front_if(|(_, _, deadline)| *deadline <= now)
-            {
+            while self.waiting.front().is_some_and(|(_, _, deadline)| *deadline <= now) {
+                let Some((_, response, _)) = self.waiting.pop_front() else { break };
                 drop(response.send(Err(SteerError::Busy { waiting: waiting.clone() })));
             }
         }

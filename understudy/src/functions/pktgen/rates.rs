@@ -71,7 +71,7 @@ impl Rates {
                 Steering::Rates(request, response) => {
                     self.waiting.push_back((request, response, now + ADOPTION_TIMEOUT));
                 }
-                other => other.refuse("pktgen"),
+                other @ Steering::Rules(..) => other.refuse("pktgen"),
             }
         }
         self.continue_change(now, counters, &device, &mut send);
@@ -88,7 +88,8 @@ impl Rates {
                 Err(why) => drop(response.send(Err(SteerError::Invalid(why)))),
             }
         }
-        while let Some((_, response, _)) = self.waiting.pop_front_if(|(_, _, deadline)| *deadline <= now) {
+        while self.waiting.front().is_some_and(|(_, _, deadline)| *deadline <= now) {
+            let Some((_, response, _)) = self.waiting.pop_front() else { break };
             drop(response.send(Err(SteerError::Busy { waiting: vec![0] })));
         }
     }
