@@ -538,27 +538,6 @@ fn the_end_command_stops_sending_and_drains() {
 }
 
 #[test]
-fn state_bytes_counts_windows_requests_and_words() {
-    let mut adds = stream(Verb::FetchAdd, 0x100, 1_000);
-    (adds.outstanding, adds.memory.slots) = (Some(16), 500);
-    let mut profile = profile(1, vec![adds]);
-    (profile.respond, profile.window) = (true, 65_536);
-    let qp = size_of::<crate::uniform::Qp>() as u64;
-    assert_eq!(Pktgen::state_bytes(&profile), 1_000 * (qp + 8 + 65_536 / 8 + 8 + 16 * 24) + 500 * 8);
-    (profile.respond, profile.receive) = (false, None);
-    assert_eq!(
-        Pktgen::state_bytes(&profile),
-        1_000 * (qp + 8 + 8 + 16 * 24),
-        "without a receiver no window is needed"
-    );
-    profile.streams[0].outstanding = None;
-    assert_eq!(Pktgen::state_bytes(&profile), 1_000 * (qp + 8));
-    let error = ProfileError::Memory { stream: 0, mb: 6_600, what: "requests", key: "outstanding" };
-    let words = "cannot allocate 6600 MB for the requests of stream 1; lower `outstanding` or `qps`";
-    assert_eq!(error.to_string(), words);
-}
-
-#[test]
 fn invalid_profiles_name_their_problem() {
     type Change = fn(&mut Profile);
     let cases: [(Change, &str); 18] = [

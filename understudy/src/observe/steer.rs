@@ -114,8 +114,8 @@ pub(crate) enum SteerError {
     Busy { waiting: Vec<usize> },
     /// Some workers have not adopted the change in time
     #[error(
-        "{} the change within {} s: stopped, or without time on the CPU; it takes effect there before the next \
-         frame, and already has on other workers (`list` shows what is missing)",
+        "{} the change within {} s: stopped, or without time on the CPU; it takes effect there when that changes, and \
+         already has on other workers (`list` shows what is missing)",
         have_not_adopted(.waiting), ADOPTION_TIMEOUT.as_secs()
     )]
     Late { waiting: Vec<usize> },
