@@ -111,7 +111,8 @@ fn a_rate_that_is_not_reached_lowers_the_whole_by_its_time() {
 #[test]
 fn a_packet_that_is_left_to_the_next_rate_is_no_deviation() {
     let stream = stream(Verb::Write, 0x10, 1);
-    let mut history = RateHistory::new(&Stream { rate: steady(Unit::Packets, 1000), ..stream });
+    let stream = Stream { rate: steady(Unit::Packets, 1000), burst: Some(1), ..stream };
+    let mut history = RateHistory::new(&stream);
     let mark = |s: u64, packets| RateMark { sending: Nanos::from_secs(s), packets, bits: packets * 800 };
     history.change(steady(Unit::Packets, 10), mark(1, 1000));
     let counters = StreamCounters::default();
