@@ -174,7 +174,7 @@ impl StreamCounters {
     }
 
     /// Returns the part of what came due while the stream sent that was sent; `None` for
-    /// [`Rate::Max`](crate::Rate::Max). A deviation of less than a burst, or of a worker's turn (0.2 ms),
+    /// [`Rate::Max`]. A deviation of less than a burst, or of a worker's turn (0.2 ms),
     /// counts as none. If the rate was changed, [`RateHistory::part`](crate::RateHistory::part) is the answer.
     pub fn part_of_rate(&self, stream: &Stream) -> Option<f64> {
         part_of_rate(stream.rate, (stream.burst, 0), Nanos(self.sending_ns.get()), self.units())

@@ -11,7 +11,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// List and change the rules of [impair] in a running instance, while its connections go on
+/// List and change the rules of `[impair]` in a running instance, while its connections go on
 ///
 /// The instance's configuration has to have `[observe]` with `socket` (docs/observe.md). A change takes effect on
 /// all workers before the command ends, or is refused as a whole. Frames that a rule holds back leave when they
@@ -33,7 +33,7 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Print the rules and what they have done [default]
+    /// Print the rules and what they have done; also without a command
     List,
     /// Add a rule, such as `add action=drop share=0.3 match.opcode=write`
     Add {
