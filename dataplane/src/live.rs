@@ -44,6 +44,12 @@ impl<'a> Live<'a> {
         self.ports.iter().map(read).unzip()
     }
 
+    /// Returns the rate of each port's link in bits a second, or `None` where there is none: a virtual device, or
+    /// a link that is down.
+    pub fn link_rates(&self) -> Vec<Option<u64>> {
+        self.ports.iter().map(Port::link_rate).collect()
+    }
+
     /// Returns the counters of each port's device.
     pub fn device_counters(&self) -> Vec<DeviceCounters> {
         self.devices().0

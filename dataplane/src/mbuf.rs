@@ -135,6 +135,22 @@ impl Mbuf {
         self.mbuf().pkt_len as usize
     }
 
+    /// Appends the first bytes of the frame to `to`, up to `most`, whatever segments they are in.
+    pub(crate) fn copy_start(&self, most: usize, to: &mut Vec<u8>) {
+        let end = to.len() + most;
+        let mut segment = Some(self.mbuf());
+        while let Some(part) = segment {
+            // SAFETY: the segment's data is within its buffer and initialised, as for `bytes`.
+            let bytes = unsafe {
+                let start = part.buf_addr.cast::<u8>().add(usize::from(part.data_off));
+                core::slice::from_raw_parts(start, usize::from(part.data_len))
+            };
+            to.extend_from_slice(&bytes[..bytes.len().min(end - to.len())]);
+            // SAFETY: the next segment is null or valid, and belongs to this frame.
+            segment = unsafe { part.next.as_ref() }.filter(|_| to.len() < end);
+        }
+    }
+
     /// Returns the space behind the segment, in bytes.
     #[inline]
     fn tailroom(&self) -> usize {

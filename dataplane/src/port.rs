@@ -283,6 +283,8 @@ pub(crate) struct Port {
     link_if_down: Link,
     /// Frames received before the port was used, which are discarded
     early_frames: u64,
+    /// Whether the port is a device on PCI
+    is_hardware: bool,
     is_open: bool,
     // Freed after `drop` has closed the port.
     pub(crate) pool: Pool,
@@ -359,6 +361,7 @@ impl Port {
             Device::Memif { .. } | Device::Vhost { .. } => Link::NoPeer,
             _ => Link::NoCarrier,
         };
+        let is_hardware = matches!(port.device, Device::Pci { .. });
         let pool = Pool::new(index, port, socket)?;
         // From here on the driver may hold buffers: on failure the port is closed before the pool is freed.
         let mut started = Self {
@@ -370,6 +373,7 @@ impl Port {
             interface: None,
             link_if_down,
             early_frames: 0,
+            is_hardware,
             is_open: true,
             pool,
         };
@@ -443,6 +447,24 @@ impl Port {
         }
     }
 
+    /// Returns the rate of the link in bits a second, if it has one. Drivers of kernel interfaces and of virtual
+    /// devices state a constant, so it is read from the kernel for the former and is unknown for the latter.
+    pub(crate) fn link_rate(&self) -> Option<u64> {
+        let megabits = match &self.info.interface {
+            // A tap states a constant.
+            Some(_) if self.info.driver == "net_tap" => return None,
+            Some(interface) => {
+                let speed = Path::new("/sys/class/net").join(interface).join("speed");
+                // The file cannot be read, or has -1, if the interface is down or has no speed.
+                std::fs::read_to_string(speed).ok()?.trim().parse().ok()?
+            }
+            None if self.is_hardware => u64::from(link(self.id).link_speed),
+            None => return None,
+        };
+        let is_known = megabits > 0 && megabits != u64::from(u32::MAX);
+        is_known.then(|| megabits.saturating_mul(1_000_000))
+    }
+
     /// Returns the device's own statistics.
     pub(crate) fn stats(&self) -> rte_eth_stats {
         let mut stats = rte_eth_stats::default();
@@ -486,10 +508,15 @@ pub(crate) fn stop(device: u16) {
 
 /// Returns whether the link is up; for a memif port, whether it has a peer.
 pub(crate) fn link_is_up(device: u16) -> bool {
+    u32::from(link(device).link_status()) == dpdk_sys::RTE_ETH_LINK_UP
+}
+
+/// Returns the state of a port's link.
+fn link(device: u16) -> dpdk_sys::rte_eth_link {
     let mut link = dpdk_sys::rte_eth_link::default();
     // SAFETY: the port exists, and `link` is writable. Failure leaves zeros, which means down.
     unsafe { dpdk_sys::rte_eth_link_get_nowait(device, &raw mut link) };
-    u32::from(link.link_status()) == dpdk_sys::RTE_ETH_LINK_UP
+    link
 }
 
 fn driver_name(dev: &rte_eth_dev_info) -> String {

@@ -1,6 +1,6 @@
-//! Packet trace of a worker: copies the first 256 bytes of selected frames on RX and TX. Without a watch a
-//! worker pays one branch per burst. With one, the function runs with an output that copies, and frames are
-//! not prefetched.
+//! Packet trace of a worker: copies the first bytes of selected frames on RX and TX, 256 unless the trace asks
+//! for more. Without a watch a worker pays one branch per burst. With one, the function runs with an output that
+//! copies, and frames are not prefetched. A worker copies into memory that the control plane has allocated.
 
 use crate::mbuf::Mbuf;
 use crate::time::{Clock, cycles};
@@ -10,15 +10,35 @@ use std::sync::Arc;
 use switch::counters::Counter;
 use switch::{DropReason, Frame as _, Full, Nanos, Output, PortId, Verdict};
 
-/// Maximum length that is copied of a frame, in bytes: all headers, and the start of the payload
+/// Length that is copied of a frame unless a trace asks for another one, in bytes: all headers, and the start of
+/// the payload
 pub const SNAP_LEN: usize = 256;
+/// Maximum length that is copied of a frame, in bytes: the whole of any frame
+pub const MAX_SNAP_LEN: usize = 65_535;
+/// Memory for copies of more than [`SNAP_LEN`] bytes that have not been read, in bytes
+const LONG_COPIES: usize = 16 << 20;
 /// Maximum number of sent frames that are recorded for one received frame, besides the received frame and its
 /// result
 const MAX_TX_RECORDS: usize = 32;
 
 /// A record of one frame.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct FrameRecord {
+    head: RecordHead,
+    bytes: Vec<u8>,
+}
+
+impl core::ops::Deref for FrameRecord {
+    type Target = RecordHead;
+
+    fn deref(&self) -> &RecordHead {
+        &self.head
+    }
+}
+
+/// A record without the bytes of its frame.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordHead {
     /// Event number, common to a received frame and all frames sent for it; counted by worker
     pub event_id: u64,
     /// Time since the watch was created
@@ -32,8 +52,8 @@ pub struct FrameRecord {
     pub action: TraceAction,
     /// Length of the frame, in bytes
     pub len: u32,
-    kept: u16,
-    bytes: [u8; SNAP_LEN],
+    /// Length of the copy of the frame, in bytes
+    kept: u32,
 }
 
 /// What happened to a frame.
@@ -55,25 +75,35 @@ pub enum TraceAction {
 }
 
 impl FrameRecord {
-    /// Returns the start of the frame, up to [`SNAP_LEN`] bytes; empty if the frame is no longer available.
+    /// Returns the start of the frame, as long as the trace asks for; empty if the frame is no longer available.
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.kept)]
+        &self.bytes
+    }
+
+    /// Returns the start of the frame.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
     }
 }
 
-/// Predicate that selects frames, by the bytes that are recorded of them.
+/// Predicate that selects frames, by the bytes of their first segment.
 pub type FrameFilter = Arc<dyn Fn(&[u8]) -> bool + Send + Sync>;
 
 /// A worker's end of a packet trace.
 pub struct Watch {
     filter: FrameFilter,
-    ring: Producer<FrameRecord>,
+    snap_len: usize,
+    ring: Producer<RecordHead>,
+    /// Copies of the frames in `ring`, one after the other
+    copies: Producer<u8>,
     missed: Arc<Counter>,
     clock: Clock,
     at: Nanos,
     event_id: u64,
     /// Records of the current event: the received frame, some of the frames sent for it, and its result
-    records: Vec<FrameRecord>,
+    records: Vec<RecordHead>,
+    /// Copies of their frames, one after the other
+    kept: Vec<u8>,
     left_out: u64,
     any_selected: bool,
     /// Whether the current event has a received frame
@@ -82,40 +112,60 @@ pub struct Watch {
 
 /// The control plane's end of a packet trace.
 pub struct Watcher {
-    ring: Consumer<FrameRecord>,
+    ring: Consumer<RecordHead>,
+    copies: Consumer<u8>,
     missed: Arc<Counter>,
     clock: Clock,
 }
 
-/// Creates packet traces for `workers` workers, each with room for `room` records that have not been read.
-/// Their times begin now. The EAL has to be initialised.
-pub fn watches(workers: usize, filter: &FrameFilter, room: usize) -> (Vec<Box<Watch>>, Vec<Watcher>) {
+/// Creates packet traces for `workers` workers, each with room for `room` records that have not been read, with
+/// the first `snap_len` bytes of each frame, at most [`MAX_SNAP_LEN`]. Their times begin now. The EAL has to be
+/// initialised.
+pub fn watches(
+    workers: usize,
+    filter: &FrameFilter,
+    room: usize,
+    snap_len: usize,
+) -> (Vec<Box<Watch>>, Vec<Watcher>) {
     let clock = Clock::start();
-    (0..workers).map(|_| watch(Arc::clone(filter), room, clock)).unzip()
+    let snap_len = snap_len.min(MAX_SNAP_LEN);
+    (0..workers).map(|_| watch(Arc::clone(filter), room, snap_len, clock)).unzip()
 }
 
-fn watch(filter: FrameFilter, room: usize, clock: Clock) -> (Box<Watch>, Watcher) {
+fn watch(filter: FrameFilter, room: usize, snap_len: usize, clock: Clock) -> (Box<Watch>, Watcher) {
     let (producer, consumer) = RingBuffer::new(room);
+    // Frames are seldom as long as the longest.
+    let bytes = if snap_len > SNAP_LEN { LONG_COPIES } else { room * snap_len };
+    let (copies, read_copies) = RingBuffer::new(bytes);
     let missed = Arc::<Counter>::default();
     let watch = Watch {
         filter,
+        snap_len,
         ring: producer,
+        copies,
         missed: Arc::clone(&missed),
         clock,
         at: Nanos::ZERO,
         event_id: 0,
         records: Vec::with_capacity(MAX_TX_RECORDS + 2),
+        kept: Vec::with_capacity((MAX_TX_RECORDS + 2) * snap_len),
         left_out: 0,
         any_selected: false,
         has_rx: false,
     };
-    (Box::new(watch), Watcher { ring: consumer, missed, clock })
+    (Box::new(watch), Watcher { ring: consumer, copies: read_copies, missed, clock })
 }
 
 impl Watcher {
     /// Returns the next record, in the worker's order. The records of an event become available together.
     pub fn pop(&mut self) -> Option<FrameRecord> {
-        self.ring.pop().ok()
+        let head = self.ring.pop().ok()?;
+        // A worker publishes the copy before the record.
+        let copy = self.copies.read_chunk(head.kept as usize).ok()?;
+        let (first, second) = copy.as_slices();
+        let bytes = [first, second].concat();
+        copy.commit_all();
+        Some(FrameRecord { head, bytes })
     }
 
     /// Returns the time of the next record, if there is one.
@@ -158,24 +208,24 @@ impl Watch {
 
     /// Adds a record, unless there are `within` records already.
     fn record(&mut self, frame: Option<&Mbuf>, action: TraceAction, within: usize) {
-        let bytes = frame.map_or(&[][..], |frame| frame.bytes());
-        self.any_selected |= frame.is_some() && (self.filter)(bytes);
+        self.any_selected |= frame.is_some_and(|frame| (self.filter)(frame.bytes()));
         if self.records.len() >= within {
             self.left_out += 1;
             return;
         }
-        let mut record = FrameRecord {
+        let before = self.kept.len();
+        if let Some(frame) = frame {
+            frame.copy_start(self.snap_len, &mut self.kept);
+        }
+        self.records.push(RecordHead {
             event_id: self.event_id,
             at: self.at,
             missed: self.missed.get(),
             omitted: self.left_out,
             action,
             len: frame.map_or(0, |frame| frame.frame_len() as u32),
-            kept: bytes.len().min(SNAP_LEN) as u16,
-            bytes: [0; SNAP_LEN],
-        };
-        record.bytes[..usize::from(record.kept)].copy_from_slice(&bytes[..usize::from(record.kept)]);
-        self.records.push(record);
+            kept: (self.kept.len() - before) as u32,
+        });
     }
 
     /// Records a received frame before the function handles it.
@@ -227,14 +277,27 @@ impl Watch {
     /// Publishes the records of the event, all or none, if a frame of it was selected.
     fn publish(&mut self) {
         if self.any_selected {
-            match self.ring.write_chunk_uninit(self.records.len()) {
-                Ok(chunk) => _ = chunk.fill_from_iter(self.records.iter().copied()),
-                Err(_) => self.missed.add(1),
+            if self.ring.slots() < self.records.len() || !self.publish_copies() {
+                self.missed.add(1);
+            } else if let Ok(chunk) = self.ring.write_chunk_uninit(self.records.len()) {
+                chunk.fill_from_iter(self.records.iter().copied());
             }
             self.event_id += 1;
         }
         (self.any_selected, self.left_out) = (false, 0);
         self.records.clear();
+        self.kept.clear();
+    }
+
+    /// Publishes the copies of the event's frames, if there is room for all.
+    fn publish_copies(&mut self) -> bool {
+        let Ok(mut chunk) = self.copies.write_chunk(self.kept.len()) else { return false };
+        let (first, second) = chunk.as_mut_slices();
+        let (head, tail) = self.kept.split_at(first.len());
+        first.copy_from_slice(head);
+        second.copy_from_slice(tail);
+        chunk.commit_all();
+        true
     }
 }
 

@@ -63,8 +63,9 @@ fn play(share: Probability, mut rest: &[u8]) -> Vec<(Vec<u8>, PortId)> {
         tick(&mut impair, now, usize::MAX, &mut sent);
     }
     let counters = impair.counters();
-    let copies = 2 * counters.rules[2].acted.get();
-    assert_eq!((counters.held_now(), counters.rules[0].acted.get()), (0, dropped));
+    let acted: Vec<_> = impair.rule_counters().map(|counters| counters.acted.get()).collect();
+    let copies = 2 * acted[2];
+    assert_eq!((counters.held_now(), acted[0]), (0, dropped));
     assert_eq!(sent.len() as u64, received - dropped + copies);
     sent
 }

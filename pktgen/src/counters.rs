@@ -1,7 +1,7 @@
 //! Counters of a generator: written by its worker, read by any thread.
 
 use crate::histogram::Histogram;
-use crate::pace::{Unit, WIRE_OVERHEAD};
+use crate::pace::{Rate, Unit, WIRE_OVERHEAD};
 use crate::profile::Stream;
 use rocev2::Fault;
 use switch::Nanos;
@@ -134,6 +134,23 @@ metrics! {
     }
 }
 
+/// Returns the part of what came due at a rate in `time` that was sent: `packets` and `bits`. Of these, `kept`
+/// packets may have come due at an earlier rate.
+pub(crate) fn part_of_rate(
+    rate: Rate,
+    (burst, kept): (Option<u16>, u64),
+    time: Nanos,
+    (packets, bits): (u64, u64),
+) -> Option<f64> {
+    let sent = u128::from(if rate.unit()? == Unit::Bits { bits } else { packets });
+    let due = rate.earned(time);
+    let per_packet = sent / u128::from(packets.max(1));
+    let burst = per_packet * u128::from(burst.unwrap_or(1));
+    let least = rate.earned(Nanos(time.0.saturating_sub(RATE_TOLERANCE.0)));
+    let most = due + burst + per_packet * u128::from(kept);
+    Some(if sent + burst >= least && sent <= most { 1.0 } else { sent as f64 / due as f64 })
+}
+
 impl StreamCounters {
     /// Returns the packets that were overtaken and not received.
     pub fn lost(&self) -> u64 {
@@ -157,18 +174,10 @@ impl StreamCounters {
     }
 
     /// Returns the part of what came due while the stream sent that was sent; `None` for
-    /// [`Rate::Max`](crate::Rate::Max). A deviation of less than a burst, or of a worker's turn (0.2 ms),
-    /// counts as none.
+    /// [`Rate::Max`]. A deviation of less than a burst, or of a worker's turn (0.2 ms),
+    /// counts as none. If the rate was changed, [`RateHistory::part`](crate::RateHistory::part) is the answer.
     pub fn part_of_rate(&self, stream: &Stream) -> Option<f64> {
-        let (packets, bits) = self.units();
-        let sent = u128::from(if stream.rate.unit()? == Unit::Bits { bits } else { packets });
-        let time = Nanos(self.sending_ns.get());
-        let due = stream.rate.earned(time);
-        let per_packet = sent / u128::from(packets.max(1));
-        let burst = per_packet * u128::from(stream.burst.unwrap_or(1));
-        let least = stream.rate.earned(Nanos(time.0.saturating_sub(RATE_TOLERANCE.0)));
-        let kept = sent + burst >= least && sent <= due + burst;
-        Some(if kept { 1.0 } else { sent as f64 / due as f64 })
+        part_of_rate(stream.rate, (stream.burst, 0), Nanos(self.sending_ns.get()), self.units())
     }
 
     /// Returns the outstanding requests, computed from the completed ones.

@@ -3,7 +3,9 @@
 
 use crate::counters::{Counters, StreamCounters};
 use crate::error::ProfileError;
+use crate::pace::Rate;
 use crate::profile::Profile;
+use crate::rates::RateMark;
 use crate::receiver::Receiver;
 use crate::schedule::NEVER;
 use crate::sender::Sender;
@@ -22,6 +24,14 @@ pub enum Command {
     Begin,
     /// Stop sending, wait for outstanding packets and responses, then report [`Event::Done`]
     End,
+    /// Send a stream at another rate from now on, and report [`Event::RateChanged`]. The next command for this
+    /// stream has to wait for that
+    SetRate {
+        /// Index of the stream
+        stream: usize,
+        /// New rate
+        rate: Rate,
+    },
 }
 
 /// Events for the control plane.
@@ -29,6 +39,13 @@ pub enum Command {
 pub enum Event {
     /// All packets were sent, and have arrived or were waited for: the counters are final
     Done,
+    /// The rate of a stream was changed; contains what the stream had sent before
+    RateChanged {
+        /// Index of the stream
+        stream: usize,
+        /// What it had sent
+        mark: RateMark,
+    },
 }
 
 /// Phase of a run.
@@ -66,6 +83,10 @@ pub struct Pktgen {
     absence: Nanos,
     /// Whether a stream limits its outstanding requests
     limits_outstanding: bool,
+    /// What each stream had sent when its rate was changed, until it is reported
+    marks: Box<[Option<RateMark>]>,
+    /// Number of marks
+    marked: usize,
     /// Index of the stream that is first to use the port's room
     first_stream: usize,
     counters: Arc<Counters>,
@@ -96,6 +117,8 @@ impl Pktgen {
             next: Nanos::ZERO,
             last_check: Nanos::ZERO,
             absence: Nanos::ZERO,
+            marks: vec![None; profile.streams.len()].into(),
+            marked: 0,
             first_stream: 0,
             counters: Arc::new(Counters::new(profile.streams.len())),
         })
@@ -111,6 +134,26 @@ impl Pktgen {
     /// Returns the counters, which are updated during the run.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
+    }
+
+    /// Returns the mean length of a stream's packets on the wire, in bits.
+    pub fn packet_bits(&self, stream: usize) -> u64 {
+        self.senders[stream].schedule().packet_bits()
+    }
+
+    /// Changes the rate of a stream, if it exists and the run has not ended.
+    #[cold]
+    fn set_rate(&mut self, stream: usize, rate: Rate, now: Nanos) {
+        let Some((sender, counters)) = self.senders.get_mut(stream).zip(self.counters.streams.get(stream))
+        else {
+            return;
+        };
+        sender.schedule_mut().change(rate, now, counters);
+        let unreported = self.marks[stream].replace(RateMark::of(counters));
+        self.marked += usize::from(unreported.is_none());
+        if matches!(self.state, State::Sending(_)) {
+            self.next = now;
+        }
     }
 
     /// Returns whether the drain can end: all packets and responses have arrived. Overtaken packets may still
@@ -250,12 +293,20 @@ impl Function for Pktgen {
                 (self.next, self.last_check) = (now, now);
             }
             (Command::End, State::Ready | State::Sending(_)) => self.end(now, now),
+            (Command::SetRate { stream, rate }, _) => self.set_rate(stream, rate, now),
             _ => {}
         }
     }
 
     #[inline]
     fn poll_event(&mut self) -> Option<Event> {
+        if self.marked > 0 {
+            let mut marks = self.marks.iter_mut().enumerate();
+            if let Some((stream, mark)) = marks.find_map(|(stream, mark)| Some((stream, mark.take()?))) {
+                self.marked -= 1;
+                return Some(Event::RateChanged { stream, mark });
+            }
+        }
         if self.state != State::Ended {
             return None;
         }

@@ -97,6 +97,8 @@ impl Rate {
 pub struct Pacer {
     rate: Rate,
     began: Nanos,
+    /// Time that counts as passed before, for what an earlier rate left
+    ahead: Nanos,
     /// Units spent, including those that were given up because they came too late
     spent: u128,
     /// Longest interruption that the sender makes up for
@@ -107,7 +109,7 @@ pub struct Pacer {
 impl Pacer {
     /// Starts a rate at `began`.
     pub fn new(rate: Rate, began: Nanos, catch_up: Nanos) -> Self {
-        Self { rate, began, spent: 0, catch_up, forfeited: 0 }
+        Self { rate, began, ahead: Nanos::ZERO, spent: 0, catch_up, forfeited: 0 }
     }
 
     /// Returns the units that may be spent now, at most the `left` that remain to be spent at all. Units that
@@ -117,7 +119,7 @@ impl Pacer {
         if self.rate == Rate::Max {
             return u64::MAX;
         }
-        let time = now.since(self.began);
+        let time = self.time(now);
         let ready = self.rate.earned(time).saturating_sub(self.spent).min(u128::from(left));
         let most = u128::from(self.rate.at(time)) * u128::from(self.catch_up.0) / SECOND;
         let most = most.max(u128::from(burst));
@@ -144,10 +146,10 @@ impl Pacer {
             Rate::Max => Nanos::ZERO,
             Rate::Steady { per_second, .. } => {
                 let time = (wanted * SECOND).div_ceil(u128::from(per_second.max(1)));
-                self.began + Nanos(time.min(u128::from(u64::MAX)) as u64)
+                self.began + Nanos(time.min(u128::from(u64::MAX)) as u64).since(self.ahead)
             }
             Rate::Ramp { .. } => {
-                let time = now.since(self.began);
+                let time = self.time(now);
                 let missing = wanted.saturating_sub(self.rate.earned(time));
                 let wait = missing * SECOND / u128::from(self.rate.at(time).max(1));
                 // A ramp that begins at 0 has to be checked again soon: its current rate does not determine
@@ -158,9 +160,36 @@ impl Pacer {
         }
     }
 
+    /// Changes the rate at `now`. Of what came due and was not spent, a whole packet and a part of one continue in
+    /// the new rate; the rest is given up. `packet` is the mean length of a packet in units of the rate before, and
+    /// of the new one.
+    pub fn change(&mut self, rate: Rate, now: Nanos, packet: (u64, u64)) {
+        let time = self.time(now);
+        let mut owed = 0;
+        if self.rate != Rate::Max {
+            owed = self.rate.earned(time).saturating_sub(self.spent);
+        }
+        let mut kept = 0;
+        if let Rate::Steady { per_second, .. } = self.rate {
+            let length = u128::from(packet.0.max(1));
+            let late = (owed / length).saturating_sub(1) * length;
+            let part = u128::from(time.0) * u128::from(per_second) % SECOND;
+            kept = ((owed - late) * SECOND + part) / length * u128::from(packet.1);
+            owed = late;
+        }
+        self.forfeited = self.forfeited.saturating_add(owed.min(u128::from(u64::MAX)) as u64);
+        // The new rate begins when it would have earned what is kept.
+        let ahead = match rate {
+            Rate::Steady { per_second, .. } => kept.div_ceil(u128::from(per_second.max(1))),
+            Rate::Max | Rate::Ramp { .. } => 0,
+        };
+        self.ahead = Nanos(ahead.min(u128::from(u64::MAX)) as u64);
+        (self.rate, self.began, self.spent) = (rate, now, 0);
+    }
+
     /// Returns the time since the rate began.
     pub fn time(&self, now: Nanos) -> Nanos {
-        now.since(self.began)
+        now.since(self.began) + self.ahead
     }
 
     /// Returns the units that came due and were given up because the rate was not reached.
@@ -230,6 +259,38 @@ mod tests {
         pace.spend(1_000);
         assert_eq!((pace.forfeited(), pace.allowance(Nanos::from_millis(5), 32, u64::MAX)), (4_000, 0));
         assert_eq!(pace.next(Nanos::from_millis(5), 32), Nanos::from_micros(5_032));
+    }
+
+    /// A rate that is set again and again, more often than packets come due, sends as if it was never set.
+    #[test]
+    fn changes_of_the_rate_lose_no_part_of_a_packet() {
+        for (unit, per_second, packet) in [(Unit::Packets, 1_000, 1), (Unit::Bits, 12_000_000, 12_000)] {
+            let rate = Rate::Steady { unit, per_second };
+            let mut pace = Pacer::new(rate, Nanos::ZERO, Nanos::from_millis(10));
+            let (mut now, mut sent) = (Nanos::ZERO, 0);
+            for _ in 0..10_000 {
+                now = now + Nanos(300_007);
+                pace.change(rate, now, (packet, packet));
+                let due = pace.allowance(now, packet, u64::MAX) / packet;
+                pace.spend(due * packet);
+                sent += due;
+            }
+            assert!(now.0 / 1_000_000 - sent <= 1, "{sent}");
+            assert_eq!(pace.forfeited(), 0);
+        }
+    }
+
+    #[test]
+    fn a_change_gives_up_whole_packets_and_converts_the_unit() {
+        let packets = Rate::Steady { unit: Unit::Packets, per_second: 1_000_000 };
+        let bits = Rate::Steady { unit: Unit::Bits, per_second: 1_000_000 };
+        let mut pace = Pacer::new(packets, Nanos::ZERO, Nanos::from_millis(10));
+        pace.change(bits, Nanos::from_micros(10), (1, 800));
+        assert_eq!((pace.forfeited(), pace.allowance(Nanos::from_micros(10), 1, u64::MAX)), (9, 800));
+        pace.change(Rate::Max, Nanos::from_micros(10), (800, 1));
+        assert_eq!((pace.forfeited(), pace.next(Nanos::from_micros(10), 1)), (9, Nanos::ZERO));
+        pace.change(packets, Nanos::from_secs(9), (1, 1));
+        assert_eq!((pace.forfeited(), pace.allowance(Nanos::from_secs(9), 32, u64::MAX)), (9, 0));
     }
 
     proptest! {

@@ -194,6 +194,11 @@ pub enum Choice {
     },
 }
 
+/// Returns the packets of a burst at a rate of `packets_per_s`: `fixed`, if the profile states it.
+pub(crate) fn burst_at(fixed: Option<u16>, packets_per_s: u64) -> u64 {
+    fixed.map_or_else(|| (packets_per_s / BURSTS_PER_SECOND).clamp(1, MAX_BURST), u64::from)
+}
+
 impl Stream {
     /// Returns the PSNs from one packet of requests to the next: 1, but for READs and coalesced
     /// acknowledgements.
@@ -203,11 +208,6 @@ impl Stream {
             Verb::Ack { coalesce } => coalesce,
             _ => 1,
         }
-    }
-
-    /// Returns the packets of a burst at a rate of `packets_per_s`.
-    pub(crate) fn burst_at(&self, packets_per_s: u64) -> u64 {
-        self.burst.map_or_else(|| (packets_per_s / BURSTS_PER_SECOND).clamp(1, MAX_BURST), u64::from)
     }
 
     /// Returns the packets of a message of `size` bytes.

@@ -2,7 +2,7 @@
 
 use crate::counters::{Counters, StreamCounters};
 use crate::pace::{Pacer, Rate, Unit, WIRE_OVERHEAD};
-use crate::profile::Stream;
+use crate::profile::{Stream, burst_at};
 use switch::Nanos;
 
 /// Packets that a stream sends in one turn of the worker at most, so that other streams and received frames
@@ -15,11 +15,15 @@ pub(crate) const NEVER: Nanos = Nanos(u64::MAX);
 pub(crate) struct Schedule {
     rate: Rate,
     pacer: Pacer,
+    /// Time at which the stream began
+    began: Nanos,
     /// Packets of a burst, and a packet's mean length in the rate's units
     burst: u64,
     packet_units: u64,
-    /// The stream, if its burst follows a ramp: the burst is recomputed from it
-    ramp: Option<Box<Stream>>,
+    /// A packet's mean length on the wire, in bits
+    packet_bits: u64,
+    /// Packets of a burst in the profile
+    fixed_burst: Option<u16>,
     /// Whether the last burst did not leave whole: the rest does not wait for a whole burst
     burst_incomplete: bool,
     /// Whether the last burst before the end of the sending time did not leave whole: the stream has not kept
@@ -62,26 +66,57 @@ pub(crate) struct Sent {
 impl Schedule {
     /// Creates the schedule of a stream whose frames have this mean length in bytes.
     pub(crate) fn new(stream: &Stream, mean: u64, catch_up: Nanos) -> Self {
-        let by_bits = stream.rate.unit() == Some(Unit::Bits);
-        let packet_units = if by_bits { (mean + WIRE_OVERHEAD as u64) * 8 } else { 1 };
-        let ramp = matches!(stream.rate, Rate::Ramp { .. }) && stream.burst.is_none();
-        Self {
-            rate: stream.rate,
+        let mut schedule = Self {
+            rate: Rate::Max,
             pacer: Pacer::new(stream.rate, Nanos::ZERO, catch_up),
-            burst: stream.burst_at(stream.rate.at(Nanos::ZERO) / packet_units),
-            packet_units,
-            ramp: ramp.then(|| stream.clone().into()),
+            began: Nanos::ZERO,
+            burst: 0,
+            packet_units: 1,
+            packet_bits: (mean + WIRE_OVERHEAD as u64) * 8,
+            fixed_burst: stream.burst,
             burst_incomplete: false,
             fell_behind: false,
             packets_left: stream.packets.unwrap_or(u64::MAX),
             due: NEVER,
-        }
+        };
+        schedule.adopt(stream.rate);
+        schedule
+    }
+
+    /// Takes over a rate and what follows from it.
+    fn adopt(&mut self, rate: Rate) {
+        self.rate = rate;
+        self.packet_units = if self.is_by_bits() { self.packet_bits } else { 1 };
+        self.burst = burst_at(self.fixed_burst, rate.at(Nanos::ZERO) / self.packet_units);
     }
 
     /// Starts the rate.
     pub(crate) fn begin(&mut self, now: Nanos, catch_up: Nanos) {
+        self.began = now;
         self.pacer = Pacer::new(self.rate, now, catch_up);
         self.due = self.pacer.next(now, self.burst(now) * self.packet_units);
+    }
+
+    /// Changes the rate, also before the stream begins.
+    pub(crate) fn change(&mut self, rate: Rate, now: Nanos, counters: &StreamCounters) {
+        let before = self.packet_units;
+        let sends = self.packets_left > 0 && self.due != NEVER;
+        if sends {
+            self.note_time(now, counters);
+        }
+        self.adopt(rate);
+        (self.burst_incomplete, self.fell_behind) = (false, false);
+        if sends {
+            self.pacer.change(rate, now, (before, self.packet_units));
+            counters.forfeited.add(self.pacer.forfeited() - counters.forfeited.get());
+            let burst = self.burst(now).min(self.packets_left);
+            self.due = self.pacer.next(now, burst * self.packet_units);
+        }
+    }
+
+    /// Returns the mean length of a packet on the wire, in bits.
+    pub(crate) const fn packet_bits(&self) -> u64 {
+        self.packet_bits
     }
 
     /// Stops sending. The stream was to send until `until`.
@@ -132,14 +167,17 @@ impl Schedule {
     /// Returns the packets of a burst now.
     #[inline]
     fn burst(&self, now: Nanos) -> u64 {
-        let burst =
-            |stream: &Stream| stream.burst_at(stream.rate.at(self.pacer.time(now)) / self.packet_units);
-        self.ramp.as_deref().map_or(self.burst, burst)
+        match self.rate {
+            Rate::Ramp { .. } => {
+                burst_at(self.fixed_burst, self.rate.at(self.pacer.time(now)) / self.packet_units)
+            }
+            Rate::Max | Rate::Steady { .. } => self.burst,
+        }
     }
 
     /// Notes how long the stream has sent.
     fn note_time(&self, now: Nanos, counters: &StreamCounters) {
-        counters.sending_ns.add(self.pacer.time(now).0.saturating_sub(counters.sending_ns.get()));
+        counters.sending_ns.add(now.since(self.began).0.saturating_sub(counters.sending_ns.get()));
     }
 
     /// Returns what is due at `at`, which may be before `now`, but no more than its `share` of the port's

@@ -181,7 +181,7 @@ impl Sender {
         &self.schedule
     }
 
-    /// Returns the stream's schedule, to begin or end it.
+    /// Returns the stream's schedule, to begin, change or end it.
     pub(crate) const fn schedule_mut(&mut self) -> &mut Schedule {
         &mut self.schedule
     }

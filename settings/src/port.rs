@@ -198,6 +198,19 @@ fn name(value: &Value<'_>) -> Option<Spanned<String>> {
 }
 
 impl Ports {
+    /// Returns ports of a configuration that was read before, to which other texts refer by name.
+    pub fn of(ports: &[Port]) -> Self {
+        let port = |port: &Port| ReadPort {
+            name: Some(Spanned::new(0..0, port.name.clone())),
+            device: None,
+            mtu: port.mtu,
+            rx_queues: port.rx_queues,
+            descriptors: port.descriptors,
+            buffers: None,
+        };
+        Self { list: ports.iter().map(port).collect(), complete: true }
+    }
+
     /// Names of the ports, in their order
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.list.iter().filter_map(|port| Some(port.name.as_ref()?.get_ref().as_str()))

@@ -142,6 +142,11 @@ impl Report {
         self.rendered_by(MietteHandlerOpts::new())
     }
 
+    /// Renders every problem for a terminal of another process: without colours, 100 columns wide.
+    pub fn render_plain(&self) -> String {
+        self.rendered_by(MietteHandlerOpts::new().force_graphical(true).color(false).width(100))
+    }
+
     /// Renders the report with these options.
     pub fn rendered_by(&self, options: MietteHandlerOpts) -> String {
         let handler = options.build();

@@ -9,12 +9,14 @@ mod decode;
 mod diagnose;
 mod doctor;
 mod functions;
+mod impair;
 mod interfaces;
 mod log;
 mod observe;
 mod output;
 mod plan;
 mod process;
+mod rate;
 mod rdmc;
 mod rfc2544;
 mod ring;
@@ -60,6 +62,8 @@ enum Command {
     Trace(trace::Args),
     Decode(decode::DecodeArgs),
     Diagnose(diagnose::Args),
+    Impair(impair::Args),
+    Rate(rate::Args),
     Doctor(doctor::Args),
     /// Run a demonstration
     #[command(subcommand)]
@@ -115,6 +119,8 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Diagnose(args) => diagnose::run(&args),
+        Command::Impair(args) => impair::run(&args),
+        Command::Rate(args) => rate::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(Demo::Swordbox(args)) => exit_code(bench::swordbox::simulated::demo(&args)),
         Command::Demo(Demo::OnePipe(args)) => exit_code(bench::onepipe::demo::demo(&args)),

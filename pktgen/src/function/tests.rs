@@ -8,12 +8,13 @@ use core::net::IpAddr;
 use onepipe::Timestamp;
 use rocev2::ethernet::MacAddr;
 use rocev2::{Fault, Opcode, Packet, Psn, Qpn};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use switch::Probability;
 use switch::impair::{Action, Config, Field, Impair, Match, Rule};
 use switch::memory::{FrameCollector, MemoryFrame};
 
 mod absence;
+mod rates;
 mod regressions;
 mod responses;
 
@@ -114,6 +115,10 @@ struct World {
     arrived_at_b: Vec<Vec<u8>>,
     /// All frames that left A
     left_a: Vec<Vec<u8>>,
+    /// Commands at their times, in order
+    commands: VecDeque<(Nanos, Command)>,
+    /// Marks of changed rates: stream, and what it had sent
+    marks: Vec<(usize, RateMark)>,
     done: bool,
 }
 
@@ -140,6 +145,8 @@ impl World {
             now: Nanos(777),
             arrived_at_b: Vec::new(),
             left_a: Vec::new(),
+            commands: VecDeque::new(),
+            marks: Vec::new(),
             done: false,
         }
     }
@@ -169,7 +176,11 @@ impl World {
     fn run(&mut self) {
         for _ in 0..10_000_000 {
             let mut out = FrameCollector::with_room(512);
-            if let Some(((at, _), _)) = self.arrivals.first_key_value().filter(|((at, _), _)| *at <= self.now)
+            if let Some(&(_, command)) = self.commands.front().filter(|(at, _)| *at <= self.now) {
+                self.commands.pop_front();
+                self.pktgen.on_command(command, self.now);
+            } else if let Some(((at, _), _)) =
+                self.arrivals.first_key_value().filter(|((at, _), _)| *at <= self.now)
             {
                 assert!(*at <= self.now);
                 let (_, (port, bytes)) = self.arrivals.pop_first().unwrap();
@@ -189,14 +200,18 @@ impl World {
                 self.now = before + Nanos(50);
             } else {
                 let arrival = self.arrivals.first_key_value().map(|((at, _), _)| *at);
-                let times = [arrival, self.link.next_timer(), self.pktgen.next_timer()];
+                let command = self.commands.front().map(|(at, _)| *at);
+                let times = [arrival, command, self.link.next_timer(), self.pktgen.next_timer()];
                 let Some(next) = times.into_iter().flatten().min() else { break };
                 assert!(next > self.now);
                 self.now = next;
             }
             self.pass(out);
-            while let Some(Event::Done) = self.pktgen.poll_event() {
-                self.done = true;
+            while let Some(event) = self.pktgen.poll_event() {
+                match event {
+                    Event::Done => self.done = true,
+                    Event::RateChanged { stream, mark } => self.marks.push((stream, mark)),
+                }
             }
         }
         assert!(self.done, "a run has to end");
@@ -521,27 +536,6 @@ fn the_end_command_stops_sending_and_drains() {
     );
     assert!(now.since(Nanos(21_000)) >= profile.drain, "nothing arrived, so the drain takes its full time");
     assert!(pktgen.receives_from(B) && !pktgen.receives_from(A));
-}
-
-#[test]
-fn state_bytes_counts_windows_requests_and_words() {
-    let mut adds = stream(Verb::FetchAdd, 0x100, 1_000);
-    (adds.outstanding, adds.memory.slots) = (Some(16), 500);
-    let mut profile = profile(1, vec![adds]);
-    (profile.respond, profile.window) = (true, 65_536);
-    let qp = size_of::<crate::uniform::Qp>() as u64;
-    assert_eq!(Pktgen::state_bytes(&profile), 1_000 * (qp + 8 + 65_536 / 8 + 8 + 16 * 24) + 500 * 8);
-    (profile.respond, profile.receive) = (false, None);
-    assert_eq!(
-        Pktgen::state_bytes(&profile),
-        1_000 * (qp + 8 + 8 + 16 * 24),
-        "without a receiver no window is needed"
-    );
-    profile.streams[0].outstanding = None;
-    assert_eq!(Pktgen::state_bytes(&profile), 1_000 * (qp + 8));
-    let error = ProfileError::Memory { stream: 0, mb: 6_600, what: "requests", key: "outstanding" };
-    let words = "cannot allocate 6600 MB for the requests of stream 1; lower `outstanding` or `qps`";
-    assert_eq!(error.to_string(), words);
 }
 
 #[test]

@@ -11,8 +11,6 @@ metrics! {
     pub struct Counters {
         /// Received frames, as [`Forward`](crate::forward::Forward) counts them
         pub forward: Arc<forward::Counters>,
-        /// Counters of the rules, in their order
-        pub rules: Box<[RuleCounters]>,
         /// Frames that were held back
         pub held: Counter [frames],
         /// Held frames that have been sent since
@@ -33,8 +31,9 @@ metrics! {
 }
 
 metrics! {
-    /// Counters of one rule.
+    /// Counters of one rule, which a worker has in a cache line of their own.
     #[derive(Debug, Default)]
+    #[repr(align(64))]
     pub struct RuleCounters of rule by [rule] with [action] {
         /// Packets that matched
         pub matched: Counter [packets],
@@ -46,11 +45,23 @@ metrics! {
     }
 }
 
+metrics! {
+    /// Counts of all removed rules with the same action.
+    #[derive(Debug, Default)]
+    pub struct RemovedCounters of removed_rule by [action] {
+        /// Packets that matched
+        pub matched: u64 [packets as matched / _],
+        /// Packets on which the rules acted
+        pub acted: u64 [packets as acted / _],
+        /// Packets on which the rules could not act
+        pub unable: u64 [packets as unable / _],
+    }
+}
+
 impl Counters {
-    pub(super) fn new(rules: usize, forward: Arc<forward::Counters>) -> Self {
+    pub(super) fn new(forward: Arc<forward::Counters>) -> Self {
         Self {
             forward,
-            rules: (0..rules).map(|_| RuleCounters::default()).collect(),
             held: Counter::default(),
             released: Counter::default(),
             held_peak: Maximum::default(),

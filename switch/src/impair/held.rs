@@ -8,6 +8,7 @@ use crate::{Frame, Full, Nanos, Output, PortId};
 const RETRY: Nanos = Nanos::from_micros(1);
 
 /// Held frames, with a queue for each output port.
+#[derive(Debug)]
 pub(super) struct Held {
     bytes: Box<[u8]>,
     slot_len: usize,
@@ -21,6 +22,7 @@ pub(super) struct Held {
 }
 
 /// The held frames of one output port.
+#[derive(Debug)]
 struct PortQueue {
     /// All held frames, by due time
     by_time: Heap,
@@ -63,6 +65,12 @@ impl Held {
             queues: (0..ports).map(queue).collect(),
             count: 0,
         }
+    }
+
+    /// Returns the slots without their frames, for a planted bug.
+    #[cfg(test)]
+    pub(super) fn emptied(&self) -> Self {
+        Self::new(self.lens.len(), self.slot_len, self.queues.len() as u16)
     }
 
     /// Holds back a copy of `frame`, which is to be sent through `port`.

@@ -1,6 +1,7 @@
 //! Conditions by which rules select packets.
 
 use crate::PortId;
+use core::fmt;
 use core::net::IpAddr;
 use rocev2::{Opcode, Packet, Psn, Qpn};
 
@@ -76,6 +77,33 @@ impl Operations {
         }
     }
 
+    /// Returns the classes and the opcodes of which the set is the union, as few as a greedy search finds. An
+    /// opcode is the name of its constant, in lower case.
+    pub fn names(&self) -> Vec<String> {
+        let mut classes = Self::CLASSES.map(|word| (word, Self::class(word).unwrap_or_default()));
+        classes.sort_by_key(|(_, class)| core::cmp::Reverse(class.len()));
+        let (mut names, mut covered) = (Vec::new(), Self::default());
+        for (word, class) in classes {
+            if class.and(*self) == *self && class.and(covered) != covered {
+                names.push(word.to_owned());
+                covered = covered.and(class);
+            }
+        }
+        for &opcode in Opcode::KNOWN {
+            let only = Self::only(opcode);
+            if only.and(*self) == *self && only.and(covered) != covered {
+                names.extend(opcode.info().map(|info| info.constant.to_lowercase()));
+                covered = covered.and(only);
+            }
+        }
+        names
+    }
+
+    /// Returns the count of opcodes.
+    fn len(&self) -> u32 {
+        self.opcodes.iter().map(|word| word.count_ones()).sum()
+    }
+
     /// Returns whether the set contains packets with this opcode to this queue pair.
     #[inline]
     pub fn has(&self, opcode: Opcode, to: Qpn) -> bool {
@@ -135,6 +163,15 @@ impl IpPrefix {
     }
 }
 
+/// An address, or a network in CIDR notation
+impl fmt::Display for IpPrefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (first, prefix) = (self.first(), self.mask.count_ones());
+        let prefix = if first.is_ipv4() { prefix.saturating_sub(96) } else { prefix };
+        if self.mask == u128::MAX { write!(f, "{first}") } else { write!(f, "{first}/{prefix}") }
+    }
+}
+
 /// ::ffff:0:0/96, into which IPv4 addresses are mapped
 const MAPPED: u128 = 0xffff_0000_0000;
 
@@ -152,6 +189,13 @@ pub struct PsnRange {
     pub first: Psn,
     /// Last PSN, which is a smaller number if the range wraps around
     pub last: Psn,
+}
+
+/// The first and the last PSN
+impl fmt::Display for PsnRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first.get(), self.last.get())
+    }
 }
 
 impl PsnRange {

@@ -10,12 +10,16 @@
 //!
 //! Each instance counts, skips and chooses independently: with several workers, a rule with `times` acts that
 //! many times on each of them. Frames still held back when a run ends are lost.
+//!
+//! [`Rules`] is the control plane's view, which changes the rules during a run by a [`Command`] to each instance.
 
+mod change;
 pub mod config;
 pub mod counters;
 mod held;
 pub mod matching;
 
+pub use change::{Adopted, Command, Rules};
 pub use config::{Action, Config, Field, Rule};
 pub use counters::Counters;
 pub use matching::{IpPrefix, Match, Operations, PsnRange};
@@ -47,9 +51,15 @@ pub struct Impair {
     held: Held,
     flows: Option<Flows>,
     counters: Arc<Counters>,
+    /// Latest change of the rules, until the control plane gets it back
+    adopted: Option<Adopted>,
+    /// Whether adopting new rules loses the held frames, as a planted bug
+    #[cfg(test)]
+    loses_held_frames: bool,
 }
 
 /// A rule and its state.
+#[derive(Debug)]
 struct ActiveRule {
     rule: Rule,
     /// Random numbers that decide whether to act, one for each matching packet
@@ -57,8 +67,10 @@ struct ActiveRule {
     /// Random numbers for the action itself; separate, so that an action's draws do not change which packets
     /// are chosen
     action_rng: Rng,
+    /// Packets that matched and packets acted on, for `skip` and `times`
     matched: u64,
     acted: u64,
+    counters: Arc<RuleCounters>,
 }
 
 /// Result of an action.
@@ -94,17 +106,18 @@ impl Impair {
             peers[a.index()] = b;
             peers[b.index()] = a;
         }
-        let holds = |rule: &Rule| matches!(rule.action, Action::Delay { .. } | Action::Reorder { .. });
-        let slots = if config.rules.iter().any(holds) { config.held } else { 0 };
-        let offsets = config.rules.iter().any(|rule| rule.matching.psn_offset.is_some());
-        let counters = Counters::new(config.rules.len(), forward.counters());
+        let slots = if config.holds_frames() { config.held } else { 0 };
+        let counters = Counters::new(forward.counters());
         Self {
             forward,
             peers,
-            rules: config.rules.iter().map(|rule| ActiveRule::new(rule, config.seed, worker)).collect(),
+            rules: config.active_rules(worker, |_| Arc::default()),
             held: Held::new(slots, config.frame_len, config.ports),
-            flows: offsets.then(|| Flows::new(config.flows)),
+            flows: config.needs_flows().then(|| Flows::new(config.flows)),
             counters: Arc::new(counters),
+            adopted: None,
+            #[cfg(test)]
+            loses_held_frames: false,
         }
     }
 
@@ -113,7 +126,7 @@ impl Impair {
     pub fn salted(mut self, seed: u64) -> Self {
         self.forward = self.forward.salted(seed);
         if let Some(flows) = &mut self.flows {
-            flows.index.set_salt(Salt::new(seed));
+            flows.set_salt(Some(Salt::new(seed)));
         }
         self
     }
@@ -121,6 +134,11 @@ impl Impair {
     /// Returns the counters of this instance, which it continues to update.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
+    }
+
+    /// Returns the counters of the current rules, in their order. Those of [`Rules::iter`] follow changes.
+    pub fn rule_counters(&self) -> impl ExactSizeIterator<Item = &RuleCounters> {
+        self.rules.iter().map(|active| &*active.counters)
     }
 
     /// Applies the rules to a packet.
@@ -144,8 +162,8 @@ impl Impair {
             None => None,
         };
         let fields = PacketFields::of(&packet, port, offset);
-        for (active, counters) in self.rules.iter_mut().zip(&self.counters.rules) {
-            if !active.selects(&fields, counters) {
+        for active in &mut self.rules {
+            if !active.selects(&fields) {
                 continue;
             }
             let effect = match active.rule.action {
@@ -162,13 +180,13 @@ impl Impair {
                 Action::Mark { force } => mark(frame.bytes_mut(), layout, force),
             };
             if matches!(effect, Effect::Unable) {
-                counters.unable.add(1);
+                active.counters.unable.add(1);
                 if matches!(active.rule.action, Action::Delay { .. } | Action::Reorder { .. }) {
                     self.counters.held_full.add(1);
                 }
                 continue;
             }
-            counters.acted.add(1);
+            active.counters.acted.add(1);
             active.acted += 1;
             match effect {
                 Effect::Dropped => return Verdict::Drop(DropReason::Impaired),
@@ -185,7 +203,7 @@ impl Impair {
 }
 
 impl ActiveRule {
-    fn new(rule: &Rule, seed: u64, worker: usize) -> Self {
+    fn new(rule: &Rule, seed: u64, worker: usize, counters: Arc<RuleCounters>) -> Self {
         let stream =
             rule.name.bytes().fold(worker as u64, |hash, byte| mix(hash ^ u64::from(byte)).wrapping_add(1));
         Self {
@@ -194,16 +212,17 @@ impl ActiveRule {
             action_rng: Rng::stream(seed, !stream),
             matched: 0,
             acted: 0,
+            counters,
         }
     }
 
     /// Returns whether the rule matches this packet and chooses to act on it.
     #[inline]
-    fn selects(&mut self, fields: &PacketFields, counters: &RuleCounters) -> bool {
+    fn selects(&mut self, fields: &PacketFields) -> bool {
         if !self.rule.matching.has(fields) {
             return false;
         }
-        counters.matched.add(1);
+        self.counters.matched.add(1);
         self.matched += 1;
         self.matched > self.rule.skip
             && self.choice_rng.happens(self.rule.share)
@@ -265,6 +284,7 @@ fn mark(bytes: &mut [u8], layout: Layout, force: bool) -> Effect {
 }
 
 /// First PSN of each flow.
+#[derive(Debug)]
 struct Flows {
     index: Index<HostQp>,
     /// First PSN of the requests and of the responses to each queue pair
@@ -274,6 +294,13 @@ struct Flows {
 impl Flows {
     fn new(capacity: usize) -> Self {
         Self { index: Index::with_capacity(capacity), first: vec![[None; 2]; capacity].into() }
+    }
+
+    /// Salts the empty table, unless there is no salt.
+    fn set_salt(&mut self, salt: Option<Salt>) {
+        if let Some(salt) = salt {
+            self.index.set_salt(salt);
+        }
     }
 
     /// Returns the distance of the packet's PSN from the first PSN of its flow, or `None` for a CNP.
@@ -290,8 +317,8 @@ impl Flows {
 }
 
 impl Function for Impair {
-    type Command = core::convert::Infallible;
-    type Event = core::convert::Infallible;
+    type Command = Command;
+    type Event = Adopted;
 
     #[inline]
     fn on_frame<O: Output>(
@@ -323,11 +350,11 @@ impl Function for Impair {
     }
 
     fn on_command(&mut self, command: Self::Command, _now: Nanos) {
-        match command {}
+        self.adopt(command);
     }
 
     fn poll_event(&mut self) -> Option<Self::Event> {
-        None
+        self.adopted.take()
     }
 }
 

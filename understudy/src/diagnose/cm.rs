@@ -32,6 +32,8 @@ struct Exchange {
     state: State,
     /// First PSN of the server's requests, and the path MTU in bytes
     req: Option<(Psn, u32)>,
+    /// Addresses of client and server on the primary path, which the connection's packets will have
+    path: Option<(IpAddr, IpAddr)>,
     /// The message that waits for a response: its first sight, its last one, and how often it was sent
     first: Sight,
     last: Sight,
@@ -75,6 +77,11 @@ fn gid(address: IpAddr) -> [u8; 16] {
     }
 }
 
+/// Returns the address that a GID stands for.
+fn address(gid: [u8; 16]) -> IpAddr {
+    IpAddr::V6(gid.into()).to_canonical()
+}
+
 impl Exchanges {
     /// Takes a message.
     pub(super) fn observe(
@@ -95,7 +102,8 @@ impl Exchanges {
                 }
                 if let (Some((psn, mtu)), Some(client)) = (exchange.req, exchange.client.1) {
                     let psns = (rep.starting_psn(), psn);
-                    let (client, server) = ((dst, client), (src, rep.qpn()));
+                    let hosts = exchange.path.unwrap_or((dst, src));
+                    let (client, server) = ((hosts.0, client), (hosts.1, rep.qpn()));
                     connections.connect(&Established { client, server, psns, mtu });
                 }
             }
@@ -114,12 +122,16 @@ impl Exchanges {
                 let ids = (dreq.local_comm_id.get(), dreq.remote_comm_id.get());
                 let key = self.either(ids, (src, dst));
                 if let Some(exchange) = key.and_then(|key| self.by_client.get_mut(&key)) {
+                    connections.disconnect(exchange.ends());
                     exchange.wait(State::Disconnecting, sight);
                 }
             }
             Body::Drep(drep) => {
                 let ids = (drep.local_comm_id.get(), drep.remote_comm_id.get());
                 if let Some(key) = self.either(ids, (src, dst)) {
+                    if let Some(exchange) = self.by_client.get(&key) {
+                        connections.disconnect(exchange.ends());
+                    }
                     self.pass(key, State::Over);
                 }
             }
@@ -134,6 +146,7 @@ impl Exchanges {
         if matches!(exchange.state, State::Requested) {
             exchange.wait(State::Requested, sight);
         }
+        exchange.path = Some((address(req.primary.local_gid), address(req.primary.remote_gid)));
         if req.primary.local_gid != gid(src) || req.primary.remote_gid != gid(dst) {
             let ends = exchange.ends();
             all.add(Some(ends), Event::new(Kind::GidMismatch, 1, sight, Detail::None));
@@ -193,6 +206,7 @@ impl Exchanges {
             server: (server, None),
             state: State::Requested,
             req: None,
+            path: None,
             first: sight,
             last: sight,
             times: 1,

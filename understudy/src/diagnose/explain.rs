@@ -434,6 +434,17 @@ fn other(finding: &Finding, a: &str, b: &str) -> Option<Text> {
             format!("The primary path of the REQ from {a} to {b} has a GID that is not the IP address of the packet. The connection's packets will have the addresses of these GIDs."),
             "compare the GID index of the client's port with the address that it should use (`show_gids`)",
         ),
+        Kind::GidUnexpected => {
+            let peer = match finding.detail {
+                Detail::Address { address } => address.to_string(),
+                _ => "another host".into(),
+            };
+            (
+                format!("packets to {b} from another address than its peer's"),
+                format!("The communication manager connected this queue pair of {b} with {peer}, and {a} sends to it. Responders drop packets from another address than their peer's without a response (soft-RoCE always does): the sender uses another GID index than it announced, or an address translator is in between; or the number is of another connection, whose end the capture does not show."),
+                "compare the GID indexes of both ends (`show_gids`), and whether a host has several addresses in this network",
+            )
+        }
         Kind::CeWithoutCnp => (
             format!("{} with Congestion Experienced, and no CNP from {b}", plural(count, "packet")),
             format!("Switches marked packets from {a}, and {b} sent no congestion notification here within 1 ms. Either {b} does not do so (soft-RoCE does not), or its CNPs take another path or are lost; {a} does not slow down."),

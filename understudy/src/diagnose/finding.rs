@@ -66,6 +66,7 @@ kinds! {
     Malformed "malformed" Error, "Packets that break a rule of the format";
     RoceV1 "roce_v1" Warning, "RoCE version 1 packets";
     GidMismatch "gid_mismatch" Warning, "A REQ's GIDs are not the addresses of its packet";
+    GidUnexpected "gid_unexpected" Warning, "Packets from an address that is not that of the queue pair's peer";
     CmNoReply "cm_no_reply" Error, "REQ without REP";
     CmNoRtu "cm_no_rtu" Error, "REP without RTU";
     CmRejected "cm_rejected" Error, "REJ";
@@ -123,6 +124,10 @@ pub(crate) enum Detail {
     /// Time in nanoseconds
     Time {
         ns: u64,
+    },
+    /// Address that was expected
+    Address {
+        address: IpAddr,
     },
 }
 

@@ -37,11 +37,11 @@ pub(crate) struct Args {
     /// Diagnose a running instance: its socket, or its configuration file (docs/observe.md)
     #[arg(long, value_name = "SOCKET|CONFIG")]
     at: Option<PathBuf>,
-    /// With --at: trace packets to the queue pair with this number; without it, to the busiest ones in turns
+    /// With --at: trace only packets to the queue pair with this number; a connection is then seen in one direction
     #[arg(long, value_name = "QPN", value_parser = crate::trace::parse_qpn, requires = "at")]
     qp: Option<u32>,
-    /// With --at: trace only packets to this host
-    #[arg(long, value_name = "ADDRESS", requires = "qp")]
+    /// With --at: trace only packets from or to this host; with --qp, to it
+    #[arg(long, value_name = "ADDRESS", requires = "at")]
     host: Option<IpAddr>,
     /// With --at: trace for this many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds, default_value = "10", requires = "at")]

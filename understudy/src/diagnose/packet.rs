@@ -70,12 +70,23 @@ pub(crate) struct Observed {
     pub icrc: Option<u32>,
     /// IPv4's identification
     pub ip_id: Option<u16>,
+    /// Hash of what routers change and the ICRC does not cover: MAC addresses, VLANs, hop limit
+    pub link: u16,
     pub aeth: Option<Aeth>,
     pub access: Option<Access>,
 }
 
 /// ECN field of a packet that passed a congested queue (RFC 3168)
 const CE: u8 = 3;
+
+/// Returns a hash of the link header and the hop limit (FNV-1a).
+fn link(packet: &Roce<'_>) -> u16 {
+    let macs = packet.macs.iter().flat_map(|(src, dst)| src.0.into_iter().chain(dst.0));
+    let vlans = packet.vlans.iter().flat_map(|vlan| vlan.to_be_bytes());
+    let bytes = macs.chain(vlans).chain([packet.ttl]);
+    let hash = bytes.fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    (hash >> 16 ^ hash) as u16
+}
 
 impl Observed {
     /// Returns the fields of a packet; `None` if it has no BTH.
@@ -96,6 +107,7 @@ impl Observed {
             ce: packet.traffic_class & 3 == CE,
             icrc: packet.icrc,
             ip_id: packet.ip_id,
+            link: link(packet),
             aeth: packet.aeth().copied(),
             access: by_reth.or(by_atomic),
         })

@@ -162,5 +162,6 @@ fn detail(detail: Detail) -> Value {
         Detail::Mtu { seen, expected } => json!({ "seen": seen, "expected": expected }),
         Detail::Named { number, name } => json!({ "number": number, "name": name }),
         Detail::Time { ns } => json!({ "waited_ns": ns }),
+        Detail::Address { address } => json!({ "expected": address }),
     }
 }

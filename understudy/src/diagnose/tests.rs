@@ -240,6 +240,53 @@ fn a_request_with_another_gid_is_found() {
 }
 
 #[test]
+fn packets_from_another_address_than_the_peers_are_found() {
+    let from_three = frame((3, 2), Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(0x42), Psn::new(900)), &[0; 4]);
+    let mut network = Network::new();
+    network.req();
+    network.rep();
+    network.rtu();
+    network.send(100);
+    network.pass(&from_three);
+    network.pass(&from_three);
+    let diagnosis = network.analysis.finish();
+    let found = diagnosis.findings.iter().find(|finding| finding.kind == Kind::GidUnexpected).unwrap();
+    assert_eq!(found.count, 1);
+    let text = report::text("-", &diagnosis);
+    assert!(text.contains("from another address") && text.contains("10.0.0.3"), "{text}");
+    // The number may be used again after the connection.
+    let mut network = Network::new();
+    network.req();
+    network.rep();
+    network.rtu();
+    network.dreq();
+    network.drep();
+    network.pass(&from_three);
+    assert!(network.later().iter().all(|(kind, _)| *kind != "gid_unexpected"));
+}
+
+/// The GIDs of a REQ are the addresses that the connection's packets have, also if the REQ has others.
+#[test]
+fn the_gids_of_a_request_are_the_peers_addresses() {
+    let mut network = Network::new();
+    let mut req = Req::zeroed();
+    req.local_comm_id = 5.into();
+    req.set_qpn(Qpn::new(0x21));
+    req.set_starting_psn(Psn::new(900));
+    req.primary.local_gid = std::net::Ipv4Addr::new(10, 0, 0, 3).to_ipv6_mapped().octets();
+    req.primary.remote_gid = std::net::Ipv4Addr::new(10, 0, 0, 2).to_ipv6_mapped().octets();
+    network.message((1, 2), Message::Req, &req);
+    network.rep();
+    network.rtu();
+    network.pass(&frame((3, 2), Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(0x42), Psn::new(100)), &[0; 4]));
+    let found = kinds(&network.analysis.finish());
+    assert!(
+        found.contains(&("gid_mismatch", 1)) && found.iter().all(|(kind, _)| *kind != "gid_unexpected"),
+        "{found:?}"
+    );
+}
+
+#[test]
 fn a_service_id_that_is_not_resolved_is_found() {
     let (mut request, mut refusal) = ([0u8; MAD_LEN - MadHeader::LEN], [0u8; MAD_LEN - MadHeader::LEN]);
     (request[3], refusal[3], refusal[4]) = (9, 9, 1);

@@ -3,9 +3,11 @@
 
 use super::tunnel::config::TunnelConfig;
 use crate::log;
+use crate::observe::steer::Steering;
 use crate::observe::{FunctionMetrics, Instance, ObserveConfig, Observer, QueuePair, TraceError, no_groups};
 use crate::system::{now, start};
 use core::cell::Cell;
+use crossbeam_channel::Receiver;
 use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, Outcome, PortInfo, Runtime, Stop};
 use miette::Report;
 use rocev2::ethernet::MacAddr;
@@ -125,6 +127,11 @@ pub(super) struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// Returns the queue of requests that steer the function, if there is a socket for them.
+    pub(super) fn take_steering(&mut self) -> Option<Receiver<Steering>> {
+        self.observer.as_mut().and_then(Observer::take_steering)
+    }
+
     /// Returns the MAC address of the first port.
     pub(super) fn port_mac(&self) -> MacAddr {
         MacAddr(self.runtime.ports().next().map_or([0; 6], |port| port.mac))

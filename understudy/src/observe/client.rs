@@ -1,12 +1,15 @@
-//! Client of the observation socket, for `top` and `trace`.
+//! Client of the observation socket, for the commands that observe and steer.
 
 use super::socket::{Refusal, Request};
+use super::steer::{RatesRequest, RatesState, RulesRequest, RulesState};
 use super::{Snapshot, TraceLine, TraceRequest};
 use crate::output::printable_json;
 use serde::de::DeserializeOwned;
+use std::fs;
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Time within which an instance has to respond
@@ -27,6 +30,12 @@ pub(crate) enum ClientError {
     /// No process listens at the socket
     #[error("no instance listens at {}; start it, or check `socket` in [observe]", .0.display())]
     NotListening(PathBuf),
+    /// The socket is accessible to another user alone
+    #[error("you may not connect to {}: it is for {owner} alone; run this command as that user", .socket.display())]
+    Forbidden { socket: PathBuf, owner: String },
+    /// The instance has not responded in time
+    #[error("the instance has not responded within {} s; check whether its process is stopped", RESPONSE_TIMEOUT.as_secs())]
+    Late,
     /// The instance has ended, or the connection broke
     #[error("the instance stopped responding: {0}")]
     Disconnected(io::Error),
@@ -44,6 +53,16 @@ impl From<io::Error> for ClientError {
     }
 }
 
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+/// Returns the owner of a socket, as far as this user may know.
+fn owner(socket: &Path) -> String {
+    fs::metadata(socket)
+        .map_or_else(|_| "another user".into(), |socket| format!("the user with ID {}", socket.uid()))
+}
+
 /// A connection to an instance.
 pub(crate) struct Client {
     stream: BufReader<UnixStream>,
@@ -57,6 +76,9 @@ impl Client {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
                 ClientError::NotListening(target.socket.clone())
             }
+            ErrorKind::PermissionDenied => {
+                ClientError::Forbidden { socket: target.socket.clone(), owner: owner(&target.socket) }
+            }
             _ => ClientError::Disconnected(error),
         })?;
         stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
@@ -66,8 +88,26 @@ impl Client {
 
     /// Requests the current state of the instance.
     pub(crate) fn snapshot(&mut self) -> Result<Snapshot, ClientError> {
-        self.send(&Request::Snapshot)?;
-        self.read()
+        self.ask(&Request::Snapshot)
+    }
+
+    /// Lists or changes the rules of `[impair]`.
+    pub(crate) fn rules(&mut self, request: RulesRequest) -> Result<RulesState, ClientError> {
+        self.ask(&Request::Impair(request))
+    }
+
+    /// Lists or changes the rates of `[pktgen]`.
+    pub(crate) fn rates(&mut self, request: RatesRequest) -> Result<RatesState, ClientError> {
+        self.ask(&Request::Rate(request))
+    }
+
+    /// Sends a request, and returns the response.
+    fn ask<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T, ClientError> {
+        self.send(request)?;
+        self.read().map_err(|error| match error {
+            ClientError::Disconnected(error) if is_timeout(&error) => ClientError::Late,
+            error => error,
+        })
     }
 
     /// Starts a trace; [`Self::next_line`] returns its packets.
@@ -86,11 +126,7 @@ impl Client {
     pub(crate) fn next_line(&mut self) -> Result<Option<TraceLine>, ClientError> {
         match self.read() {
             Ok(line) => Ok(Some(line)),
-            Err(ClientError::Disconnected(error))
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
-            {
-                Ok(None)
-            }
+            Err(ClientError::Disconnected(error)) if is_timeout(&error) => Ok(None),
             Err(other) => Err(other),
         }
     }

@@ -12,7 +12,7 @@ const DEFAULT_PORT: u16 = 9464;
 /// Contents of `[observe]`. Without it, nothing listens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObserveConfig {
-    /// Unix socket for `understudy top` and `understudy trace`
+    /// Unix socket for the commands that observe and steer
     pub(crate) socket: Option<PathBuf>,
     /// Address at which Prometheus reads metrics
     pub(crate) prometheus: Option<SocketAddr>,
@@ -21,7 +21,7 @@ pub(crate) struct ObserveConfig {
 settings::table! {
     /// Where observers of the running instance connect
     pub(crate) enum Keys "[observe]";
-    /// Path of a Unix socket for `understudy top` and `understudy trace`
+    /// Path of a Unix socket for `understudy top`, `trace`, `diagnose --at`, `impair` and `rate`
     socket: () = special("path") => optional("no socket") example("/run/understudy/observe.sock");
     /// Address at which Prometheus reads metrics: with a port, or a port of 127.0.0.1, or `true` for port 9464
     prometheus: Option<SocketAddr> = other("address with a port, port, `true` or `false`", address) => default(false) example("127.0.0.1:9464");

@@ -12,6 +12,7 @@ mod metrics;
 mod queue_pairs;
 mod snapshot;
 mod socket;
+pub(crate) mod steer;
 mod trace;
 mod values;
 
@@ -19,6 +20,8 @@ pub(crate) use client::{Client, ClientError, Target};
 pub(crate) use config::{Keys, ObserveConfig, read as read_config};
 pub(crate) use queue_pairs::{CountedQp, queue_pairs};
 pub(crate) use snapshot::{FunctionMetrics, Instance, Latency, Port, Row, Snapshot, Table, busiest};
+#[cfg(test)]
+pub(crate) use trace::Hex;
 pub(crate) use trace::{Line as TraceLine, Part, Request as TraceRequest, TraceError, TraceRecord};
 pub(crate) use values::{Values, headings};
 
@@ -29,6 +32,7 @@ use dataplane::{ControlOutput, Live};
 use miette::Report;
 use std::sync::Arc;
 use std::time::Instant;
+use steer::{SteerError, Steering};
 use switch::Function;
 use trace::{RunningTrace, TraceControl};
 
@@ -46,21 +50,35 @@ enum ControlRequest {
 
 /// Handle through which the threads of sockets send requests.
 #[derive(Clone)]
-struct RequestSender(Sender<ControlRequest>);
+struct RequestSender {
+    control: Sender<ControlRequest>,
+    steering: Sender<Steering>,
+}
 
 impl RequestSender {
     /// Returns the current state of the instance; `None` if it is shutting down.
     fn snapshot(&self) -> Option<Arc<Snapshot>> {
         let (response, received) = crossbeam_channel::bounded(1);
-        self.0.send(ControlRequest::Snapshot(response)).ok()?;
+        self.control.send(ControlRequest::Snapshot(response)).ok()?;
         received.recv().ok()
     }
 
     /// Starts the requested trace.
     fn trace(&self, trace_request: trace::Request) -> Result<RunningTrace, TraceError> {
         let (response, received) = crossbeam_channel::bounded(1);
-        self.0.send(ControlRequest::Trace(trace_request, response)).map_err(|_| TraceError::Ending)?;
+        let request = ControlRequest::Trace(trace_request, response);
+        self.control.send(request).map_err(|_| TraceError::Ending)?;
         received.recv().map_err(|_| TraceError::Ending)?
+    }
+
+    /// Passes a request to the function, and returns its response.
+    fn steer<T>(
+        &self,
+        request: impl FnOnce(Sender<Result<T, SteerError>>) -> Steering,
+    ) -> Result<T, SteerError> {
+        let (response, received) = crossbeam_channel::bounded(1);
+        self.steering.send(request(response)).map_err(|_| SteerError::Ending)?;
+        received.recv().map_err(|_| SteerError::Ending)?
     }
 }
 
@@ -70,6 +88,8 @@ pub(crate) struct Observer {
     began: Instant,
     requests: Receiver<ControlRequest>,
     traces: TraceControl,
+    /// Requests for the function, until it takes them
+    steering: Option<Receiver<Steering>>,
     /// Removes the socket from the file system when dropped
     _socket: Option<socket::Socket>,
 }
@@ -81,13 +101,26 @@ impl Observer {
         if observe.socket.is_none() && observe.prometheus.is_none() {
             return Ok(None);
         }
-        let (sender, requests) = crossbeam_channel::bounded(MAX_REQUESTS);
-        let sender = RequestSender(sender);
+        let (control, requests) = crossbeam_channel::bounded(MAX_REQUESTS);
+        let (sender, steering) = crossbeam_channel::bounded(MAX_REQUESTS);
+        let sender = RequestSender { control, steering: sender };
         let socket = observe.socket.as_deref().map(|path| socket::Socket::open(path, &sender)).transpose()?;
         if let Some(address) = observe.prometheus {
             metrics::serve(address, sender)?;
         }
-        Ok(Some(Self { instance, began: now(), requests, traces: TraceControl::default(), _socket: socket }))
+        Ok(Some(Self {
+            instance,
+            began: now(),
+            requests,
+            traces: TraceControl::default(),
+            steering: Some(steering),
+            _socket: socket,
+        }))
+    }
+
+    /// Returns the queue of requests for the function. Without this call they are refused.
+    pub(crate) fn take_steering(&mut self) -> Option<Receiver<Steering>> {
+        self.steering.take()
     }
 
     /// Responds to the requests since the last call. `metrics` returns the function's own metrics, and
@@ -100,6 +133,9 @@ impl Observer {
         group: impl Fn(u32) -> Result<Vec<QueuePair>, TraceError>,
     ) {
         self.traces.send_pending(out);
+        for request in self.steering.iter().flat_map(Receiver::try_iter) {
+            request.refuse(&self.instance.function);
+        }
         let mut snapshot = None;
         for request in self.requests.try_iter().take(MAX_REQUESTS) {
             match request {

@@ -1,6 +1,7 @@
 //! The observation socket: each request and each response is a line of JSON.
 
 use super::connections::{IO_TIMEOUT, MAX_CONNECTIONS, accept_all};
+use super::steer::{self, Steering};
 use super::{RequestSender, trace};
 use dataplane::unix_socket::{ListenError, ListeningSocket};
 use miette::{IntoDiagnostic as _, MietteDiagnostic, Report, WrapErr as _};
@@ -12,8 +13,8 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-/// Longest request, in bytes
-const MAX_REQUEST_LEN: u64 = 4096;
+/// Longest request, in bytes: a file with many rules
+const MAX_REQUEST_LEN: u64 = 1 << 20;
 /// Idle time after which a connection is closed
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -26,6 +27,10 @@ pub(super) enum Request {
     /// Packets as they are received and sent: a line that the trace has begun, a line per packet, and a line
     /// at its end
     Trace(trace::Request),
+    /// The rules of `[impair]`, to be listed or changed; the response is a line
+    Impair(steer::RulesRequest),
+    /// The rates of `[pktgen]`, to be listed or changed; the response is a line
+    Rate(steer::RatesRequest),
 }
 
 /// A refused request.
@@ -114,6 +119,20 @@ fn serve(stream: &UnixStream, sender: &RequestSender) -> io::Result<()> {
                 Ok(tracing) => return tracing.write(stream, |line| respond(&mut to, line)),
                 Err(why) => return refuse(stream, why.name(), why.to_string()),
             },
+            Ok(Request::Impair(request)) => {
+                match sender.steer(|response| Steering::Rules(request, response)) {
+                    Ok(state) => respond(&mut to, &state)?,
+                    Err(why) => return refuse(stream, why.name(), why.to_string()),
+                }
+            }
+            Ok(Request::Rate(request)) => match sender.steer(|response| Steering::Rates(request, response)) {
+                Ok(state) => respond(&mut to, &state)?,
+                Err(why) => return refuse(stream, why.name(), why.to_string()),
+            },
+            Err(_) if line.len() as u64 == MAX_REQUEST_LEN => {
+                let error = format!("the request is too long; at most {MAX_REQUEST_LEN} bytes are read");
+                return refuse(stream, "too_long", error);
+            }
             Err(error) => return refuse(stream, "no_question", format!("invalid request: {error}")),
         }
     }

@@ -3,7 +3,7 @@
 
 use super::QueuePair;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use dataplane::watch::{FrameFilter, FrameRecord, TraceAction, Watch, Watcher, watches};
+use dataplane::watch::{FrameFilter, FrameRecord, SNAP_LEN, TraceAction, Watch, Watcher, watches};
 use dataplane::{ControlOutput, Live};
 use rocev2::UDP_PORT;
 use rocev2::ethernet::ethertype;
@@ -24,16 +24,22 @@ const REORDER_WAIT: Nanos = Nanos::from_millis(10);
 /// Maximum number of existing groups named in an error
 const MAX_NAMED_GROUPS: usize = 20;
 
-/// Selection of the packets to trace: those to one queue pair, or those of one group; both received and sent
-/// ones.
+/// Selection of the packets to trace: those to one queue pair, those of one group, or all RoCEv2 packets; both
+/// received and sent ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
     pub(crate) qp: Option<u32>,
-    /// Destination host; any if `None`
+    /// Destination host, or with `all` either end; any if `None`
     pub(crate) host: Option<IpAddr>,
     pub(crate) group: Option<u32>,
     /// Number of packets after which the trace ends
     pub(crate) count: Option<u64>,
+    /// Whether to trace the packets to all queue pairs
+    #[serde(default)]
+    pub(crate) all: bool,
+    /// Bytes to copy of each frame; [`SNAP_LEN`] if `None`
+    #[serde(default)]
+    pub(crate) snaplen: Option<u32>,
 }
 
 /// A line of the output.
@@ -68,8 +74,8 @@ pub(crate) enum TraceError {
     /// There can only be one trace at a time
     #[error("another trace is running; end it first, because there can only be one at a time")]
     Another,
-    /// Neither a queue pair nor a group is selected, or both are
-    #[error("select either one queue pair or one group")]
+    /// Nothing is selected, or more than one of the selections
+    #[error("select either one queue pair, one group, or all packets")]
     Unclear,
     /// The group does not exist; `existing` are the existing groups
     #[error("there is no group {requested}: {}", list_groups(.existing))]
@@ -217,20 +223,17 @@ impl TraceControl {
         if self.running.as_ref().is_some_and(|running| running.strong_count() > 0) {
             return Err(TraceError::Another);
         }
-        let queue_pairs = match (request.qp, request.group) {
-            (Some(qp), None) => vec![(request.host, qp)],
-            (None, Some(number)) => group(number)?,
+        let wanted = match (request.qp, request.group, request.all) {
+            (Some(qp), None, false) => to_any(vec![(request.host, qp)]),
+            (None, Some(number), false) => to_any(group(number)?),
+            (None, None, true) => from_or_to(request.host),
             _ => return Err(TraceError::Unclear),
         };
-        let wanted: FrameFilter = Arc::new(move |frame: &[u8]| {
-            destination(frame).is_some_and(|(host, qpn)| {
-                queue_pairs.iter().any(|(at, number)| *number == qpn && at.is_none_or(|at| at == host))
-            })
-        });
+        let snap_len = request.snaplen.map_or(SNAP_LEN, |bytes| bytes as usize);
         let running = Arc::new(());
         self.running = Some(Arc::downgrade(&running));
         let began = system_time();
-        let (ends, watchers) = watches(live.workers().len(), &wanted, RING_LEN);
+        let (ends, watchers) = watches(live.workers().len(), &wanted, RING_LEN, snap_len);
         self.pending = (0..).zip(ends.into_iter().map(Some)).collect();
         let ports = live.ports().map(|port| port.name.clone()).collect();
         Ok(RunningTrace { watchers, ports, began, count: request.count, _running: running })
@@ -242,8 +245,33 @@ fn system_time() -> SystemTime {
     SystemTime::now()
 }
 
-/// Returns the destination queue pair of a frame. Only the first segment of a segmented frame is visible.
-fn destination(frame: &[u8]) -> Option<(IpAddr, u32)> {
+/// Selects packets to these queue pairs.
+fn to_any(queue_pairs: Vec<QueuePair>) -> FrameFilter {
+    Arc::new(move |frame: &[u8]| {
+        ends(frame).is_some_and(|Ends { dst, qpn, .. }| {
+            queue_pairs.iter().any(|(host, number)| *number == qpn && host.is_none_or(|host| host == dst))
+        })
+    })
+}
+
+/// Selects RoCEv2 packets from or to a host, or all of them.
+fn from_or_to(host: Option<IpAddr>) -> FrameFilter {
+    Arc::new(move |frame: &[u8]| {
+        ends(frame).is_some_and(|Ends { src, dst, .. }| host.is_none_or(|host| host == src || host == dst))
+    })
+}
+
+/// Addresses of a RoCEv2 packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ends {
+    src: IpAddr,
+    dst: IpAddr,
+    qpn: u32,
+}
+
+/// Returns the hosts and the destination queue pair of a frame. Only the first segment of a segmented frame is
+/// visible.
+fn ends(frame: &[u8]) -> Option<Ends> {
     let word = |at: usize| Some(u16::from_be_bytes(*frame.get(at..)?.first_chunk()?));
     let mut at = 12;
     while ethertype::is_tag(word(at)?) {
@@ -251,20 +279,21 @@ fn destination(frame: &[u8]) -> Option<(IpAddr, u32)> {
     }
     let kind = word(at)?;
     at += 2;
-    let (host, protocol, udp) = match kind {
+    let (src, dst, protocol, udp) = match kind {
         ethertype::IPV4 => {
-            let host = Ipv4Addr::from(*frame.get(at + 16..)?.first_chunk::<4>()?);
-            (IpAddr::V4(host), *frame.get(at + 9)?, at + usize::from(*frame.get(at)? & 0xf) * 4)
+            let host = |at: usize| Some(Ipv4Addr::from(*frame.get(at..)?.first_chunk::<4>()?).into());
+            let udp = at + usize::from(*frame.get(at)? & 0xf) * 4;
+            (host(at + 12)?, host(at + 16)?, *frame.get(at + 9)?, udp)
         }
         ethertype::IPV6 => {
-            let host = Ipv6Addr::from(*frame.get(at + 24..)?.first_chunk::<16>()?);
-            (IpAddr::V6(host), *frame.get(at + 6)?, at + 40)
+            let host = |at: usize| Some(Ipv6Addr::from(*frame.get(at..)?.first_chunk::<16>()?).into());
+            (host(at + 8)?, host(at + 24)?, *frame.get(at + 6)?, at + 40)
         }
         _ => return None,
     };
     let [_, high, middle, low] = *frame.get(udp + 8 + 4..)?.first_chunk()?;
     let roce = protocol == UDP && word(udp + 2)? == UDP_PORT;
-    roce.then(|| (host, u32::from_be_bytes([0, high, middle, low])))
+    roce.then(|| Ends { src, dst, qpn: u32::from_be_bytes([0, high, middle, low]) })
 }
 
 /// State of a worker's ring: the time of its next packet, if there is one, and whether no further packet will
@@ -383,7 +412,7 @@ mod tests {
     use understudy_tests::captures;
 
     #[test]
-    fn the_destination_agrees_with_the_full_parser() {
+    fn the_ends_agree_with_the_full_parser() {
         let mut seen = 0;
         for name in ["rc_write_4qp.pcap", "ipv6_ud_send_512.pcap", "vlan_rc_write_4096.pcap", "cm_rping.pcap"]
         {
@@ -391,20 +420,22 @@ mod tests {
                 let rocev2::packet::Class::Roce(layout) = rocev2::classify(&frame) else { continue };
                 let packet = rocev2::Packet::new(&frame, layout);
                 let qp = switch::forward::counters::HostQp::destination_of(&packet);
-                assert_eq!(destination(&frame), Some((qp.host(), qp.qpn().get())), "{name}");
+                let expected = Ends { src: packet.src(), dst: qp.host(), qpn: qp.qpn().get() };
+                assert_eq!(ends(&frame), Some(expected), "{name}");
+                let (some, other) = (from_or_to(Some(expected.src)), from_or_to(Some([9, 9, 9, 9].into())));
+                assert!(some(&frame) && from_or_to(Some(expected.dst))(&frame) && from_or_to(None)(&frame));
+                assert!(!other(&frame) && to_any(vec![(None, expected.qpn)])(&frame));
                 // A frame that is truncated before the end of its BTH has no destination; after it, the same one.
-                let is_found = |len: usize| destination(&frame[..len]).is_some();
+                let is_found = |len: usize| ends(&frame[..len]).is_some();
                 let shortest = (0..=frame.len()).find(|len| is_found(*len)).unwrap();
                 assert!(shortest <= layout.payload(), "{name}");
-                assert!(
-                    (shortest..=frame.len()).all(|len| destination(&frame[..len]) == destination(&frame)),
-                    "{name}"
-                );
+                assert!((shortest..=frame.len()).all(|len| ends(&frame[..len]) == ends(&frame)), "{name}");
                 seen += 1;
             }
         }
         assert!(seen > 100, "{seen}");
-        assert_eq!(destination(&[0x81; 64]), None);
+        assert_eq!(ends(&[0x81; 64]), None);
+        assert!(!from_or_to(None)(&[0x81; 64]));
     }
 
     #[test]

@@ -314,7 +314,9 @@ struct TrialControl<'a> {
 }
 
 impl ControlHandler<Pktgen> for TrialControl<'_> {
-    fn on_event(&mut self, _worker: usize, Event::Done: Event, _out: &mut ControlOutput<'_, Pktgen>) {
+    fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, Pktgen>) {
+        // Trials do not change rates.
+        let Event::Done = event else { return };
         self.ended = self.began.as_ref().map(|began| CpuMark::of(began.thread.clone()));
     }
 

@@ -8,7 +8,7 @@ use crate::observe::{Client, ClientError, Part, Target, TraceLine, TraceRecord, 
 use crate::output::print_error;
 use crate::system::catch_signals;
 use core::net::IpAddr;
-use dataplane::watch::SNAP_LEN;
+use dataplane::watch::{MAX_SNAP_LEN, SNAP_LEN};
 use pcapng::Capture;
 use serde_json::{Value, json};
 use std::io::{self, ErrorKind, Write as _};
@@ -21,7 +21,7 @@ use tracing::info;
 ///
 /// The instance's configuration has to have `[observe]` with `socket` (docs/observe.md). Ctrl-C ends the trace.
 #[derive(clap::Args)]
-#[command(group(clap::ArgGroup::new("which").required(true).args(["qp", "group"])))]
+#[command(group(clap::ArgGroup::new("which").required(true).args(["qp", "group", "all"])))]
 pub(crate) struct Args {
     /// Socket of the instance, or its configuration file
     #[arg(value_name = "SOCKET|CONFIG")]
@@ -29,7 +29,10 @@ pub(crate) struct Args {
     /// Trace packets to the queue pair with this number, before or after rewriting
     #[arg(long, value_name = "QPN", value_parser = parse_qpn)]
     qp: Option<u32>,
-    /// Trace only packets to this host; with --group, packets from or to it
+    /// Trace all RoCEv2 packets
+    #[arg(long)]
+    all: bool,
+    /// Trace only packets to this host; with --group or --all, packets from or to it
     #[arg(long, value_name = "ADDRESS")]
     host: Option<IpAddr>,
     /// Trace packets of this group of [p4ce]: those of its leader and of its replicas
@@ -46,21 +49,17 @@ pub(crate) struct Args {
     json: bool,
     #[command(flatten)]
     opcodes: OpcodeFilter,
-    /// Keep this many bytes of each frame in --pcapng and in `bytes` of --json; at most 256, the length that
-    /// the instance's workers copy
+    /// Show this many bytes of each frame, 0 for whole frames. Workers that copy more than 256 are slower, and more
+    /// packets are missed
     #[arg(long, value_name = "BYTES", default_value_t = SNAP_LEN, value_parser = parse_snaplen)]
     snaplen: usize,
 }
 
 fn parse_snaplen(text: &str) -> Result<usize, String> {
-    let bytes = text.parse().map_err(|_| "not a number of bytes".to_owned())?;
-    if (1..=SNAP_LEN).contains(&bytes) {
-        Ok(bytes)
-    } else {
-        Err(format!(
-            "the instance's workers copy the first {SNAP_LEN} bytes of each frame, into a ring of fixed size; write \
-             1 to {SNAP_LEN}, and use tcpdump on the interface, or a `pcap` port, for whole packets"
-        ))
+    match text.parse() {
+        Ok(0) => Ok(MAX_SNAP_LEN),
+        Ok(bytes) if bytes <= MAX_SNAP_LEN => Ok(bytes),
+        _ => Err(format!("write a number of bytes, at most {MAX_SNAP_LEN}, or 0 for whole frames")),
     }
 }
 
@@ -118,11 +117,13 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
     let mut client = Client::connect(target)?;
     let stop = catch_signals().map_err(|error| Failure::Out(io::Error::other(error.to_string())))?;
-    // The instance selects packets by destination, this process by everything else.
-    let host = args.host.filter(|_| args.qp.is_some());
+    // The instance selects packets by queue pair and host, this process by everything else.
+    let host = args.host.filter(|_| args.group.is_none());
     let filters = !args.opcodes.is_empty() || (args.host.is_some() && host.is_none());
     let count = args.count.filter(|_| !filters);
-    client.trace(TraceRequest { qp: args.qp, host, group: args.group, count })?;
+    // Workers copy enough for filters and the ICRC of short packets; this process shortens what it shows.
+    let snaplen = Some(args.snaplen.max(SNAP_LEN) as u32);
+    client.trace(TraceRequest { qp: args.qp, host, group: args.group, count, all: args.all, snaplen })?;
     let mut printer = Printer { args, filters, ports: Vec::new(), capture: None, first_ns: None, shown: 0 };
     let mut ending = false;
     // Consecutive read timeouts while a line has to come

@@ -4,7 +4,7 @@ use crate::commands::{configs, text, understudy};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write as _;
+use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 use understudy_tests::{captures, processes};
@@ -57,6 +57,31 @@ fn a_cut_capture_is_diagnosed_as_far_as_it_goes() {
     }
 }
 
+/// Writes a header of a capture of Ethernet frames.
+fn write_header(to: &mut impl Write) {
+    to.write_all(&words([0xa1b2_c3d4, 0x0004_0002, 0, 0])).unwrap();
+    to.write_all(&words([65_535, 1, 0, 0])[..8]).unwrap();
+}
+
+fn words(words: [u32; 4]) -> Vec<u8> {
+    words.map(u32::to_le_bytes).concat()
+}
+
+/// Writes frames to or from the queue pair with the number of the round.
+fn write_round(to: &mut impl Write, frames: &[Vec<u8>], round: u32) {
+    let mut records = Vec::new();
+    for (n, frame) in (0..).zip(frames) {
+        // Without the ICRC, as another snapshot length leaves it
+        let len = frame.len() as u32 - 4;
+        let at = round * 100 + n;
+        records.extend(words([at / 1_000_000, at % 1_000_000, len, len + 4]));
+        records.extend(&frame[..len as usize]);
+        let qpn = records.len() - len as usize + 14 + 20 + 8 + 5;
+        records[qpn..qpn + 2].copy_from_slice(&(round as u16).to_be_bytes());
+    }
+    to.write_all(&records).unwrap();
+}
+
 /// The capture is repeated with other queue pair numbers, some 20 MB on a pipe.
 #[test]
 fn a_long_stream_on_standard_input_is_diagnosed() {
@@ -65,21 +90,9 @@ fn a_long_stream_on_standard_input_is_diagnosed() {
     let mut process = command.spawn().unwrap();
     let mut input = process.stdin.take().unwrap();
     let frames = captures::frames(&captures::path("rc_send_64.pcap"));
-    let words = |words: [u32; 4]| words.map(u32::to_le_bytes).concat();
-    input.write_all(&words([0xa1b2_c3d4, 0x0004_0002, 0, 0])).unwrap();
-    input.write_all(&words([65_535, 1, 0, 0])[..8]).unwrap();
-    for round in 0..5000_u32 {
-        let mut records = Vec::new();
-        for (n, frame) in (0..).zip(&frames) {
-            // Without the ICRC, as another snapshot length leaves it
-            let len = frame.len() as u32 - 4;
-            let at = round * 100 + n;
-            records.extend(words([at / 1_000_000, at % 1_000_000, len, len + 4]));
-            records.extend(&frame[..len as usize]);
-            let qpn = records.len() - len as usize + 14 + 20 + 8 + 5;
-            records[qpn..qpn + 2].copy_from_slice(&(round as u16).to_be_bytes());
-        }
-        input.write_all(&records).unwrap();
+    write_header(&mut input);
+    for round in 0..5000 {
+        write_round(&mut input, &frames, round);
     }
     drop(input);
     let output = process.wait_with_output().unwrap();
@@ -87,6 +100,37 @@ fn a_long_stream_on_standard_input_is_diagnosed() {
     assert_eq!(output.status.code(), Some(0), "{found}");
     assert_eq!((found["packets"].as_u64(), found["connections"].as_u64()), (Some(200_000), Some(5000)));
     assert_eq!(found["findings"].as_array().unwrap().len(), 0, "{found}");
+}
+
+/// Some 300 MB, of connections that end: after the first third, a process needs no more memory.
+#[test]
+fn long_captures_take_constant_memory() {
+    let frames = captures::frames(&captures::path("rc_write_4096.pcap"));
+    let round_len: usize = frames.iter().map(|frame| frame.len() + 12).sum();
+    let rounds = 300_000_000 / round_len as u32;
+    for arguments in [&["diagnose", "--json", "-"][..], &["decode", "--json", "-"]] {
+        let mut command = processes::command(env!("CARGO_BIN_EXE_understudy"));
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut process = command.spawn().unwrap();
+        let mut input = process.stdin.take().unwrap();
+        let peak_kb = |id: u32| -> u64 {
+            let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+            line.trim().trim_end_matches(" kB").parse().unwrap()
+        };
+        write_header(&mut input);
+        let mut early = 0;
+        for round in 0..rounds {
+            if round == rounds / 3 {
+                early = peak_kb(process.id());
+            }
+            write_round(&mut input, &frames, round % (rounds / 6));
+        }
+        let late = peak_kb(process.id());
+        drop(input);
+        assert!(process.wait().unwrap().code().is_some());
+        assert!(early > 1000 && late < early + 4096, "{arguments:?}: {early} kB, then {late} kB");
+    }
 }
 
 #[test]

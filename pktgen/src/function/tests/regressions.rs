@@ -489,3 +489,24 @@ fn a_frame_reflected_to_the_sending_port_is_not_received() {
         assert_eq!(all(|c| c.latency.count())[0], if receive.is_some() { 40 } else { 0 });
     }
 }
+
+#[test]
+fn state_bytes_counts_windows_requests_and_words() {
+    let mut adds = stream(Verb::FetchAdd, 0x100, 1_000);
+    (adds.outstanding, adds.memory.slots) = (Some(16), 500);
+    let mut profile = profile(1, vec![adds]);
+    (profile.respond, profile.window) = (true, 65_536);
+    let qp = size_of::<crate::uniform::Qp>() as u64;
+    assert_eq!(Pktgen::state_bytes(&profile), 1_000 * (qp + 8 + 65_536 / 8 + 8 + 16 * 24) + 500 * 8);
+    (profile.respond, profile.receive) = (false, None);
+    assert_eq!(
+        Pktgen::state_bytes(&profile),
+        1_000 * (qp + 8 + 8 + 16 * 24),
+        "without a receiver no window is needed"
+    );
+    profile.streams[0].outstanding = None;
+    assert_eq!(Pktgen::state_bytes(&profile), 1_000 * (qp + 8));
+    let error = ProfileError::Memory { stream: 0, mb: 6_600, what: "requests", key: "outstanding" };
+    let words = "cannot allocate 6600 MB for the requests of stream 1; lower `outstanding` or `qps`";
+    assert_eq!(error.to_string(), words);
+}

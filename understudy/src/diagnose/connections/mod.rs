@@ -47,6 +47,8 @@ pub(crate) struct Connections {
     index: HashMap<FlowKey, usize>,
     slots: Vec<(FlowKey, Flow)>,
     by_hosts: HashMap<(IpAddr, IpAddr), Vec<FlowKey>>,
+    /// Peer of each queue pair of connections that the communication manager has set up and not ended
+    peers: HashMap<(IpAddr, Qpn), IpAddr>,
     /// Next slot to be considered for eviction
     hand: usize,
     max: usize,
@@ -74,6 +76,7 @@ impl Connections {
             index: HashMap::new(),
             slots: Vec::new(),
             by_hosts: HashMap::new(),
+            peers: HashMap::new(),
             hand: 0,
             max: max.max(2),
             evicted: 0,
@@ -87,9 +90,13 @@ impl Connections {
         if p.sight.time_ns >= self.end.time_ns {
             self.end = p.sight;
         }
+        let before = (self.slots.len(), self.evicted);
         let at = self.slot(p.key);
+        if (self.slots.len(), self.evicted) != before {
+            self.check_peer(p);
+        }
         let flow = &mut self.slots[at].1;
-        flow.copies.observe(p);
+        flow.copies.observe(p, flow.reverse.is_some());
         flow.src_port = p.src_port;
         let new = match p.role() {
             Role::Request { acknowledged } => {
@@ -122,6 +129,11 @@ impl Connections {
 
     /// Begins a connection that the communication manager has set up.
     pub(crate) fn connect(&mut self, new: &Established) {
+        for (own, peer) in [(new.client, new.server), (new.server, new.client)] {
+            if self.peers.len() < self.max {
+                self.peers.insert(own, peer.0);
+            }
+        }
         let to_server = FlowKey { src: new.client.0, dst: new.server.0, qpn: new.server.1 };
         let to_client = FlowKey { src: new.server.0, dst: new.client.0, qpn: new.client.1 };
         for (key, reverse, first) in [(to_server, to_client, new.psns.0), (to_client, to_server, new.psns.1)]
@@ -133,6 +145,29 @@ impl Connections {
                 *flow = Flow { reverse: Some(reverse), used: true, ..Flow::default() };
                 flow.requests.connect(first, new.mtu);
             }
+        }
+    }
+
+    /// Notes that the communication manager ends the connection of these ends.
+    pub(crate) fn disconnect(&mut self, ends: Ends) {
+        for (_, qpn) in [ends.requester, ends.responder] {
+            // The addresses may be those of another path.
+            self.peers.retain(|(host, own), peer| {
+                let is_end = |address: &IpAddr| *address == ends.requester.0 || *address == ends.responder.0;
+                Some(*own) != qpn || !(is_end(host) || is_end(peer))
+            });
+        }
+    }
+
+    /// Reports the first packet from another address than that of the queue pair's peer.
+    fn check_peer(&mut self, p: &Observed) {
+        let peer = self.peers.get(&(p.key.dst, p.key.qpn)).copied();
+        if let Some(peer) = peer.filter(|peer| *peer != p.key.src) {
+            let ends = Ends { requester: (p.key.src, None), responder: (p.key.dst, Some(p.key.qpn)) };
+            self.findings.add(
+                Some(ends),
+                Event::new(Kind::GidUnexpected, 1, p.sight, Detail::Address { address: peer }),
+            );
         }
     }
 

@@ -3,7 +3,7 @@
 
 mod finish;
 
-use super::copies::Copies;
+use super::copies::{Copies, Pair};
 use super::holes::{Hole, Holes};
 use super::reads::{Reads, span};
 use crate::diagnose::finding::{Detail, Event, Kind};
@@ -30,6 +30,7 @@ struct Recent {
     psn: Psn,
     sight: Sight,
     icrc: Option<u32>,
+    link: u16,
     opcode: Opcode,
 }
 
@@ -113,6 +114,8 @@ pub(crate) struct Requests {
     acked: Option<(Psn, Sight)>,
     responder: Responder,
     nak: Option<Nak>,
+    /// The latest NAK or RNR NAK, whether or not it was heeded
+    last_nak: Option<Sight>,
     /// First PSN of which a response was found missing
     unresponded: Option<Psn>,
     stuck: Stuck,
@@ -184,7 +187,14 @@ impl Requests {
             return seen;
         }
         let recent = self.recent(p.psn).filter(|recent| p.icrc.is_some() && recent.icrc == p.icrc);
-        recent.is_some_and(|recent| copies.are_likely(p.sight.since(recent.sight), self.nak.is_some()))
+        let pair = |recent: &Recent| Pair {
+            ns: p.sight.since(recent.sight),
+            same_link: recent.link == p.link,
+            // Also packets behind the one that the NAK names are sent again.
+            nak: self.last_nak.is_some_and(|nak| nak.time_ns >= recent.sight.time_ns),
+            only_timeout: copies.is_answered() && !p.needs_response(),
+        };
+        recent.is_some_and(|recent| copies.are_likely(pair(recent)))
     }
 
     /// Takes a request. Returns false if it is a copy of one that was seen before.
@@ -375,8 +385,13 @@ impl Requests {
     }
 
     fn remember(&mut self, p: &Observed, new: bool) {
-        self.recent.0[p.psn.get() as usize % MAX_RECENT] =
-            Some(Recent { psn: p.psn, sight: p.sight, icrc: p.icrc, opcode: p.opcode });
+        let slot = &mut self.recent.0[p.psn.get() as usize % MAX_RECENT];
+        // A retransmission from far back does not displace what was sent last.
+        let is_newer =
+            |old: Recent| p.psn.precedes(old.psn) && self.next.distance(old.psn) <= MAX_RECENT as i32;
+        if !slot.is_some_and(is_newer) {
+            *slot = Some(Recent { psn: p.psn, sight: p.sight, icrc: p.icrc, link: p.link, opcode: p.opcode });
+        }
         if let Some(access) = p.access {
             let known = self.accesses.iter_mut().flatten().find(|keyed| keyed.psn == p.psn);
             if let Some(keyed) = known {
@@ -435,6 +450,7 @@ impl Requests {
                 let detail = Detail::Rnr { psn: p.psn, us: timer.microseconds() };
                 let event = Event::new(Kind::RnrNak, 1, self.sight_of(p.psn).unwrap_or(p.sight), detail);
                 sink(event.and(p.sight));
+                self.last_nak = Some(p.sight);
                 self.nak = Some(Nak { psn: p.psn, sight: p.sight, rnr: true });
                 self.stuck.answered |= self.stuck.psn == p.psn;
             }
@@ -507,6 +523,7 @@ impl Requests {
             let kind = if unseen { Kind::RequestLostBefore } else { Kind::RequestLostBehind };
             sink(Event::new(kind, 1, seen.unwrap_or(p.sight), detail).and(p.sight));
         }
+        self.last_nak = Some(p.sight);
         self.nak = Some(Nak { psn: p.psn, sight: p.sight, rnr: false });
         self.stuck.answered |= self.stuck.psn == p.psn;
     }

@@ -53,7 +53,7 @@ settings::table! {
 }
 
 settings::table! {
-    /// Fault, and the packets that have it. The first rule that applies to a packet decides
+    /// Fault, and the packets that have it. A packet passes from rule to rule until one drops it or holds it back
     pub(crate) enum RuleKeys "[[impair.rule]]";
     /// Name in reports, which also seeds the rule's random choices
     name: () = special("string of up to 64 characters") => optional("`rule` and its number") example("lose some");
@@ -101,7 +101,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<Config> {
         table.problems().add(problem.help(format!("add `pairs = {pair}` to join ports two by two")));
     }
     let pairs = pairs.and_then(|value| pairs::read(&value, ports, "remove it from one of them"));
-    let rules = rules(table, ports);
+    let rules = read_rules(table, ports);
     let mtu = ports.list.iter().map(|port| usize::from(port.mtu)).max().unwrap_or(0);
     Some(Config {
         ports: ports.list.len() as u16,
@@ -116,7 +116,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<Config> {
     })
 }
 
-fn rules(table: &Table<'_>, ports: &Ports) -> Option<Vec<Rule>> {
+pub(super) fn read_rules(table: &Table<'_>, ports: &Ports) -> Option<Vec<Rule>> {
     let tables = table.tables(Keys::rule)?;
     let mut names: Vec<(String, Option<Range<usize>>)> = Vec::new();
     let read = tables.into_iter().enumerate().map(|(index, table)| {

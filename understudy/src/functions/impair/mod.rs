@@ -1,7 +1,9 @@
 //! Wires with injected faults (`[impair]`).
 
 mod config;
+mod control;
 mod report;
+mod rules;
 mod run;
 mod summary;
 

@@ -5,14 +5,17 @@ use crate::observe::{FunctionMetrics, Row, Table, Values, headings};
 use crate::output::{row, section};
 use serde::Serialize;
 use std::sync::Arc;
-use switch::impair::counters::RuleCounters;
-use switch::impair::{Config, Counters};
+use switch::impair::counters::{RemovedCounters, RuleCounters};
+use switch::impair::{Counters, Rule, Rules};
 use switch::metrics::Metrics as _;
 
 /// Results of rules, and counts of held frames.
 #[derive(Serialize)]
 pub(super) struct ImpairReport {
     rules: Vec<RuleRow>,
+    /// Rules that were removed during the run, or whose action was changed, by this action
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    removed: Vec<RemovedRow>,
     #[serde(flatten)]
     counts: Values,
 }
@@ -25,14 +28,27 @@ struct RuleRow {
     counts: Values,
 }
 
+#[derive(Serialize)]
+struct RemovedRow {
+    action: &'static str,
+    #[serde(flatten)]
+    counts: Values,
+}
+
 impl ImpairReport {
-    pub(super) fn of(config: &Config, counters: &[Arc<Counters>]) -> Self {
-        let rules = config.rules.iter().enumerate().map(|(index, rule)| RuleRow {
+    pub(super) fn of(rules: &Rules, counters: &[Arc<Counters>]) -> Self {
+        let row = |(rule, counters): (&Rule, &[Arc<RuleCounters>])| RuleRow {
             name: rule.name.clone(),
             action: rule.action.name(),
-            counts: Values::total(counters.iter().map(|counters| &counters.rules[index])),
-        });
-        Self { rules: rules.collect(), counts: Values::total(counters.iter().map(|counters| &**counters)) }
+            counts: Values::total(counters.iter().map(|counters| &**counters)),
+        };
+        let removed =
+            rules.removed().map(|(action, counters)| RemovedRow { action, counts: Values::of(counters) });
+        Self {
+            rules: rules.iter().map(row).collect(),
+            removed: removed.collect(),
+            counts: Values::total(counters.iter().map(|counters| &**counters)),
+        }
     }
 
     /// Adds the function's metrics to `metrics`, for observation.
@@ -48,6 +64,8 @@ impl Section for ImpairReport {
     fn text(&self, text: &mut String) {
         let rules = self.rules.iter().map(|rule| row(&[&rule.name, rule.action], &rule.counts.numbers()));
         section(text, "Rules", &headings(&["rule", "action"], &RuleCounters::GROUP), 2, rules);
+        let removed = self.removed.iter().map(|row_of| row(&[row_of.action], &row_of.counts.numbers()));
+        section(text, "Removed rules", &headings(&["action"], &RemovedCounters::GROUP), 1, removed);
         self.counts.notes("", text);
     }
 }

@@ -22,7 +22,7 @@ fn holds_frames(rule: &Rule) -> bool {
     matches!(rule.action, Action::Delay { .. } | Action::Reorder { .. })
 }
 
-fn line(rule: &Rule) -> String {
+pub(super) fn line(rule: &Rule) -> String {
     let Rule { name, matching, share, skip, times, action } = rule;
     let us = |ns: u64| ns / 1000;
     let action = match action {

@@ -2,7 +2,7 @@
 
 use dataplane::config::{Device, Port};
 use dataplane::{DeviceCounters, Outcome};
-use pktgen::{Counters, Pktgen, Profile, Unit};
+use pktgen::{Counters, Pktgen, Profile, RateHistory, Unit};
 use std::time::{Duration, Instant};
 use switch::counters::FrameCounter;
 use switch::metrics::Metrics as _;
@@ -109,14 +109,18 @@ pub(super) fn stream_title(name: &str) -> String {
 }
 
 /// Returns the streams that missed their rates or could not respond.
-pub(super) fn by_streams(profile: &Profile, counters: &Counters) -> Vec<InvalidReason> {
+pub(super) fn by_streams(
+    profile: &Profile,
+    counters: &Counters,
+    histories: &[RateHistory],
+) -> Vec<InvalidReason> {
     let mut invalid_reasons = Vec::new();
-    for (stream, counters) in profile.streams.iter().zip(&counters.streams) {
+    for ((stream, counters), history) in profile.streams.iter().zip(&counters.streams).zip(histories) {
         let title = stream_title(&stream.name);
         let off = |part: &f64| (part - 1.0).abs() > RATE_TOLERANCE;
-        if let Some(part) = counters.part_of_rate(stream).filter(off) {
+        if let Some(part) = history.part(counters).filter(off) {
             let given_up = counters.forfeited.get();
-            let unit = if stream.rate.unit() == Some(Unit::Bits) { "bits" } else { "packets" };
+            let unit = if history.rate().unit() == Some(Unit::Bits) { "bits" } else { "packets" };
             let waited = counters.waited.get();
             let advice = if waited > 0 && counters.answered.get() == 0 {
                 NO_RESPONSE.into()
@@ -272,8 +276,13 @@ mod tests {
         c.sent.count_many(10, 1_000);
         c.sending_ns.add(1_000_000_000);
         c.waited.add(7);
-        let texts =
-            || by_streams(&profile, &counters).into_iter().map(|invalid| invalid.what).collect::<String>();
+        let texts = || {
+            let histories: Vec<_> = profile.streams.iter().map(RateHistory::new).collect();
+            by_streams(&profile, &counters, &histories)
+                .into_iter()
+                .map(|invalid| invalid.what)
+                .collect::<String>()
+        };
         assert!(texts().starts_with("stream 1 sent 1.00 %") && texts().ends_with(NO_RESPONSE), "{}", texts());
         c.answered.add(1);
         assert!(texts().contains("its requests waited for responses 7 times: raise"), "{}", texts());

@@ -3,6 +3,7 @@
 mod config;
 mod hgrm;
 pub(crate) mod invalid;
+mod rates;
 mod report;
 mod run;
 mod summary;

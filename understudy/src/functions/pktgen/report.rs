@@ -1,14 +1,14 @@
 //! Closing report of a generator's run: as tables for the terminal, as JSON for programs.
 
-use super::hgrm;
 use super::invalid::{InvalidReason, NO_RESPONSE, stream_title};
+use super::{hgrm, rates};
 use crate::functions::launch::ClosingReport;
 use crate::functions::ports::Ports;
 use crate::observe::{FunctionMetrics, Latency, Port, Row, Table, Values};
 use crate::output::{row, section};
 use dataplane::{Outcome, Runtime};
 use pktgen::counters::StreamCounters;
-use pktgen::{Counters, Histogram, Profile, Rate, Stream, Unit};
+use pktgen::{AtRate, Counters, Histogram, Profile, Rate, RateHistory, Stream, Unit};
 use rocev2::Fault;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -72,6 +72,10 @@ struct StreamRow {
     wire_bits_per_s: f64,
     /// Packets or bits sent, as a part of those that were due; `None` if the rate is unlimited
     part_of_rate: Option<f64>,
+    /// What was sent at each rate, if the rate was changed during the run
+    rates: Vec<RateRow>,
+    /// Earlier rates that are not in `rates`
+    rates_omitted: u64,
     sent: u64,
     messages: u64,
     /// Counters; those of sections that the stream does not have are zero
@@ -88,6 +92,30 @@ struct StreamRow {
     round_trip: Option<Times>,
 }
 
+/// What a stream sent at one rate.
+#[derive(Serialize)]
+struct RateRow {
+    rate: String,
+    sending_s: f64,
+    sent_per_s: f64,
+    wire_bits_per_s: f64,
+    part_of_rate: Option<f64>,
+}
+
+impl From<AtRate> for RateRow {
+    fn from(at: AtRate) -> Self {
+        let sending_s = at.sent.sending.0 as f64 / 1e9;
+        let per_s = |count: u64| if sending_s > 0.0 { count as f64 / sending_s } else { 0.0 };
+        Self {
+            rate: rates::text(at.rate),
+            sending_s,
+            sent_per_s: per_s(at.sent.packets),
+            wire_bits_per_s: per_s(at.sent.bits),
+            part_of_rate: at.part,
+        }
+    }
+}
+
 impl Serialize for StreamRow {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut row = json!(self.counts);
@@ -97,6 +125,10 @@ impl Serialize for StreamRow {
         row["sent_per_s"] = json!(self.sent_per_s);
         row["wire_bits_per_s"] = json!(self.wire_bits_per_s);
         row["part_of_rate"] = json!(self.part_of_rate);
+        if !self.rates.is_empty() {
+            row["rates"] = json!(self.rates);
+            row["rates_omitted"] = json!(self.rates_omitted);
+        }
         row["reflected"] = json!(self.reflected);
         row["arrived"]["latency"] = json!(self.latency);
         row["answers"]["requests"]["round_trip"] = json!(self.round_trip);
@@ -146,7 +178,8 @@ impl StreamRow {
         self.counts.reported().find(|(other, _)| *other == name).map_or(0, |(_, value)| value)
     }
 
-    fn new(profile: &Profile, stream: &Stream, counters: &StreamCounters) -> Self {
+    fn new(profile: &Profile, stream: &Stream, counters: &StreamCounters, history: &RateHistory) -> Self {
+        let rates = history.has_changed().then(|| history.rates(counters)).into_iter().flatten();
         let sending_s = counters.sending_ns.get() as f64 / 1e9;
         let per_s = |count: u64| if sending_s > 0.0 { count as f64 / sending_s } else { 0.0 };
         let (packets, bits) = counters.units();
@@ -157,7 +190,9 @@ impl StreamRow {
             sending_s,
             sent_per_s: per_s(packets),
             wire_bits_per_s: per_s(bits),
-            part_of_rate: counters.part_of_rate(stream),
+            part_of_rate: history.part(counters),
+            rates: rates.map(RateRow::from).collect(),
+            rates_omitted: history.omitted(),
             sent: counters.sent.frames.get(),
             messages: counters.messages.get(),
             counts: Values::of(counters),
@@ -187,7 +222,7 @@ impl StreamRow {
 impl PktgenReport {
     pub(super) fn new(
         profile: &Profile,
-        counters: &Counters,
+        (counters, histories): (&Counters, &[RateHistory]),
         runtime: &Runtime,
         outcome: &Outcome,
         spoiled: Vec<InvalidReason>,
@@ -196,8 +231,8 @@ impl PktgenReport {
         let streams: Vec<_> = profile
             .streams
             .iter()
-            .zip(&counters.streams)
-            .map(|(stream, counters)| StreamRow::new(profile, stream, counters))
+            .zip(counters.streams.iter().zip(histories))
+            .map(|(stream, (counters, history))| StreamRow::new(profile, stream, counters, history))
             .collect();
         let faults = Fault::ALL
             .into_iter()
@@ -266,6 +301,15 @@ impl ClosingReport for PktgenReport {
         });
         let columns = ["stream", "verb", "Mpps", "Gb/s", "of its rate", "sent", "messages", "malformed"];
         section(&mut text, "Sent", &columns, 5, sent);
+        let at_rates = self.streams.iter().flat_map(|s| s.rates.iter().map(move |rate| (s, rate)));
+        let at_rates = at_rates.map(|(s, rate)| {
+            let part = rate.part_of_rate.map_or_else(|| "-".into(), |part| format!("{:.2} %", part * 100.0));
+            let (seconds, mpps) = (format!("{:.3}", rate.sending_s), format!("{:.4}", rate.sent_per_s / 1e6));
+            let gbps = format!("{:.4}", rate.wire_bits_per_s / 1e9);
+            row(&[&s.name, &rate.rate, &seconds, &mpps, &gbps, &part], &[])
+        });
+        let columns = ["stream", "rate", "seconds", "Mpps", "Gb/s", "of its rate"];
+        section(&mut text, "Sent at each rate, the latest last", &columns, 6, at_rates);
         let arrived = || self.streams.iter().filter(|s| s.is_received);
         let title = "Received: sent = received + lost + unseen";
         counts_section(&mut text, title, Some("sent"), "arrived", arrived());
@@ -404,7 +448,8 @@ mod tests {
             "respond = true\n[[pktgen.stream]]\nverb = \"write\"\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\n\
              outstanding = 4\n",
         );
-        StreamRow::new(&profile, &profile.streams[0], c).adds_up(c, done)
+        let history = RateHistory::new(&profile.streams[0]);
+        StreamRow::new(&profile, &profile.streams[0], c, &history).adds_up(c, done)
     }
 
     #[test]

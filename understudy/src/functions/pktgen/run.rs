@@ -2,6 +2,7 @@
 //! done, and its report.
 
 use super::invalid::{InvalidReason, Links};
+use super::rates::Rates;
 use super::report::{self, PktgenReport};
 use super::{hgrm, invalid};
 use crate::functions::launch::{Closing, Launch};
@@ -45,6 +46,7 @@ struct Plane<'a> {
     invalid_reasons: Vec<InvalidReason>,
     lines: Lines,
     observer: Option<Observer>,
+    rates: Rates,
 }
 
 /// Output during the run.
@@ -59,8 +61,11 @@ struct Lines {
 }
 
 impl ControlHandler<Pktgen> for Plane<'_> {
-    fn on_event(&mut self, _worker: usize, Event::Done: Event, _out: &mut ControlOutput<'_, Pktgen>) {
-        self.done = true;
+    fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, Pktgen>) {
+        match event {
+            Event::Done => self.done = true,
+            Event::RateChanged { stream, mark } => self.rates.changed(stream, mark),
+        }
     }
 
     fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Pktgen>) {
@@ -75,6 +80,8 @@ impl ControlHandler<Pktgen> for Plane<'_> {
                 no_groups,
             );
         }
+        let device = || live.link_rates()[self.profile.send.index()];
+        self.rates.poll(now(), &self.counters, device, |command| out.command(0, command).is_ok());
         let time = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         if !self.done {
             self.invalid_reasons.extend(self.links.poll(|| live.links(), now(), self.began.is_some(), time));
@@ -180,11 +187,13 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
         hgrm::create_folder(folder)?;
     }
     let mut run = launch.start()?;
+    let steering = run.take_steering();
     let ports = &run.ports;
     let duration = options.duration.map(|time| switch::Nanos(time.as_nanos() as u64));
     let profile = Profile { epoch: epoch(), duration: duration.or(profile.duration), ..profile.clone() };
     let function = Pktgen::new(&profile).map_err(|error| miette::miette!("invalid [pktgen]: {error}"))?;
     let counters = function.counters();
+    let packet_bits = (0..profile.streams.len()).map(|stream| function.packet_bits(stream)).collect();
     let receiving = invalid::receiving(ports, &function);
     let used = [Some(profile.send), profile.receive];
     let unconnected = used.into_iter().flatten().map(|port| &ports[port.index()]);
@@ -215,6 +224,7 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
             next: start,
             last: (0, 0, start),
         },
+        rates: Rates::new(&profile, packet_bits, steering),
         observer: run.observer.take(),
     };
     let began = now();
@@ -222,7 +232,7 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
     let seconds = began.elapsed().as_secs_f64();
     run.lost_link.set(outcome.lost_link.is_some());
     let mut invalid_reasons = core::mem::take(&mut plane.invalid_reasons);
-    invalid_reasons.extend(invalid::by_streams(&profile, &counters));
+    invalid_reasons.extend(invalid::by_streams(&profile, &counters, plane.rates.histories()));
     invalid_reasons.extend(invalid::by_drops(&outcome));
     invalid_reasons.extend(invalid::by_devices(ports, &receiving, &outcome, &invalid_reasons));
     if !plane.done && plane.began.is_none() {
@@ -245,7 +255,8 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
         Ok(())
     });
     let end = (seconds, plane.done);
-    let report = PktgenReport::new(&profile, &counters, &run.runtime, &outcome, invalid_reasons, end);
+    let streams = (&*counters, plane.rates.histories());
+    let report = PktgenReport::new(&profile, streams, &run.runtime, &outcome, invalid_reasons, end);
     Ok(Closing { report: Box::new(report), deferred })
 }
 

@@ -87,9 +87,9 @@ fn packets_are_shown_as_they_arrive_and_as_they_leave() {
         let packet: Value = serde_json::from_str(line).unwrap();
         assert_eq!((bytes(&packet["parts"][0]).len(), &packet["parts"][0]["icrc"]), (60, &"ok".into()));
     }
-    let refused = understudy(&["trace", config, "--qp", &qp, "--snaplen", "1500"]);
+    let refused = understudy(&["trace", config, "--qp", &qp, "--snaplen", "65536"]);
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert!(refused.status.code() == Some(2) && error.contains("copy the first 256 bytes"), "{error}");
+    assert!(refused.status.code() == Some(2) && error.contains("at most 65535, or 0 for whole"), "{error}");
 
     // Packets for another station are dropped, and shown as dropped.
     let response =
@@ -101,6 +101,16 @@ fn packets_are_shown_as_they_arrive_and_as_they_leave() {
     let found: Value = serde_json::from_slice(&diagnosis.stdout).unwrap();
     assert_eq!(diagnosis.status.code(), Some(1), "{found}");
     assert_eq!(found["findings"][0]["kind"], "dropped_here", "{found}");
+    // Without a queue pair, both directions are seen.
+    let diagnosis = understudy(&["diagnose", "--at", config, "--for", "0.2", "--json"]);
+    let found: Value = serde_json::from_slice(&diagnosis.stdout).unwrap();
+    let drops =
+        found["findings"].as_array().unwrap().iter().find(|one| one["kind"] == "dropped_here").unwrap();
+    assert!(drops["count"].as_u64().unwrap() * 3 < found["packets"].as_u64().unwrap() * 2, "{found}");
+    assert!(
+        found["findings"].as_array().unwrap().iter().all(|one| one["kind"] != "one_direction"),
+        "{found}"
+    );
 
     // A trace with an invalid filter is refused. The counters are not affected.
     let refused = understudy(&["trace", config, "--group", "3"]);
@@ -129,6 +139,49 @@ fn packets_are_shown_as_they_arrive_and_as_they_leave() {
     for name in ["left-in", "left-out", "right-in", "right-out"] {
         assert!(names.windows(name.len()).any(|window| window == name.as_bytes()), "{name}");
     }
+}
+
+/// Long packets are copied as a whole on request, and their ICRC is then checked.
+#[test]
+fn whole_packets_are_shown_on_request() {
+    let test_folder = TestFolder::new();
+    let text = format!(
+        "[[port]]\nname = \"left\"\nmtu = 9000\npcap = {{ rx = \"{}\", infinite = true }}\n\
+         [[port]]\nname = \"right\"\nmtu = 9000\npcap = {{ tx = \"/dev/null\" }}\n\
+         [observe]\nsocket = \"top.sock\"\n{PAIR}",
+        captures::path("vlan_rc_write_4096.pcap").display()
+    );
+    let config = test_folder.write("my.toml", &text);
+    let instance = Machine::ready("run", &config);
+    let trace = |more: &[&str]| -> Vec<Value> {
+        let arguments = ["trace", config.to_str().unwrap(), "--all", "--count", "60", "--json"];
+        let output = understudy(&[&arguments, more].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let packets = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        packets.flat_map(|packet| packet["parts"].as_array().unwrap().clone()).collect()
+    };
+    let whole = trace(&["--snaplen", "0"]);
+    assert!(whole.iter().any(|part| part["frame_len"].as_u64() > Some(1000)));
+    for part in &whole {
+        assert_eq!(
+            (bytes(part).len() as u64, &part["icrc"]),
+            (part["frame_len"].as_u64().unwrap(), &"ok".into())
+        );
+    }
+    let start = trace(&[]);
+    assert!(
+        start.iter().all(|part| bytes(part).len() as u64 == part["frame_len"].as_u64().unwrap().min(256))
+    );
+    // All packets of both directions are traced, and those of one host are.
+    let sources = |parts: &[Value]| parts.iter().map(|part| part["src"].to_string()).collect::<BTreeSet<_>>();
+    assert_eq!(sources(&whole).len(), 2);
+    let host = whole[0]["src"].as_str().unwrap();
+    let parts = trace(&["--host", host]);
+    assert!(
+        parts.iter().all(|part| part["src"] == host || part["dst"] == host) && sources(&parts).len() == 2
+    );
+    instance.interrupt();
 }
 
 /// Two ports play captures forever, with a worker for each.

@@ -39,6 +39,7 @@ impl Wire {
             ce: false,
             icrc: Some(0),
             ip_id: None,
+            link: 0,
             aeth: None,
             access: None,
         };
@@ -244,6 +245,38 @@ fn numbered_packets_that_look_the_same_are_copies_at_any_time() {
         }
         let found = if numbered { vec![] } else { vec![(Kind::RequestOrResponseLost, 3)] };
         assert_eq!(wire.found(), found);
+    }
+}
+
+/// As IPv6 packets look, which have no identification: what tells a copy from a retransmission is the link header,
+/// or that only a time-out could have caused a retransmission.
+#[test]
+fn copies_without_identification_are_told_by_link_header_and_time() {
+    let read = Opcode::RC_READ_REQUEST;
+    for (opcode, link, answered, ns, is_copy) in [
+        (Opcode::RC_SEND_ONLY, 0, true, 30_000, true),
+        (Opcode::RC_SEND_ONLY, 0, false, 30_000, false),
+        (Opcode::RC_SEND_ONLY, 0, true, 300_000, false),
+        (Opcode::RC_SEND_ONLY, 1, false, 300_000, true),
+        (read, 0, true, 30_000, false),
+        (read, 1, true, 30_000, true),
+    ] {
+        let mut wire = Wire::new();
+        for psn in 1..5 {
+            let first = wire.request(opcode, psn, 64);
+            wire.wait(ns);
+            wire.pass(|p| *p = Observed { sight: p.sight, link, ..first });
+            if answered && opcode == read {
+                wire.response(Opcode::RC_READ_RESPONSE_ONLY, psn, Syndrome::Ack(Credit(1)), 64);
+            } else if answered {
+                wire.ack(psn);
+            }
+        }
+        let found = wire.found();
+        // The first packet was sent before any response was seen.
+        let repeats = found.iter().map(|(_, count)| count).sum::<u64>();
+        let expected = if is_copy { 0..2 } else { 3..5 };
+        assert!(expected.contains(&repeats), "{opcode}, {link}, {answered}, {ns}: {found:?}");
     }
 }
 
