@@ -86,7 +86,7 @@ fn forward(c: &mut Criterion) {
                 verify_icrc,
                 verify_udp_checksum: false,
                 counted_qps,
-                health: counted_qps > 0,
+                health: false,
             };
             let mut function = Forward::new(&config);
             let mut frames: Vec<_> =

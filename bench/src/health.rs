@@ -190,7 +190,7 @@ impl Function for Advancing {
 /// # Errors
 /// If that is not so.
 pub fn check(counters: &Counters) -> Result<(), Report> {
-    let faults: u64 = counters.health.iter().map(|health| health.faults()).sum();
+    let faults: u64 = counters.health.iter().map(switch::forward::health::Health::faults).sum();
     let beyond = counters.qps.others.frames.get();
     if faults == 0 && beyond == 0 {
         Ok(())

@@ -226,7 +226,7 @@ fn counting(health: bool, acks: bool) -> Prepared {
     let prepared = on_frames(function, if acks { &second_acks } else { &second_writes }, 0, forwards);
     let check = move || {
         (prepared.check)()?;
-        let faults: u64 = counters.health.iter().map(|health| health.faults()).sum();
+        let faults: u64 = counters.health.iter().map(switch::forward::health::Health::faults).sum();
         if faults == 0 { Ok(()) } else { Err(format!("{faults} faults")) }
     };
     Prepared { check: Box::new(check), ..prepared }
