@@ -66,6 +66,7 @@ e2e: build ## run real RDMA programs in virtual machines, through understudy and
 	$(AS_ROOT) tests/e2e/ports.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/wire.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/steer.py --understudy $(PROGRAM)
+	$(AS_ROOT) tests/e2e/tutorial.py --understudy $(PROGRAM)
 
 soak: build ## run new seeds of every simulator suite, scenario and fuzz target, for SECONDS=60 each or SEEDS=100000 FROM=1; seeds that fail become tests. Before that, exhaustive tests: consensus interrupted after every packet of three leader changes, and every order of deliveries through Swordbox around a restart (some minutes each)
 	DEPTH=3 $(CARGO) test --release --locked -p workloads --test it consensus::exhaustive::
