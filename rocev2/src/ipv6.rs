@@ -48,6 +48,7 @@ impl Ipv6 {
     }
 
     /// Returns the traffic class: DSCP (6 bits) and ECN (2 bits).
+    #[inline]
     pub fn traffic_class(&self) -> u8 {
         (self.version_class_flow.get() >> 20) as u8
     }
