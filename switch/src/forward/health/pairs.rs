@@ -5,7 +5,7 @@
 use super::{Monitor, Place};
 use crate::forward::counters::{Counters, HostQp};
 use crate::forward::queue_pairs::{NONE, source};
-use crate::table::{Salt, mix};
+use crate::table::{GOLDEN, Salt};
 use core::net::IpAddr;
 use rocev2::cm::{Body, Message, mad_of};
 use rocev2::{Packet, Psn, Qpn};
@@ -32,7 +32,7 @@ struct Remembered {
 /// Some of the latest requests to queue pairs whose peer is not known, in the slots of their hash.
 pub(super) struct Matches {
     salt: u64,
-    slots: Box<[Remembered]>,
+    slots: Box<[Remembered; REQUESTS]>,
 }
 
 impl Matches {
@@ -41,17 +41,21 @@ impl Matches {
 
     pub(super) fn new() -> Self {
         let unused = Remembered { psn: NONE, from: 0, id: NONE, answered: NONE };
-        Self { salt: 0, slots: vec![unused; REQUESTS].into() }
+        let slots = vec![unused; REQUESTS].try_into();
+        Self { salt: 0, slots: slots.unwrap_or_else(|_| unreachable!("the vector has this length")) }
     }
 
     pub(super) const fn set_salt(&mut self, salt: Salt) {
         self.salt = salt.hash(0, 0);
     }
 
-    /// Returns the slot of a request with this PSN from the host whose address has this lower word.
+    /// Returns the slot of a request with this PSN from the host whose address has this lower word. Consecutive
+    /// PSNs of a host have different slots, and the hosts' begin where a multiplicative hash says: any
+    /// acknowledgement may need it.
     #[inline]
     fn slot(&self, from: u64, psn: Psn) -> usize {
-        (mix(from ^ self.salt ^ u64::from(psn.get()) << 40) % REQUESTS as u64) as usize
+        let first = (from ^ self.salt).wrapping_mul(GOLDEN) >> (u64::BITS - REQUESTS.ilog2());
+        (first as usize ^ psn.get() as usize) % REQUESTS
     }
 
     /// Returns whether such a request is remembered, or was.
