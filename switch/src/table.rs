@@ -123,7 +123,7 @@ impl Salt {
 }
 
 /// 2^64 / golden ratio
-pub(crate) const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Spreads `value` over 64 bits.
 #[inline]

@@ -5,7 +5,7 @@
 use super::{Monitor, Place};
 use crate::forward::counters::{Counters, HostQp};
 use crate::forward::queue_pairs::{NONE, source};
-use crate::table::{GOLDEN, Salt};
+use crate::table::{Salt, mix};
 use core::net::IpAddr;
 use rocev2::cm::{Body, Message, mad_of};
 use rocev2::{Packet, Psn, Qpn};
@@ -49,13 +49,10 @@ impl Matches {
         self.salt = salt.hash(0, 0);
     }
 
-    /// Returns the slot of a request with this PSN from the host whose address has this lower word. Consecutive
-    /// PSNs of a host have different slots, and the hosts' begin where a multiplicative hash says: any
-    /// acknowledgement may need it.
+    /// Returns the slot of a request with this PSN from the host whose address has this lower word.
     #[inline]
     fn slot(&self, from: u64, psn: Psn) -> usize {
-        let first = (from ^ self.salt).wrapping_mul(GOLDEN) >> (u64::BITS - REQUESTS.ilog2());
-        (first as usize ^ psn.get() as usize) % REQUESTS
+        (mix(from ^ self.salt ^ u64::from(psn.get()) << 40) % REQUESTS as u64) as usize
     }
 
     /// Returns whether such a request is remembered, or was.
