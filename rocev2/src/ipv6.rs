@@ -53,6 +53,12 @@ impl Ipv6 {
         (self.version_class_flow.get() >> 20) as u8
     }
 
+    /// Returns the ECN field (RFC 3168).
+    #[inline]
+    pub fn ecn(&self) -> u8 {
+        self.traffic_class() & 3
+    }
+
     /// Returns the flow label, 20 bits.
     pub fn flow_label(&self) -> u32 {
         self.version_class_flow.get() & 0x000f_ffff

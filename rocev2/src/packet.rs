@@ -383,7 +383,7 @@ impl<'a> Packet<'a> {
     pub fn ecn(&self) -> u8 {
         match self.ipv4() {
             Some(ip) => ip.ecn(),
-            None => self.at::<Ipv6>(self.layout.l3()).traffic_class() & 3,
+            None => self.at::<Ipv6>(self.layout.l3()).ecn(),
         }
     }
 

@@ -107,11 +107,13 @@ impl HostQp {
     #[inline(always)]
     pub(super) fn destination_and_ecn(packet: &Packet<'_>) -> (Self, u8) {
         let [_, qpn, _, _] = packet.transport_words();
-        let (address, ecn) = if let Some(ip) = packet.ipv4() {
-            ([0, MAPPED | u64::from(u32::from_be_bytes(ip.dst))], ip.ecn())
-        } else {
-            let dst = packet.ipv6().map_or(0, |ip| u128::from_be_bytes(ip.dst));
-            ([(dst >> 64) as u64, dst as u64], packet.ecn())
+        let (address, ecn) = match (packet.ipv4(), packet.ipv6()) {
+            (Some(ip), _) => ([0, MAPPED | u64::from(u32::from_be_bytes(ip.dst))], ip.ecn()),
+            (None, Some(ip)) => {
+                let dst = u128::from_be_bytes(ip.dst);
+                ([(dst >> 64) as u64, dst as u64], ip.ecn())
+            }
+            (None, None) => ([0, 0], 0),
         };
         (Self { address, qpn: Qpn::new(qpn).get() }, ecn)
     }

@@ -301,11 +301,17 @@ impl Monitor {
             entry.expected.set(position.next().0);
             return true;
         }
-        // An acknowledgement that is no NAK, ends no round trip, and does not help to find the other end
-        position.class() == class::ACK
-            && matches!(Syndrome::from_wire(syndrome), Syndrome::Ack(_))
-            && entry.sample.get() == NONE
-            && (entry.peer.get() != NONE || !self.matches.knows(entry.low_address(), position.psn()))
+        match position.class() {
+            // It is no NAK, ends no round trip, and does not help to find the other end.
+            class::ACK => {
+                matches!(Syndrome::from_wire(syndrome), Syndrome::Ack(_))
+                    && entry.sample.get() == NONE
+                    && (entry.peer.get() != NONE || !self.matches.knows(entry.low_address(), position.psn()))
+            }
+            // It is no message of the communication manager.
+            class::OTHER => packet.bth().dest_qp() != Qpn::GSI,
+            _ => false,
+        }
     }
 
     /// Handles a packet that is not [expected](Self::expects): to the queue pair `id`, or to none.
