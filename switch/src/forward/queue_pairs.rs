@@ -144,7 +144,7 @@ impl QpCounter<'_> {
 
     const FIELDS: [&'static [Metric]; 1 + QpHealth::FIELDS.len()] =
         concat(QpTraffic::GROUP.fields, &QpHealth::FIELDS);
-    /// Metrics of a queue pair: packets, bytes, those of [`Health`], round-trip times
+    /// Metrics of a queue pair: packets, bytes, those of [`Health`](super::health::Health), round-trip times
     pub const GROUP: Group = Group { fields: &Self::FIELDS, ..QpTraffic::GROUP };
 }
 

@@ -1,10 +1,10 @@
 //! Health of queue pairs, as seen between the hosts: gaps, retransmissions, NAKs, congestion, round-trip times.
 //!
 //! A request that is the next of its sequence, which is what most packets are, costs a comparison with the
-//! expected PSN in the queue pair's cache line. [`Monitor::judge`] handles everything else.
+//! expected PSN in the queue pair's cache line. `Monitor::judge` handles everything else.
 //!
 //! A packet belongs to its destination queue pair. Requests to a queue pair have one sequence of PSNs, responses
-//! to it another. Which queue pair sends them is not in the packets: [`pairs`] finds it out, for round-trip times.
+//! to it another. Which queue pair sends them is not in the packets: `pairs` finds it out, for round-trip times.
 
 mod pairs;
 mod requests;
