@@ -66,6 +66,7 @@ impl Ipv4 {
     }
 
     /// Returns the ECN field (RFC 3168): 0 not ECN-capable, 1 and 2 ECN-capable, 3 congestion experienced.
+    #[inline]
     pub fn ecn(&self) -> u8 {
         self.tos & 3
     }

@@ -48,8 +48,15 @@ impl Ipv6 {
     }
 
     /// Returns the traffic class: DSCP (6 bits) and ECN (2 bits).
+    #[inline]
     pub fn traffic_class(&self) -> u8 {
         (self.version_class_flow.get() >> 20) as u8
+    }
+
+    /// Returns the ECN field (RFC 3168).
+    #[inline]
+    pub fn ecn(&self) -> u8 {
+        self.traffic_class() & 3
     }
 
     /// Returns the flow label, 20 bits.

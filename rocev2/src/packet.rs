@@ -379,10 +379,12 @@ impl<'a> Packet<'a> {
     }
 
     /// Returns the ECN field (RFC 3168): 0 not ECN-capable, 1 and 2 ECN-capable, 3 congestion experienced.
+    #[inline]
     pub fn ecn(&self) -> u8 {
-        let at = self.layout.l3() + 1;
-        let shift = if self.layout.is_ipv6() { 4 } else { 0 };
-        self.bytes[at] >> shift & 3
+        match self.ipv4() {
+            Some(ip) => ip.ecn(),
+            None => self.at::<Ipv6>(self.layout.l3()).ecn(),
+        }
     }
 
     /// Returns the UDP header.
@@ -395,6 +397,14 @@ impl<'a> Packet<'a> {
     #[inline]
     pub fn bth(&self) -> &'a Bth {
         self.at(self.layout.bth())
+    }
+
+    /// Returns the three words of the BTH, of which the second ends with the destination QPN and the third with the
+    /// PSN, and the word behind it: the AETH of an acknowledgement, the start of other headers or of the payload, or
+    /// the ICRC. Takes one check of the frame's length, and a load for each word that is used.
+    #[inline]
+    pub fn transport_words(&self) -> [u32; 4] {
+        self.at::<[[u8; 4]; 4]>(self.layout.bth()).map(u32::from_be_bytes)
     }
 
     /// Returns the RETH of WRITE First and Only, READ Request, FLUSH and ATOMIC WRITE.

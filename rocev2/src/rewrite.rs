@@ -382,6 +382,10 @@ mod tests {
             prop_assert_eq!((bth.dest_qp(), bth.psn(), bth.ack_req()), (Qpn::new(qpn), Psn::new(psn), ack));
             prop_assert_eq!(packet.udp().src_port.get(), port);
             prop_assert_eq!(packet.ecn(), ecn & 3);
+            let behind_bth = u32::from_be_bytes(bytes[layout.bth() + Bth::LEN..][..4].try_into().unwrap());
+            let [first, to, at, behind] = packet.transport_words();
+            prop_assert_eq!((Qpn::new(to), Psn::new(at)), (bth.dest_qp(), bth.psn()));
+            prop_assert_eq!([first >> 24, behind], [u32::from(bth.opcode().0), behind_bth]);
             prop_assert_eq!(packet.reth().map(|r| (r.va.get(), r.rkey.get())), has_reth.then_some((va, rkey)));
             prop_assert_eq!(has_address, packet.reth().is_some() || packet.atomic().is_some());
             prop_assert_eq!(packet.atomic().map(|atomic| atomic.va.get()), packet.atomic().map(|_| va));

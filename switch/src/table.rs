@@ -191,21 +191,29 @@ impl Slots {
         (hash >> 32) as u32
     }
 
+    /// Returns the ID in the first slot of a search, if its tag is that of this hash.
+    #[inline]
+    pub(crate) fn first(&self, hash: u64) -> Option<u32> {
+        let slot = self.entries[self.home(hash)];
+        (slot.tag == Self::tag(hash)).then_some(slot.id)
+    }
+
     /// Returns the ID of the key with this hash.
     #[expect(clippy::inline_always, reason = "a call costs as much as the search")]
     #[inline(always)]
     pub(crate) fn get(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
         // Most keys are in the first slot of their search.
-        let slot = self.entries[self.home(hash)];
-        if slot.tag == Self::tag(hash) && is(slot.id) {
-            return Some(slot.id);
+        if let Some(id) = self.first(hash)
+            && is(id)
+        {
+            return Some(id);
         }
         self.find(hash, is).map(|(id, _)| id)
     }
 
     /// Returns the ID of the key with this hash and its slot.
     #[inline(never)]
-    fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<(u32, usize)> {
+    pub(crate) fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<(u32, usize)> {
         let (home, tag) = (self.home(hash), Self::tag(hash));
         for probe in 0..Self::MAX_PROBES {
             let at = (home + probe) & self.mask;

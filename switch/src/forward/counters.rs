@@ -98,14 +98,24 @@ impl HostQp {
     /// Returns the destination queue pair of `packet`.
     #[inline]
     pub fn destination_of(packet: &Packet<'_>) -> Self {
-        let qpn = packet.bth().dest_qp().get();
-        let address = if let Some(ip) = packet.ipv4() {
-            [0, MAPPED | u64::from(u32::from_be_bytes(ip.dst))]
-        } else {
-            let dst = packet.ipv6().map_or(0, |ip| u128::from_be_bytes(ip.dst));
-            [(dst >> 64) as u64, dst as u64]
+        Self::destination_and_ecn(packet).0
+    }
+
+    /// Returns the destination queue pair and the ECN field of `packet`, which are read together because the IP
+    /// header is known to be of one version then.
+    #[expect(clippy::inline_always, reason = "part of `Forward::count`")]
+    #[inline(always)]
+    pub(super) fn destination_and_ecn(packet: &Packet<'_>) -> (Self, u8) {
+        let [_, qpn, _, _] = packet.transport_words();
+        let (address, ecn) = match (packet.ipv4(), packet.ipv6()) {
+            (Some(ip), _) => ([0, MAPPED | u64::from(u32::from_be_bytes(ip.dst))], ip.ecn()),
+            (None, Some(ip)) => {
+                let dst = u128::from_be_bytes(ip.dst);
+                ([(dst >> 64) as u64, dst as u64], ip.ecn())
+            }
+            (None, None) => ([0, 0], 0),
         };
-        Self { address, qpn }
+        (Self { address, qpn: Qpn::new(qpn).get() }, ecn)
     }
 
     /// Returns the queue pair with this number at the host with the address `address`, in two words.

@@ -18,8 +18,8 @@ use crate::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use config::Topology;
 use core::net::IpAddr;
 use counters::HostQp;
-use health::{Head, Monitor};
-use queue_pairs::QpIndex;
+use health::Monitor;
+use queue_pairs::{NONE, QpIndex};
 use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::{Class, Fault, Layout, Packet, classify};
 use routes::Routes;
@@ -31,6 +31,8 @@ pub struct Forward {
     ports: u16,
     table: Table,
     drop: FaultSet,
+    /// Whether any of the following is
+    verify: bool,
     verify_icrc: bool,
     verify_udp_checksum: bool,
     qps: Option<QpIndex>,
@@ -111,6 +113,7 @@ impl Forward {
             ports: config.ports,
             table,
             drop: config.drop,
+            verify: config.verify_icrc || config.verify_udp_checksum,
             verify_icrc: config.verify_icrc,
             verify_udp_checksum: config.verify_udp_checksum,
             qps: (config.counted_qps > 0).then(|| QpIndex::new(config.counted_qps)),
@@ -156,17 +159,10 @@ impl Forward {
         let bytes = frame.bytes();
         match classify(bytes) {
             Class::Roce(layout) => {
-                let packet = Packet::new(bytes, layout);
-                let fault = if self.verify_icrc && !packet.verify_icrc() {
-                    Some(Fault::Icrc)
-                } else if self.verify_udp_checksum && !packet.verify_udp_checksum() {
-                    Some(Fault::UdpChecksum)
-                } else {
-                    None
-                };
+                let damage = if self.verify { self.verify(bytes, layout) } else { None };
                 // The receiver of a damaged packet drops it, and its fields mean nothing.
-                self.count(&packet, port, fault.is_none().then_some(now));
-                fault.map_or(Ok(Some(layout)), Err)
+                self.count(&Packet::new(bytes, layout), port, damage.is_none().then_some(now));
+                damage.map_or(Ok(Some(layout)), Err)
             }
             Class::Other => {
                 self.counters.ports[port.index()].other.count(bytes.len());
@@ -181,6 +177,21 @@ impl Forward {
 }
 
 impl Forward {
+    /// Verifies the checksums that the configuration selects. Takes a layout, not a packet, which the caller would
+    /// store for it, also if nothing is verified.
+    #[expect(clippy::inline_always, reason = "part of `inspect`")]
+    #[inline(always)]
+    fn verify(&self, frame: &[u8], layout: Layout) -> Option<Fault> {
+        let packet = Packet::new(frame, layout);
+        if self.verify_icrc && !packet.verify_icrc() {
+            Some(Fault::Icrc)
+        } else if self.verify_udp_checksum && !packet.verify_udp_checksum() {
+            Some(Fault::UdpChecksum)
+        } else {
+            None
+        }
+    }
+
     /// Counts a RoCEv2 packet. One that is not damaged was received at `sound`.
     #[expect(clippy::inline_always, reason = "part of `inspect`")]
     #[inline(always)]
@@ -188,18 +199,28 @@ impl Forward {
         let len = packet.bytes().len();
         let counters = &*self.counters;
         let opcode = usize::from(packet.layout().opcode().0);
-        if let Some(qps) = &mut self.qps {
-            // The packet is read before anything is written, which the compiler may not reorder.
-            let key = HostQp::destination_of(packet);
-            let monitor = self.monitor.as_mut().zip(sound);
-            let head = if monitor.is_some() { Head::of(packet) } else { Head::default() };
-            let found = qps.count(&counters.qps, key, len);
-            if let Some((monitor, now)) = monitor {
-                monitor.observe(found, head, packet, health::Place { qps, counters, port, now });
-            }
-        }
         counters.ports[port.index()].roce.count(len);
         counters.opcodes[opcode].count(len);
+        if let Some(qps) = &mut self.qps {
+            let (key, ecn) = HostQp::destination_and_ecn(packet);
+            let found = qps.count(&counters.qps, key, len);
+            if let (Some(monitor), Some(now)) = (&self.monitor, sound)
+                && !found.is_some_and(|(_, entry)| monitor.expects(entry, ecn, packet, now))
+            {
+                let id = found.map_or(NONE, |(id, _)| id);
+                self.judge(id, packet.bytes(), packet.layout(), port, now);
+            }
+        }
+    }
+
+    /// Has a packet to the queue pair `id`, or [`NONE`], judged that is not expected. Takes values, not
+    /// references, so that the caller need not store them for each packet.
+    #[cold]
+    #[inline(never)]
+    fn judge(&mut self, id: u32, frame: &[u8], layout: Layout, port: PortId, now: Nanos) {
+        let (Some(monitor), Some(qps)) = (&mut self.monitor, &mut self.qps) else { return };
+        let place = health::Place { qps, counters: &self.counters, port, now };
+        monitor.judge((id != NONE).then_some(id), &Packet::new(frame, layout), place);
     }
 
     /// Parses, checks and counts a frame, for functions that do more than forwarding. Returns the layout of a

@@ -2,7 +2,7 @@
 //! of the queue pair: its key, its counters, and what its next packet is expected to be.
 
 use super::counters::HostQp;
-use super::health::{MAX_JUMP, QpHealth};
+use super::health::{MAX_JUMP, QpHealth, expected_psn};
 use crate::Full;
 use crate::counters::FrameCounter;
 use crate::metrics;
@@ -45,8 +45,8 @@ pub(super) struct QueuePair {
     pub(super) sampled_at: AtomicU64,
     /// QPN, which is written last; [`NONE`] if the entry is not in use
     qpn: AtomicU32,
-    /// Class and PSN of the request that is new and continues the sequence; [`NONE`] if every request has to
-    /// be judged
+    /// Position of the request that is new and continues the sequence; [`NONE`] if every request has to be
+    /// judged
     pub(super) expected: Word,
     /// PSN of a request in the other direction of the connection whose response is timed, or [`NONE`]
     pub(super) sample: Word,
@@ -168,11 +168,16 @@ impl QpCounters {
         }
     }
 
+    #[inline]
+    fn is(&self, id: u32, key: &HostQp) -> bool {
+        self.entries.get(id as usize).is_some_and(|entry| entry.is(key))
+    }
+
     /// Returns the queue pairs seen so far.
     pub fn iter(&self) -> impl Iterator<Item = QpCounter<'_>> {
         self.entries.iter().enumerate().map_while(|(id, entry)| {
             let key = entry.key()?;
-            let next = Some(entry.expected.get()).filter(|&next| next != NONE);
+            let next = Some(entry.expected.get()).filter(|&next| next != NONE).map(expected_psn);
             let (host, qpn, health) = (key.host(), key.qpn(), self.health.get(id));
             Some(QpCounter { host, qpn, packets: &entry.packets, health, next })
         })
@@ -215,24 +220,43 @@ impl QpIndex {
         len: usize,
     ) -> Option<(u32, &'a QueuePair)> {
         let hash = self.slots.hash(&key);
-        let is = |id: u32| counters.entries.get(id as usize).is_some_and(|entry| entry.is(&key));
-        let id = match self.slots.get(hash, is) {
-            Some(id) => Some(id),
-            None => self.add(counters, key, hash).ok(),
-        };
-        let entry = id.and_then(|id| Some((id, counters.entries.get(id as usize)?)));
-        match entry {
+        // Most keys are in the first slot of their search.
+        if let Some(id) = self.slots.first(hash)
+            && let Some(entry) = counters.entries.get(id as usize)
+            && entry.is(&key)
+        {
+            entry.packets.count(len);
+            return Some((id, entry));
+        }
+        let [high, low] = key.address();
+        self.search(counters, high, low, key.qpn(), len)
+    }
+
+    /// Counts a packet to a queue pair that is not in the first slot of its search, and adds it if there is room for
+    /// it. Takes the parts of its key, which the caller need not store for that.
+    #[inline(never)]
+    fn search<'a>(
+        &mut self,
+        counters: &'a QpCounters,
+        high: u64,
+        low: u64,
+        qpn: Qpn,
+        len: usize,
+    ) -> Option<(u32, &'a QueuePair)> {
+        let found = self.find_or_add(counters, HostQp::of_words([high, low], qpn)).ok();
+        let found = found.and_then(|id| Some((id, counters.entries.get(id as usize)?)));
+        match found {
             Some((_, entry)) => entry.packets.count(len),
             None => counters.others.count(len),
         }
-        entry
+        found
     }
 
     /// Returns the ID of a queue pair, which is added if there is room for it.
     pub(super) fn find_or_add(&mut self, counters: &QpCounters, key: HostQp) -> Result<u32, Full> {
         let hash = self.slots.hash(&key);
-        let is = |id: u32| counters.entries.get(id as usize).is_some_and(|entry| entry.is(&key));
-        self.slots.get(hash, is).map_or_else(|| self.add(counters, key, hash), Ok)
+        let found = self.slots.find(hash, |id| counters.is(id, &key));
+        found.map_or_else(|| self.add(counters, key, hash), |(id, _)| Ok(id))
     }
 
     /// Adds a queue pair. Called once for each.

@@ -19,8 +19,8 @@ use crate::{Nanos, PortId};
 use core::sync::atomic::Ordering;
 use pairs::{Exchanges, Matches};
 use requests::{Findings, Request, Requests};
-use rocev2::aeth::{Aeth, NakCode, Syndrome};
-use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
+use rocev2::aeth::{NakCode, Syndrome};
+use rocev2::{Layout, Opcode, Packet, Psn, Qpn};
 
 metrics! {
     /// Health of the packets received on a port, or of those to a queue pair.
@@ -123,25 +123,22 @@ impl Health {
     }
 }
 
-/// Part of a packet in its connection, in the bits above a PSN.
+/// Part of a packet in its connection.
 mod class {
     /// Request of RC that takes one PSN
-    pub(super) const REQUEST: u32 = 0;
-    pub(super) const UC_REQUEST: u32 = 1 << 24;
-    pub(super) const READ: u32 = 2 << 24;
-    pub(super) const ACK: u32 = 3 << 24;
+    pub(super) const REQUEST: u8 = 0;
+    pub(super) const UC_REQUEST: u8 = 1;
+    pub(super) const READ: u8 = 2;
+    pub(super) const ACK: u8 = 3;
     /// Response to a READ or an atomic
-    pub(super) const RESPONSE: u32 = 4 << 24;
-    pub(super) const CNP: u32 = 5 << 24;
+    pub(super) const RESPONSE: u8 = 4;
+    pub(super) const CNP: u8 = 5;
     /// Datagrams, whose PSNs mean nothing
-    pub(super) const OTHER: u32 = 6 << 24;
-    pub(super) const MASK: u32 = 7 << 24;
-    /// The packet is marked as Congestion Experienced.
-    pub(super) const CE: u32 = 1 << 31;
+    pub(super) const OTHER: u8 = 6;
 }
 
 /// Class of each opcode
-static CLASSES: [u32; 256] = {
+static CLASSES: [u8; 256] = {
     let mut classes = [class::OTHER; 256];
     let mut opcode = 0;
     while opcode < 0x40 {
@@ -158,7 +155,35 @@ static CLASSES: [u32; 256] = {
     classes
 };
 
-const PSN: u32 = 0x00ff_ffff;
+/// Position of a packet in its connection: its PSN in the upper 24 bits, where an addition wraps as PSNs do, and its
+/// class in the lower 8. No position is [`NONE`].
+#[derive(Clone, Copy, Debug)]
+struct Position(u32);
+
+impl Position {
+    const fn new(psn: Psn, class: u8) -> Self {
+        Self(psn.get() << 8 | class as u32)
+    }
+
+    const fn psn(self) -> Psn {
+        Psn::new(self.0 >> 8)
+    }
+
+    const fn class(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// Returns the position of the next packet of the same class.
+    const fn next(self) -> Self {
+        Self(self.0.wrapping_add(1 << 8))
+    }
+}
+
+/// Returns the PSN of an [expected](QueuePair::expected) position.
+pub(super) const fn expected_psn(expected: u32) -> u32 {
+    Position(expected).psn().get()
+}
+
 /// Distance of PSNs beyond which a packet belongs to another connection with the same queue pair
 pub(super) const MAX_JUMP: u32 = 1 << 16;
 /// ECN field of a packet that passed a congested queue (RFC 3168)
@@ -192,23 +217,21 @@ pub(super) struct Place<'a> {
     pub(super) now: Nanos,
 }
 
-/// What tells whether a packet is expected.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Head {
-    /// PSN, class, and mark of congestion
-    word: u32,
-    ack_req: bool,
+/// Returns the position of a packet, and the syndrome if it is an acknowledgement.
+#[expect(clippy::inline_always, reason = "part of `Forward::count`")]
+#[inline(always)]
+fn position_of(packet: &Packet<'_>) -> (Position, u8) {
+    let [_, _, psn, aeth] = packet.transport_words();
+    let class = CLASSES[usize::from(packet.layout().opcode().0)];
+    (Position(psn << 8 | u32::from(class)), (aeth >> 24) as u8)
 }
 
-impl Head {
-    #[expect(clippy::inline_always, reason = "part of `Forward::count`")]
-    #[inline(always)]
-    pub(super) fn of(packet: &Packet<'_>) -> Self {
-        let bth = packet.bth();
-        let ce = if packet.ecn() == CE { class::CE } else { 0 };
-        let class = CLASSES[usize::from(packet.layout().opcode().0)];
-        Self { word: bth.psn().get() | class | ce, ack_req: bth.ack_req() }
-    }
+/// Returns whether a requester asks for an acknowledgement. Not inlined, so that the bit is read only while a round
+/// trip is due.
+#[cold]
+#[inline(never)]
+fn asks_for_ack(frame: &[u8], layout: Layout) -> bool {
+    Packet::new(frame, layout).bth().ack_req()
 }
 
 /// What one worker knows of a queue pair beside its counters.
@@ -261,66 +284,65 @@ impl Monitor {
         cfg!(debug_assertions) && self.bug == Some(bug)
     }
 
-    /// Observes a packet to a queue pair: its ID and entry, or `None` if it has none.
+    /// Observes a packet with this ECN field to a queue pair. Returns whether it is what is expected and shows nothing
+    /// else; if not, it has to be [judged](Self::judge). Costs few instructions, and touches the queue pair's cache
+    /// line only.
     #[expect(clippy::inline_always, reason = "part of `Forward::count`")]
     #[inline(always)]
-    pub(super) fn observe(
-        &mut self,
-        qp: Option<(u32, &QueuePair)>,
-        head: Head,
-        packet: &Packet<'_>,
-        place: Place<'_>,
-    ) {
-        let Head { word, ack_req } = head;
-        match qp {
-            Some((id, entry)) if entry.expected.get() == word => {
-                entry.expected.set(word & !PSN | (word + 1) & PSN);
-                if ack_req && place.now >= self.sample_due {
-                    self.sample(id, packet, &place);
-                }
+    pub(super) fn expects(&self, entry: &QueuePair, ecn: u8, packet: &Packet<'_>, now: Nanos) -> bool {
+        if ecn == CE {
+            return false;
+        }
+        let (position, syndrome) = position_of(packet);
+        if entry.expected.get() == position.0 {
+            if now >= self.sample_due && asks_for_ack(packet.bytes(), packet.layout()) {
+                return false;
             }
-            Some((_, entry)) if word & !PSN == class::ACK && self.is_plain(entry, packet) => {}
-            _ => self.judge(qp, word, packet, place),
+            entry.expected.set(position.next().0);
+            return true;
+        }
+        match position.class() {
+            // It is no NAK, ends no round trip, and does not help to find the other end.
+            class::ACK => {
+                matches!(Syndrome::from_wire(syndrome), Syndrome::Ack(_))
+                    && entry.sample.get() == NONE
+                    && (entry.peer.get() != NONE || !self.matches.knows(entry.low_address(), position.psn()))
+            }
+            // It is no message of the communication manager.
+            class::OTHER => packet.bth().dest_qp() != Qpn::GSI,
+            _ => false,
         }
     }
 
-    /// Returns whether an acknowledgement shows nothing: it is no NAK, ends no round trip, and does not help to find
-    /// the other end of the connection.
-    #[inline]
-    fn is_plain(&self, entry: &QueuePair, packet: &Packet<'_>) -> bool {
-        entry.sample.get() == NONE
-            && matches!(syndrome(packet), Syndrome::Ack(_))
-            && (entry.peer.get() != NONE || !self.matches.knows(entry.low_address(), packet.bth().psn()))
-    }
-
-    /// Handles a packet that is not the next request of its queue pair.
+    /// Handles a packet that is not [expected](Self::expects): to the queue pair `id`, or to none.
     #[inline(never)]
-    fn judge(
-        &mut self,
-        qp: Option<(u32, &QueuePair)>,
-        mut word: u32,
-        packet: &Packet<'_>,
-        mut place: Place<'_>,
-    ) {
+    pub(super) fn judge(&mut self, id: Option<u32>, packet: &Packet<'_>, mut place: Place<'_>) {
         let counters = place.counters;
+        let qp = id.and_then(|id| Some((id, counters.qps.entries.get(id as usize)?)));
+        let (position, syndrome) = position_of(packet);
+        let marked = packet.ecn() == CE;
         let of_port = &counters.health[place.port.index()];
         let of_qp = qp.and_then(|(id, _)| counters.qps.health.get(id as usize));
         let both = [Some(of_port), of_qp.map(|health| &health.packets)];
         let count = |count: &dyn Fn(&Health)| both.into_iter().flatten().for_each(count);
-        if word & class::CE != 0 {
+        if marked {
             count(&|health| health.ce_marks.add(1));
-            word &= !class::CE;
         }
-        let psn = Psn::new(word & PSN);
-        match (word & class::MASK, qp) {
+        let psn = position.psn();
+        match (position.class(), qp) {
+            // The expected request, with which a round trip begins
+            (_, Some((id, entry))) if entry.expected.get() == position.0 && !marked => {
+                entry.expected.set(position.next().0);
+                self.sample(id, packet, &place);
+            }
             (class::REQUEST | class::UC_REQUEST | class::READ, Some((id, entry))) => {
-                let found = self.request(id, entry, word, packet, &place);
+                let found = self.request(id, entry, position, packet, &place);
                 if found != Findings::default() {
                     count(&|health| health.count(found));
                 }
             }
             (class::ACK, _) => {
-                let syndrome = syndrome(packet);
+                let syndrome = Syndrome::from_wire(syndrome);
                 if let Syndrome::Nak(_) | Syndrome::RnrNak(_) = syndrome {
                     count(&|health| health.count_nak(syndrome));
                 }
@@ -348,25 +370,21 @@ impl Monitor {
         &mut self,
         id: u32,
         entry: &QueuePair,
-        word: u32,
+        position: Position,
         packet: &Packet<'_>,
         place: &Place<'_>,
     ) -> Findings {
         let (opcode, bth) = (packet.layout().opcode(), packet.bth());
         let request = Request {
-            psn: bth.psn(),
-            reliable: word & class::MASK != class::UC_REQUEST,
-            read: if word & class::MASK == class::READ {
-                packet.reth().map(|reth| reth.len.get())
-            } else {
-                None
-            },
+            psn: position.psn(),
+            reliable: position.class() != class::UC_REQUEST,
+            read: packet.reth().filter(|_| position.class() == class::READ).map(|reth| reth.len.get()),
         };
         let src = source(packet);
         let state = &mut self.states[id as usize];
         let expected = entry.expected.get();
         if expected != NONE {
-            state.requests.next = Psn::new(expected);
+            state.requests.next = Position(expected).psn();
         }
         if state.src != src || !state.requests.continues(request.psn) {
             // Another connection with the same number
@@ -385,7 +403,7 @@ impl Monitor {
         }
         let class = if request.reliable { class::REQUEST } else { class::UC_REQUEST };
         let settled = requests.is_settled();
-        entry.expected.set(if settled { requests.next.get() | class } else { NONE });
+        entry.expected.set(if settled { Position::new(requests.next, class).0 } else { NONE });
         if found.retransmitted > 0 && !self.has_bug(Bug::KeepsSample) {
             cancel_sample(entry, place.counters);
         } else if (bth.ack_req() || request.read.is_some()) && place.now >= self.sample_due {
@@ -452,7 +470,6 @@ impl Monitor {
     }
 
     /// Begins to measure a round trip.
-    #[cold]
     fn sample(&mut self, id: u32, packet: &Packet<'_>, place: &Place<'_>) {
         self.sample_due = place.now + SAMPLE_EVERY;
         let (entries, psn) = (&place.counters.qps.entries, packet.bth().psn());
@@ -486,15 +503,20 @@ impl RoundTrips {
     }
 }
 
-/// Returns the syndrome of an acknowledgement.
-fn syndrome(packet: &Packet<'_>) -> Syndrome {
-    const { assert!(Aeth::LEN == 4) }
-    let at = packet.layout().bth() + Bth::LEN;
-    Syndrome::from_wire(packet.bytes().get(at).copied().unwrap_or(0))
-}
-
 /// Returns whether the payload of a packet has to be exactly the path MTU: First and Middle of SENDs, WRITEs and
 /// READ responses.
 const fn fills_mtu(opcode: Opcode) -> bool {
     matches!(opcode.0, 0x00 | 0x01 | 0x06 | 0x07 | 0x0d | 0x0e | 0x20 | 0x21 | 0x26 | 0x27)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_wrap_within_their_class() {
+        let last = Position::new(Psn::new(0xff_ffff), class::UC_REQUEST);
+        assert_eq!((last.psn(), last.class()), (Psn::new(0xff_ffff), class::UC_REQUEST));
+        assert_eq!((last.next().psn(), last.next().class()), (Psn::ZERO, class::UC_REQUEST));
+    }
 }

@@ -32,7 +32,7 @@ struct Remembered {
 /// Some of the latest requests to queue pairs whose peer is not known, in the slots of their hash.
 pub(super) struct Matches {
     salt: u64,
-    slots: Box<[Remembered]>,
+    slots: Box<[Remembered; REQUESTS]>,
 }
 
 impl Matches {
@@ -41,7 +41,8 @@ impl Matches {
 
     pub(super) fn new() -> Self {
         let unused = Remembered { psn: NONE, from: 0, id: NONE, answered: NONE };
-        Self { salt: 0, slots: vec![unused; REQUESTS].into() }
+        let slots = vec![unused; REQUESTS].try_into();
+        Self { salt: 0, slots: slots.unwrap_or_else(|_| unreachable!("the vector has this length")) }
     }
 
     pub(super) const fn set_salt(&mut self, salt: Salt) {
