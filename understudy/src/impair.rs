@@ -48,7 +48,7 @@ enum Action {
     Set {
         /// Name of the rule
         rule: String,
-        /// Keys with their values. `skip` and `times` count anew when they are set
+        /// Keys with their values. Setting `skip` or `times` resets their counts
         #[arg(value_name = "KEY=VALUE", required = true, value_parser = key_and_value)]
         keys: Vec<(String, String)>,
     },

@@ -90,7 +90,7 @@ struct Monitored {
 }
 
 impl LinkMonitor {
-    /// Begins to monitor. Workers send through all ports until they are told otherwise.
+    /// Begins to monitor. Workers send through all ports until a command stops them.
     pub(crate) fn new(ports: &[Port], is_memif: impl Fn(usize) -> bool, workers: usize) -> Self {
         // Events before the first reading are not lost: the socket exists before that.
         let events = ports.iter().any(|port| port.interface().is_some()).then(Events::open);

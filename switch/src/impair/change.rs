@@ -37,7 +37,7 @@ pub(super) struct Change {
 struct Continued {
     /// Position among the earlier rules
     index: usize,
-    /// Whether the counts for `skip` and `times` begin anew
+    /// Whether the counts for `skip` and `times` are reset
     restarts_limits: bool,
     /// Whether the counters continue, because the action is of the same kind
     keeps_counters: bool,

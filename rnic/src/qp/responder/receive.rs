@@ -11,7 +11,7 @@ use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
 
 /// Limit of the distance by which a UC packet counts as late, in packets. It is more than a network reorders.
-/// A connection that lost so many packets that the next one seems late loses at most this number of packets more.
+/// After a loss that is so long that the next packet seems late, a connection loses at most this number of packets more.
 const LATE_WINDOW: i32 = 4096;
 
 /// Why a request is not executed.
