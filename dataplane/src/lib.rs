@@ -19,6 +19,7 @@ mod link;
 mod live;
 mod mbuf;
 mod memif;
+mod netlink;
 mod plane;
 mod port;
 mod runtime;

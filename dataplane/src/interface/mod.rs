@@ -32,14 +32,14 @@ impl Interface {
     /// # Errors
     /// The interface does not exist, or the kernel does not answer.
     pub fn query(name: &str) -> io::Result<Self> {
-        let mut netlink = Netlink::open()?;
+        let netlink = Netlink::open()?;
         let link = netlink.link(name)?;
         let peer = link.peer.filter(|_| link.kind.as_deref() == Some("veth"));
         Ok(Self {
             addresses: netlink.addresses(link.index)?,
             offloads: Offloads::query(name)?,
             kind: link.kind,
-            peer: peer.map(|index| Peer::find(index, link.peer_namespace, &mut netlink)),
+            peer: peer.map(|index| Peer::find(index, link.peer_namespace, &netlink)),
         })
     }
 }

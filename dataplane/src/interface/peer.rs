@@ -40,7 +40,7 @@ pub enum Namespace {
 
 impl Peer {
     /// Examines the interface with this index, which is in the namespace with the number `id`, or in this one.
-    pub(super) fn find(index: u32, id: Option<i32>, netlink: &mut Netlink) -> Self {
+    pub(super) fn find(index: u32, id: Option<i32>, netlink: &Netlink) -> Self {
         let Some(id) = id else {
             return Self { index, namespace: Namespace::Own, state: examine(index).ok() };
         };
@@ -65,8 +65,8 @@ fn examine(index: u32) -> io::Result<(String, Offloads)> {
 }
 
 /// Finds the namespace for which this one has the number `id`: one with a name, or that of a process.
-fn find_namespace(id: i32, netlink: &mut Netlink) -> Option<(Namespace, File)> {
-    let mut is_it = |path: &Path| {
+fn find_namespace(id: i32, netlink: &Netlink) -> Option<(Namespace, File)> {
+    let is_it = |path: &Path| {
         let file = File::open(path).ok()?;
         (netlink.namespace_id(&file).ok()? == Some(id)).then_some(file)
     };

@@ -1,20 +1,11 @@
-//! State and counters of the kernel's interfaces, by rtnetlink. A netlink socket belongs to a network
-//! namespace, unlike /sys/class/net, which may show those of another one.
+//! State, counters and changes of the kernel's interfaces, by rtnetlink.
 
 use super::Link;
-use core::cell::{Cell, RefCell};
-use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use crate::netlink::{Socket, messages};
+use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, Stats64};
-use rustix::fd::OwnedFd;
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
-};
 use std::io;
-
-/// Largest datagram that the kernel sends, in bytes (`NLMSG_GOODSIZE` with huge pages)
-const BUFFER_LEN: usize = 32 * 1024;
 
 /// An interface as the kernel describes it.
 #[derive(Debug)]
@@ -38,25 +29,15 @@ pub(crate) enum Event {
 
 /// Socket for requests.
 #[derive(Debug)]
-pub(crate) struct Requests {
-    socket: Socket,
-    sequence: Cell<u32>,
-}
+pub(crate) struct Requests(Socket);
 
 /// Socket for events.
 #[derive(Debug)]
 pub(crate) struct Events(Socket);
 
-/// A netlink socket, which does not block, and its receive buffer.
-#[derive(Debug)]
-struct Socket {
-    fd: OwnedFd,
-    buffer: RefCell<Vec<u8>>,
-}
-
 impl Requests {
     pub(crate) fn open() -> io::Result<Self> {
-        Ok(Self { socket: Socket::open(0)?, sequence: Cell::new(0) })
+        Socket::open(0).map(Self)
     }
 
     /// Returns the interface with this index, or `None` if there is none in this network namespace.
@@ -74,32 +55,15 @@ impl Requests {
     }
 
     fn ask(&self, link: LinkMessage) -> io::Result<Option<Description>> {
-        let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetLink(link));
-        self.sequence.set(self.sequence.get().wrapping_add(1));
-        request.header.flags = NLM_F_REQUEST;
-        request.header.sequence_number = self.sequence.get();
-        request.finalize();
-        let mut bytes = vec![0; request.buffer_len()];
-        request.serialize(&mut bytes);
-        send(&self.socket.fd, &bytes, SendFlags::empty())?;
-        // The kernel has answered when the request is sent.
-        loop {
-            let Some(bytes) = self.socket.receive()? else { return Err(io::ErrorKind::WouldBlock.into()) };
-            for message in messages(&bytes) {
-                if message.header.sequence_number != self.sequence.get() {
-                    continue;
-                }
-                return match message.payload {
-                    NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
-                        Ok(Some(describe(link)))
-                    }
-                    NetlinkPayload::Error(error) => match error.to_io() {
-                        error if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
-                        error => Err(error),
-                    },
-                    _ => Err(io::ErrorKind::InvalidData.into()),
-                };
+        let mut found = None;
+        let asked = self.0.request(RouteNetlinkMessage::GetLink(link), 0, |message| {
+            if let RouteNetlinkMessage::NewLink(link) = message {
+                found = Some(describe(link));
             }
+        });
+        match asked {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            asked => asked.and(found.ok_or_else(|| io::ErrorKind::InvalidData.into()).map(Some)),
         }
     }
 }
@@ -126,42 +90,6 @@ impl Events {
             }
         }
     }
-}
-
-impl Socket {
-    /// Opens a socket that gets the events of these groups.
-    fn open(groups: u32) -> io::Result<Self> {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        // No protocol number, which is 0, means NETLINK_ROUTE.
-        let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-        bind(&fd, &SocketAddrNetlink::new(0, groups))?;
-        Ok(Self { fd, buffer: vec![0; BUFFER_LEN].into() })
-    }
-
-    /// Returns the next datagram, or `None` if there is none.
-    fn receive(&self) -> io::Result<Option<Vec<u8>>> {
-        let mut buffer = self.buffer.borrow_mut();
-        match recv(&self.fd, buffer.as_mut_slice(), RecvFlags::empty()) {
-            Ok((len, _)) => Ok(Some(buffer[..len].to_vec())),
-            Err(rustix::io::Errno::AGAIN) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    }
-}
-
-/// Returns the messages of a datagram, without those that do not parse.
-fn messages(mut bytes: &[u8]) -> impl Iterator<Item = NetlinkMessage<RouteNetlinkMessage>> {
-    core::iter::from_fn(move || {
-        loop {
-            // A message begins with its length, and the next one at a multiple of four bytes.
-            let len = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
-            let message = bytes.get(..len).filter(|message| message.len() >= 16)?;
-            bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
-            if let Ok(message) = NetlinkMessage::deserialize(message) {
-                return Some(message);
-            }
-        }
-    })
 }
 
 fn event(message: NetlinkMessage<RouteNetlinkMessage>) -> Option<Event> {
