@@ -34,7 +34,7 @@ pub struct HealthArgs {
 /// Options of the load
 #[derive(Args)]
 pub struct LoadArgs {
-    /// Configuration with [forward]
+    /// Configuration with `[forward]`
     pub config: PathBuf,
     /// Frames of the capture, all to different queue pairs
     #[arg(long)]
