@@ -17,6 +17,7 @@ pub mod interface;
 mod interrupt;
 mod link;
 mod live;
+pub mod log;
 mod mbuf;
 mod memif;
 mod netlink;

@@ -164,6 +164,12 @@ impl Handle {
         self.0.shared.closed.load(Ordering::Acquire)
     }
 
+    /// Returns whether the threads have ended because the port lost its link, which ends them if
+    /// [`Config::runtime`] has [`OnLinkLoss::Exit`](dataplane::config::OnLinkLoss::Exit).
+    pub fn has_lost_link(&self) -> bool {
+        self.has_ended() && self.0.shared.lost_link.load(Ordering::Relaxed)
+    }
+
     /// Leaves (1Pipe, Table 1, `onepipe_exit`): waits some timeouts for messages to be acknowledged; then
     /// beacons announce that nothing follows, so that no receiver waits for this process; then its threads
     /// end. Returns when they have. Dropping all handles, senders and receivers of the endpoint does the

@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) dead: Box<[AtomicBool]>,
     /// The process is to leave, or the polling thread has ended: no more scatterings are accepted.
     pub(crate) closing: AtomicBool,
+    /// The threads have ended because the port lost its link.
+    pub(crate) lost_link: AtomicBool,
     /// The polling thread has ended: no more messages or events follow.
     pub(crate) closed: AtomicBool,
 }
@@ -52,6 +54,7 @@ impl Shared {
             commit: AtomicU64::new(Self::NONE),
             dead: (0..peers).map(|_| AtomicBool::new(false)).collect(),
             closing: AtomicBool::new(false),
+            lost_link: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }
     }

@@ -429,6 +429,43 @@ def case_link_gone(arguments: argparse.Namespace, folder: Path) -> str:
         return "the port is gone, and the other one goes on"
 
 
+PORT = """
+[runtime]
+workers = ["any"]
+idle = "sleep"
+on_link_loss = "exit"
+
+[[port]]
+name = "eth"
+af_packet = { interface = "a" }
+"""
+PROCESS = (
+    PORT
+    + """
+[process]
+id = 1
+address = "10.0.0.1/24"
+
+[[process.beacons]]
+switch = "tor"
+mac = "02:00:00:00:00:01"
+address = "10.0.0.9"
+qpn = 0x100
+
+[[process.peers]]
+id = 2
+mac = "02:00:00:00:00:01"
+address = "10.0.0.9"
+"""
+)
+HOST = PORT + '[nic]\naddresses = ["10.0.0.1/24"]\n'
+
+
+def polls(pid: int) -> bool:
+    """Returns whether a process has a worker, so that its control thread monitors the links."""
+    return any(Path(f"/proc/{pid}/task/{thread}/comm").read_text() == "worker-0\n" for thread in os.listdir(f"/proc/{pid}/task"))
+
+
 def case_exit(arguments: argparse.Namespace, folder: Path) -> str:
     for words in (("set", "dev", "a", "down"), ("delete", "dev", "a")):
         with Network(SHAPE, folder) as network:
@@ -447,7 +484,17 @@ def case_exit(arguments: argparse.Namespace, folder: Path) -> str:
         ip(network, "link", "set", "dev", "a", "up")
         instance.until_link("left", "up")
         instance.report()
-    return "exit code 3, with a report"
+    for command in (["process"], ["rdmc", "receive", "--from", "10.0.0.9", "--on"]):
+        with Network(SHAPE, folder) as network:
+            config, out, err = (folder / f"host.{ending}" for ending in ("toml", "out", "err"))
+            config.write_text(PROCESS if command == ["process"] else HOST)
+            program = network.start("wire", [str(arguments.understudy), *command, str(config)], out, err)
+            wait(lambda: polls(program.pid), "the worker polls", LIMIT_S)
+            ip(network, "link", "set", "dev", "a", "down")
+            code = program.wait(LIMIT_S)
+            expect(f"{command[0]} has exit code 3", code == 3, f"{code}: {err.read_text()}")
+            expect(f"{command[0]} says why", "interface a was set down" in err.read_text(), err.read_text())
+    return "exit code 3, with a report; also for `process` and `rdmc`"
 
 
 CASES = [case_overload, case_advice, case_queues, case_early, case_xdp, case_host, case_tap, case_link_down, case_link_gone, case_exit]

@@ -7,11 +7,10 @@
 use crate::command::Command;
 use crate::replica::{Replica, Response, Ticket};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, PortInfo, QueueFull};
+use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, PortInfo, QueueFull, log};
 use rnic::{HostCall, HostFunction};
 use std::collections::BTreeMap;
 use switch::PortId;
-use tracing::{info, warn};
 
 /// Requests that are in progress at once. More wait in the channel.
 const MAX_IN_PROGRESS: usize = 4096;
@@ -104,22 +103,18 @@ impl ControlHandler<HostFunction<Replica>> for ReplicaControl {
     }
 
     fn on_link(&mut self, port: &PortInfo, up: bool) {
-        if up {
-            info!("Port {} has its peer.", port.name);
-        } else {
-            warn!("Port {} has lost its peer.", port.name);
-        }
+        log::peer(port, up);
     }
 
     fn on_link_change(&mut self, port: &PortInfo, change: &LinkChange) {
-        match change {
-            LinkChange::Now(link) if link.is_up() => info!("Port {} is up.", port.name),
-            LinkChange::Now(link) => warn!("Port {} has no link: {}.", port.name, link.name()),
-            LinkChange::Recreated => warn!("Restart this process to use the new interface of {}.", port.name),
-        }
+        log::link(port, change);
+    }
+
+    fn on_peer_awaited(&mut self, port: &PortInfo) {
+        log::awaited_peer(port);
     }
 
     fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
-        warn!("Port {} refuses a peer: {why}.", port.name);
+        log::refused_peer(port, why);
     }
 }

@@ -6,7 +6,7 @@ use crate::config::{Clock, Config};
 use crate::function::{Command, ProcessFunction, ProcessLeft, Rings, Shared};
 use core::sync::atomic::Ordering;
 use crossbeam_channel::Receiver;
-use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, PortInfo, Runtime, Stop, log};
 use onepipe::process::{Counters, Process, ProcessId};
 use rnic::{Interface, cm};
 use rocev2::ethernet::MacAddr;
@@ -113,7 +113,21 @@ impl ControlHandler<ProcessFunction> for Plane {
         !self.has_left && !stuck
     }
 
-    fn on_link(&mut self, _port: &PortInfo, _up: bool) {}
+    fn on_link(&mut self, port: &PortInfo, up: bool) {
+        log::peer(port, up);
+    }
+
+    fn on_link_change(&mut self, port: &PortInfo, change: &LinkChange) {
+        log::link(port, change);
+    }
+
+    fn on_peer_awaited(&mut self, port: &PortInfo) {
+        log::awaited_peer(port);
+    }
+
+    fn on_peer_refused(&mut self, port: &PortInfo, why: &str) {
+        log::refused_peer(port, why);
+    }
 }
 
 /// Starts the control thread, which starts everything else. Returns when the polling thread is about to
@@ -128,10 +142,11 @@ pub(super) fn start(
     let run = move || {
         // Tells the application that the thread has ended, for whatever reason.
         let _ended = Ended(Arc::clone(&shared));
-        match start_runtime(config, rings, shared, requests) {
+        match start_runtime(config, rings, Arc::clone(&shared), requests) {
             Ok((mut runtime, host, mut plane, counters)) => {
                 if result_tx.send(Ok(counters)).is_ok() {
-                    runtime.run(vec![host], &mut plane, &Stop::new());
+                    let outcome = runtime.run(vec![host], &mut plane, &Stop::new());
+                    shared.lost_link.store(outcome.lost_link.is_some(), Ordering::Relaxed);
                 }
             }
             Err(error) => drop(result_tx.send(Err(error))),

@@ -2,13 +2,14 @@
 //! or its control plane ends the run.
 
 use super::tunnel::config::TunnelConfig;
-use crate::log;
 use crate::observe::steer::Steering;
 use crate::observe::{FunctionMetrics, Instance, ObserveConfig, Observer, QueuePair, TraceError, no_groups};
 use crate::system::{now, start};
 use core::cell::Cell;
 use crossbeam_channel::Receiver;
-use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, Outcome, PortInfo, Runtime, Stop};
+use dataplane::{
+    ControlHandler, ControlOutput, LinkChange, Live, Mbuf, Outcome, PortInfo, Runtime, Stop, log,
+};
 use miette::Report;
 use rocev2::ethernet::MacAddr;
 use std::path::PathBuf;

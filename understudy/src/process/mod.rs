@@ -28,7 +28,8 @@ const NUMBER_LEN: usize = 8;
 
 /// Join a 1Pipe network as a process: receive in order, and optionally send scatterings, until Ctrl-C
 ///
-/// The configuration has `[process]`; `understudy plan --out DIR` writes one for each host.
+/// The configuration has `[process]`; `understudy plan --out DIR` writes one for each host. Exits with 3 if the port
+/// lost its link and `[runtime] on_link_loss` is "exit".
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Configuration file
@@ -74,7 +75,8 @@ fn parse_rate(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|rate| *rate > 0.0 && *rate <= 1e9).ok_or_else(|| "not a number above 0".into())
 }
 
-/// Returns exit code 2 for an invalid configuration, and 1 for run-time errors or messages out of order.
+/// Returns exit code 2 for an invalid configuration, 3 for a lost link, and 1 for run-time errors or messages
+/// out of order.
 pub(crate) fn run(args: &Args) -> ExitCode {
     let invalid = |text: String| {
         print_error(text);
@@ -178,7 +180,9 @@ fn run_workload(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<Exi
     let own = config.process.process.own.id;
     interfaces::warn_of(&config.runtime.ports);
     let mut endpoint = Endpoint::init(config).map_err(explain)?;
-    info!("Process {own} is ready, with {} peers. Ctrl-C ends it.", endpoint.handle().peers().len());
+    let peers = endpoint.handle().peers().len();
+    let noun = if peers == 1 { "peer" } else { "peers" };
+    info!("Process {own} is ready, with {peers} {noun}. Ctrl-C ends it.");
     let began = now();
     let mut workload =
         Workload { args, to, payload: vec![0x5a; args.size as usize], began: None, sent: 0, settled: 0 };
@@ -260,6 +264,9 @@ fn run_workload(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<Exi
     let written = writeln!(reports, "{text}").and_then(|()| reports.flush());
     if let (Err(error), Some(file)) = (written, &args.report) {
         return Err(miette::miette!("{}: {error}", file.display()));
+    }
+    if endpoint.handle().has_lost_link() {
+        return Ok(ExitCode::from(crate::run::LINK_LOST));
     }
     if thread_ended {
         return Err(miette::miette!("the polling thread has ended"));

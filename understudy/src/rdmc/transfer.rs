@@ -3,12 +3,12 @@
 use crate::config::{self, EXIT_CODE};
 use crate::functions::FunctionConfig;
 use crate::functions::host::HostConfig;
-use crate::log;
 use crate::output::print_error;
+use crate::run::LINK_LOST;
 use crate::system::{catch_signals, start};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, NoControl, PortInfo, Stop};
+use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, NoControl, PortInfo, Stop, log};
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{MietteDiagnostic, Report};
 use rnic::{App, HostFunction, Rnic};
@@ -37,6 +37,8 @@ pub(super) enum ExitReason {
     Config(Box<config::Report>),
     /// Run-time error
     Failed(Report),
+    /// The port lost its link, which ends the run if `[runtime] on_link_loss` is "exit"
+    LostLink,
 }
 
 impl From<Report> for ExitReason {
@@ -62,6 +64,8 @@ impl ExitReason {
                 print_error(format_args!("{report:?}"));
                 ExitCode::FAILURE
             }
+            // The event of the link is printed already.
+            Self::LostLink => ExitCode::from(LINK_LOST),
         }
     }
 }
@@ -236,7 +240,7 @@ pub(super) fn run_transfer<A: App, T: Send + 'static>(
     app: A,
     progress: &Arc<Progress<T>>,
     verb: &str,
-) -> Result<Option<T>, Report> {
+) -> Result<Option<T>, ExitReason> {
     let signals = catch_signals()?;
     let mut runtime = start(runtime)?;
     let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
@@ -248,8 +252,11 @@ pub(super) fn run_transfer<A: App, T: Send + 'static>(
     }
     bar.enable_steady_tick(Duration::from_millis(200));
     let mut control = ProgressControl { progress: Arc::clone(progress), bar: bar.clone(), signals };
-    runtime.run(vec![station], &mut control, &Stop::new());
+    let lost_link = runtime.run(vec![station], &mut control, &Stop::new()).lost_link;
     bar.finish_and_clear();
     drop(runtime);
-    Ok(progress.outcome.lock().unwrap_or_else(PoisonError::into_inner).take())
+    match progress.outcome.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        None if lost_link.is_some() => Err(ExitReason::LostLink),
+        outcome => Ok(outcome),
+    }
 }

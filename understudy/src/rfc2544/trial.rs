@@ -3,12 +3,11 @@
 use super::device::Device;
 use crate::config::{Rfc2544Config, Traffic};
 use crate::functions::pktgen::invalid::{self, Links};
-use crate::log;
 use crate::system::now;
 use bench::rfc2544::{Load, Outcome, Test, Tester, Times, Trial};
 use dataplane::config::Device as PortDevice;
 use dataplane::counters::WorkerCounters;
-use dataplane::{ControlHandler, ControlOutput, DeviceCounters, Live, Mbuf, PortInfo, Runtime, Stop};
+use dataplane::{ControlHandler, ControlOutput, DeviceCounters, Live, Mbuf, PortInfo, Runtime, Stop, log};
 use hdrhistogram::Histogram as Hdr;
 use miette::{Report, miette};
 use onepipe::Timestamp;
