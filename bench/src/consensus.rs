@@ -79,9 +79,10 @@ impl Paces {
     /// # Errors
     /// The simulation's error.
     pub fn measure(replicas: u8, size: usize, seed: u64) -> Result<Self, Report> {
-        let load = |through| Load { replicas, size, through, rate_bps: RATE, window: None, seed };
-        let without_switch = load(false).pace().map_err(simulation_error)?;
-        let with_switch = load(true).pace().map_err(simulation_error)?;
+        let load =
+            |through_switch| Load { replicas, size, through_switch, rate_bps: RATE, window: None, seed };
+        let without_switch = load(false).rates().map_err(simulation_error)?;
+        let with_switch = load(true).rates().map_err(simulation_error)?;
         Ok(Self { replicas, size, without_switch, with_switch })
     }
 }

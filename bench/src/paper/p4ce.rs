@@ -169,11 +169,11 @@ fn latency(settings: &Settings) -> Result<Outcome, Report> {
     for replicas in REPLICAS {
         let (direct, switch) = names(replicas);
         let mut series = [Series::ours(direct, []), Series::ours(switch, [])];
-        for (series, through) in series.iter_mut().zip([false, true]) {
+        for (series, through_switch) in series.iter_mut().zip([false, true]) {
             for &window in windows {
                 let (rate_bps, seed) = (RATE, settings.seed);
-                let load = Load { replicas, size: 64, through, rate_bps, window: Some(window), seed };
-                let pace = load.pace().map_err(simulation_error)?;
+                let load = Load { replicas, size: 64, through_switch, rate_bps, window: Some(window), seed };
+                let pace = load.rates().map_err(simulation_error)?;
                 series.points.push((pace.entries_per_s / 1e6, pace.latency_s * 1e6));
             }
         }
@@ -220,10 +220,10 @@ fn latency(settings: &Settings) -> Result<Outcome, Report> {
 fn bursts(settings: &Settings) -> Result<Outcome, Report> {
     let sizes: &[u64] = settings.choose(&[1, 10, 100], &[1, 2, 5, 10, 20, 50, 100, 200]);
     let mut series = [Series::ours("direct", []), Series::ours("switch", [])];
-    for (series, through) in series.iter_mut().zip([false, true]) {
+    for (series, through_switch) in series.iter_mut().zip([false, true]) {
         for &size in sizes {
             let (rate_bps, seed) = (RATE, settings.seed);
-            let load = Load { replicas: 2, size: 64, through, rate_bps, window: None, seed };
+            let load = Load { replicas: 2, size: 64, through_switch, rate_bps, window: None, seed };
             let took = load.burst(size).map_err(simulation_error)?;
             series.points.push((size as f64, took.0 as f64 / 1000.0));
         }

@@ -214,9 +214,9 @@ impl SwitchConnection {
     /// Returns the private data of a REQ that requests this treatment.
     pub const fn private_data(self) -> &'static [u8] {
         match self {
-            Self::Good => b"lane: good",
-            Self::OtherDomain => b"lane: other domain",
-            Self::Refused => b"lane: refused",
+            Self::Good => b"switch: good",
+            Self::OtherDomain => b"switch: other domain",
+            Self::Refused => b"switch: refused",
         }
     }
 

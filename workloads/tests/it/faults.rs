@@ -121,7 +121,7 @@ const FAULTS: [Row; 31] = [
     ),
     row(
         "receive buffers are missing for a while, or receivers are slow",
-        &["starve", "repost_us", "receives:", "ReceiverBehaviour::Disk", "reads_every"],
+        &["starve", "repost_us", "receives:", "ReceiverBehaviour::WriteTime", "reads_every"],
         &[(
             &["steering", "consensus"],
             "nodes and logs are written into memory: no message needs a receive buffer",

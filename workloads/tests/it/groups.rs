@@ -28,7 +28,7 @@ struct Setup {
     /// Share of NAKs to leaders that are lost
     lose_naks: Probability,
     max_lag: u32,
-    /// Number of groups that a host requests without heeding limits; 0 if there is no such host
+    /// Number of groups that a hostile host requests, which ignores limits; 0 if there is no such host
     hostile: u32,
     queues: Queues,
     /// Whether NICs assign the same R_keys after a restart
@@ -56,8 +56,8 @@ const SETUP: Setup = Setup {
 
 /// How a leader's group may fail after a replica revoked its right to write: its queue pair allows no WRITE
 const REFUSED: [&str; 2] = ["RemoteInvalidRequest", "Disconnected"];
-/// Interval of the check whether leaders wait in vain. Lost responses of the switch's communication manager
-/// are retransmitted after four seconds.
+/// Interval of the check whether the remaining leaders can make progress. Lost responses of the switch's
+/// communication manager are retransmitted after four seconds.
 const WAIT_CHECK_INTERVAL: Nanos = Nanos::from_secs(5);
 /// The longest delay of a late frame
 const MAX_LATENESS: Nanos = Nanos::from_millis(4);
@@ -76,7 +76,7 @@ struct Net {
     shared: Arc<SharedGroups>,
     seen: SharedFindings,
     /// Number of the leaders' groups, without those of the hostile host
-    sound_groups: usize,
+    regular_groups: usize,
 }
 
 fn ip(v6: bool, n: u8) -> IpAddr {
@@ -110,7 +110,7 @@ impl Net {
         let own = ip(v6, 254);
         let audit = SharedFindings::default();
         // The hostile host is the last leader.
-        let sound_groups = usize::from(leaders) * groups.groups as usize;
+        let regular_groups = usize::from(leaders) * groups.groups as usize;
         let leaders = leaders + u8::from(setup.hostile > 0);
         let forward = ForwardConfig::bridge(u16::from(leaders + replicas), 64);
         let config = p4ce::Config {
@@ -186,7 +186,7 @@ impl Net {
         for node in leaders.iter().chain(&replicas) {
             world.connect(*node, switch, link);
         }
-        Self { world, leaders, replicas, switch, shared, seen: audit, sound_groups }
+        Self { world, leaders, replicas, switch, shared, seen: audit, regular_groups }
     }
 
     /// Returns whether the switch has closed the group to which this queue pair of a leader belongs.
@@ -194,10 +194,10 @@ impl Net {
         !self.control().groups().any(|status| status.peers.contains(&leader))
     }
 
-    /// Returns whether the only leaders that still wait cannot learn that their groups are closed: a right to
-    /// write was revoked, and the REJ that reports it was lost. Only a limit of retries, which these
+    /// Returns whether the only leaders that are not done cannot detect that their groups are closed: a right
+    /// to write was revoked, and the REJ that reports it was lost. Only a limit of retries, which these
     /// leaders do not have, would end their wait.
-    fn only_doomed_leaders_wait(&self) -> bool {
+    fn remaining_leaders_are_stuck(&self) -> bool {
         let (leaders, replicas) = self.hosts();
         let mut groups = leaders.iter().flat_map(|leader| leader.app.outcomes_and_rights(&replicas));
         groups.all(|(leader, outcome, revoked)| match outcome {
@@ -213,7 +213,7 @@ impl Net {
         while !self.shared.is_done() {
             if self.world.now() >= next_check {
                 next_check = self.world.now() + WAIT_CHECK_INTERVAL;
-                if self.only_doomed_leaders_wait() {
+                if self.remaining_leaders_are_stuck() {
                     break;
                 }
             }
@@ -272,14 +272,14 @@ impl Net {
         self.node().switch.function.function().counters()
     }
 
-    /// Checks that the groups of all sound leaders are done, and that the hostile host caused no more
+    /// Checks that the groups of all regular leaders are done, and that the hostile host caused no more
     /// requests to replicas than allowed. A group whose right to write was revoked may fail: its leader gets
     /// a refusal, or is disconnected.
     fn check_outcomes(&self) -> Result<(), String> {
         let (leaders, replicas) = self.hosts();
         let outcomes: Vec<_> =
             leaders.iter().flat_map(|leader| leader.app.outcomes_and_rights(&replicas)).collect();
-        let (sound_groups, hostile) = outcomes.split_at(self.sound_groups);
+        let (regular_groups, hostile) = outcomes.split_at(self.regular_groups);
         let is_refused = |leader, outcome: &Outcome| match outcome {
             Outcome::Failed(why) => REFUSED.iter().any(|how| why.starts_with(how)),
             // A switch that has not yet received the leader's RTU sends a REJ instead of a DREQ.
@@ -289,7 +289,7 @@ impl Net {
         let is_allowed = |(leader, outcome, revoked): &&((IpAddr, Qpn), &Outcome, bool)| {
             **outcome == Outcome::Done || *revoked && is_refused(*leader, outcome)
         };
-        if let Some((_, outcome, revoked)) = sound_groups.iter().find(|group| !is_allowed(group)) {
+        if let Some((_, outcome, revoked)) = regular_groups.iter().find(|group| !is_allowed(group)) {
             return Err(format!("a group ended as {outcome:?}, rights revoked: {revoked}"));
         }
         for (number, group) in hostile.iter().enumerate() {
@@ -302,7 +302,7 @@ impl Net {
         }
         // The switch counts seconds by its own clock.
         let seconds = self.world.clock(self.switch).since(sim::EPOCH).0 as usize / 1_000_000_000 + 1;
-        let max = self.replicas.len() * (self.sound_groups + PER_LEADER * seconds);
+        let max = self.replicas.len() * (self.regular_groups + PER_LEADER * seconds);
         let request_count = self.seen.lock().unwrap().requests.len();
         if !hostile.is_empty() && request_count > max {
             return Err(format!("replicas received {request_count} requests, {max} are allowed"));
@@ -411,8 +411,8 @@ fn draw_link(rng: &mut Rng, max: f64) -> Link {
     Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() }
 }
 
-/// Runs one seed on lossy links. All operations that were begun have to complete.
-fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
+/// Runs one seed on lossy links. All operations that were posted have to complete.
+fn on_lossy_links(setup: Setup, seed: u64) -> Result<(), String> {
     let mut rng = Rng::new(seed);
     let mut link = draw_link(&mut rng, 0.1);
     environment::late(&mut link, seed, MAX_LATENESS);
@@ -497,9 +497,9 @@ fn replicas_far_behind_are_excluded_and_reported() {
 }
 
 #[test]
-fn bad_wires_stop_no_group() {
+fn lossy_links_stop_no_group() {
     for seed in environment::seeds("groups", 1000) {
-        on_a_bad_wire(SETUP, seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        on_lossy_links(SETUP, seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
     }
 }
 
@@ -509,7 +509,7 @@ fn planted_bugs_are_found() {
     for bug in p4ce::Bug::ALL {
         let found = (1..=1000).find_map(|seed| {
             let setup = Setup { bug: Some(bug), ..SETUP };
-            let wrong = on_a_bad_wire(setup, seed).and_then(|()| far_behind(setup, seed)).err()?;
+            let wrong = on_lossy_links(setup, seed).and_then(|()| far_behind(setup, seed)).err()?;
             Some((seed, wrong))
         });
         let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
@@ -519,21 +519,21 @@ fn planted_bugs_are_found() {
 
 /// A host requests 30 groups at once, with tables that have room for all of them.
 #[cfg(debug_assertions)]
-fn run_with_large_tables(bug: Option<p4ce::Bug>, seed: u64) -> Result<(), String> {
+fn run_with_hostile_host(bug: Option<p4ce::Bug>, seed: u64) -> Result<(), String> {
     let setup = Setup { groups: 64, queue_pairs: 1024, hostile: 30, bug, ..SETUP };
     let mut net = Net::with(setup, seed, false, &Groups::default(), 1, 3, Link::default());
     net.run()?;
     net.check_outcomes()
 }
 
-/// A replica's NIC lets a leader write after its right was revoked.
+/// With the bug, a replica's NIC accepts WRITEs of a leader whose right to write was revoked.
 #[cfg(debug_assertions)]
 #[test]
-fn planted_neglect_of_access_rights_is_found() {
+fn planted_writes_without_a_right_are_found() {
     let setup = Setup { nic_bug: Some(rnic::Bug::AnyAccess), ..SETUP };
     let found = (1..=1000).find_map(|seed| {
-        let wrong = on_a_bad_wire(setup, seed).err()?;
-        on_a_bad_wire(SETUP, seed).is_ok().then_some((seed, wrong))
+        let wrong = on_lossy_links(setup, seed).err()?;
+        on_lossy_links(SETUP, seed).is_ok().then_some((seed, wrong))
     });
     let (seed, wrong) = found.expect("the bug is found within 1,000 seeds");
     println!("AnyAccess: seed {seed}: {wrong}");
@@ -541,9 +541,9 @@ fn planted_neglect_of_access_rights_is_found() {
 
 #[cfg(debug_assertions)]
 #[test]
-fn planted_lack_of_limits_sends_replicas_too_many_requests() {
-    assert_eq!(run_with_large_tables(None, 1), Ok(()));
-    let wrong = run_with_large_tables(Some(p4ce::Bug::UnlimitedRequests), 1).unwrap_err();
+fn planted_missing_request_limit_is_found() {
+    assert_eq!(run_with_hostile_host(None, 1), Ok(()));
+    let wrong = run_with_hostile_host(Some(p4ce::Bug::UnlimitedRequests), 1).unwrap_err();
     assert!(wrong.ends_with("15 are allowed"), "{wrong}");
 }
 
@@ -551,7 +551,7 @@ fn planted_lack_of_limits_sends_replicas_too_many_requests() {
 /// anything.
 #[cfg(debug_assertions)]
 #[test]
-fn planted_minority_is_found_though_a_replica_restarted() {
+fn planted_minority_quorum_is_found_after_a_replica_restarts() {
     let run = |bug| {
         let setup = Setup { bug, ..SETUP };
         let groups = Groups { quorum: 2, retry_count: 5, ..Groups::default() };
@@ -572,7 +572,7 @@ fn planted_minority_is_found_though_a_replica_restarted() {
 /// The quorum holds everything, and one more replica misses what was sent while its link was cut.
 #[cfg(debug_assertions)]
 #[test]
-fn planted_wrong_progress_is_found_beyond_the_quorum() {
+fn planted_wrong_progress_is_found_at_a_replica_outside_the_quorum() {
     let run = |bug| {
         let setup = Setup { bug, ..SETUP };
         let groups = Groups { quorum: 1, outvote: true, messages: 0, ..Groups::default() };
@@ -606,7 +606,7 @@ fn draw_adverse_setup(seed: u64) -> Setup {
 }
 
 #[test]
-fn crashes_and_partitions_lose_nothing_acknowledged() {
+fn crashes_and_partitions_lose_no_acknowledged_write() {
     let (mut done, mut failed) = (0, 0);
     for seed in environment::seeds("groups", 1000) {
         let mut rng = Rng::new(seed);
@@ -646,7 +646,7 @@ fn crashes_and_partitions_lose_nothing_acknowledged() {
             net.world.schedule(until, then);
         }
         net.run().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
-        for outcome in net.outcomes().into_iter().take(net.sound_groups) {
+        for outcome in net.outcomes().into_iter().take(net.regular_groups) {
             *if outcome == Outcome::Done { &mut done } else { &mut failed } += 1;
         }
     }
@@ -657,7 +657,7 @@ fn crashes_and_partitions_lose_nothing_acknowledged() {
 }
 
 #[test]
-fn the_switch_may_fail_after_any_packet() {
+fn a_switch_failure_after_any_packet_loses_no_acknowledged_write() {
     let groups = Groups { operations: 6, retry_count: 2, messages: 3, ..Groups::default() };
     let mut whole = Net::new(1, false, &groups, 1, 2, Link::default());
     whole.run().unwrap();
@@ -697,17 +697,17 @@ fn refusal(setup: Setup, groups: &Groups, replicas: u8, change: impl FnOnce(&mut
 #[test]
 fn an_invalid_group_is_refused_with_the_reason() {
     let groups = Groups::default();
-    let answers = |answers| {
+    let replies = |reply| {
         move |net: &mut Net| {
             let last = *net.replicas.last().unwrap();
-            net.world.with(last, |replica: &mut Host<ReplicaApp>, _| replica.app.answers = answers);
+            net.world.with(last, |replica: &mut Host<ReplicaApp>, _| replica.app.join_reply = reply);
         }
     };
     let last: IpAddr = ip(false, 2);
     let rejected = Refusal::Rejected { replica: last, reason: rocev2::cm::RejReason::CONSUMER };
-    assert_eq!(refusal(SETUP, &groups, 2, answers(JoinReply::Refuses)), rejected);
-    assert_eq!(refusal(SETUP, &groups, 2, answers(JoinReply::Nothing)), Refusal::NoMemory(last));
-    assert_eq!(refusal(SETUP, &groups, 2, answers(JoinReply::More)), Refusal::Size(last));
+    assert_eq!(refusal(SETUP, &groups, 2, replies(JoinReply::Reject)), rejected);
+    assert_eq!(refusal(SETUP, &groups, 2, replies(JoinReply::NoMemory)), Refusal::NoMemory(last));
+    assert_eq!(refusal(SETUP, &groups, 2, replies(JoinReply::ExtraByte)), Refusal::Size(last));
     let absent = |net: &mut Net| {
         let last = *net.replicas.last().unwrap();
         net.world.schedule(Nanos::ZERO, Fault::Crash(last));

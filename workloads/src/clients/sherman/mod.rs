@@ -63,7 +63,7 @@ pub fn memory(
 pub struct Sherman {
     /// Workload
     pub workload: Workload,
-    /// Way of releasing locks
+    /// Method of releasing locks
     pub unlock: Unlock,
     /// Number of keys that a read covers: 1 for a lookup, more for an ordered scan
     pub scan: usize,
