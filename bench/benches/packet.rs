@@ -21,8 +21,8 @@ fn layout(frame: &[u8]) -> Layout {
     }
 }
 
-/// Measures a new address pair, QPN and PSN, with updated checksums. The goal is at most 8 ns, at 64 B and at
-/// 4 KB alike.
+/// Measures a new address pair, QPN and PSN, with updated checksums. The goal is at most 8 ns, both at 64 B
+/// and at 4 KB.
 fn rewrite(c: &mut Criterion) {
     let mut group = c.benchmark_group("rewrite addresses, QPN, PSN");
     for payload in PAYLOADS {

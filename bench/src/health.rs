@@ -2,7 +2,7 @@
 //!
 //! The same wire forwards the same connections, all of them counted, with and without observing their health.
 //! Each connection sends WRITEs, which are acknowledged; their PSNs advance with each turn of the capture, so
-//! that nothing is lost or sent again. The connections follow each other in no order.
+//! that no packet is lost or retransmitted. Connections alternate in an order without a pattern.
 
 use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio};
 use crate::process::Program;
