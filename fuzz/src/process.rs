@@ -32,7 +32,7 @@ struct Host {
     /// Peers to which a message was sent, with the last scattering of which a first packet was sent
     #[expect(clippy::option_option, reason = "no packet yet, or a packet with no scattering before it")]
     last_scatterings: [Option<Option<u64>>; PEERS as usize + 1],
-    /// Timestamp and number of the last scattering that left, as far as its packets identify it
+    /// Timestamp and number of the last scattering that left, if its packets identify it
     last_stamped: Option<(Timestamp, u64)>,
     /// Number of scatterings that the process has accepted
     accepted: u64,
@@ -138,7 +138,7 @@ impl Host {
                 self.deliver(TOR, &header, &[]);
             }
             5 if a & 32 != 0 => {
-                // To itself, or to a process that is known or not
+                // To itself, to a peer, or to an unknown process
                 let (dst, message_text) =
                     (ProcessId((a & 7).into()), self.message_text(usize::from(b) * 2, c));
                 let mut frame = vec![c; usize::from(a)];
