@@ -27,7 +27,7 @@ NO_OFFLOADS = ",".join(
 
 
 class LabError(Exception):
-    """A failure of the laboratory itself: it is no program's verdict, and the run cannot continue."""
+    """A failure of the lab itself, not of a program under test: the run cannot continue."""
 
 
 class CommandFailed(Exception):

@@ -46,7 +46,7 @@ socket = "wire.sock"
 pairs = [["h1", "h2"]]
 """
 
-# Program that sends the frames of a capture, over and over, until it has sent a number of them
+# Program that sends the frames of a capture in a loop, until it has sent the given number of frames
 SENDER = """
 import socket, struct, sys, time
 data = open(sys.argv[1], "rb").read()
