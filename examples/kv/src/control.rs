@@ -105,7 +105,7 @@ impl ControlHandler<HostFunction<Replica>> for ReplicaControl {
 
     fn on_link(&mut self, port: &PortInfo, up: bool) {
         if up {
-            info!("Port {} has its peer.", port.name);
+            info!("Port {} is connected to its peer.", port.name);
         } else {
             warn!("Port {} has lost its peer.", port.name);
         }
