@@ -2,7 +2,7 @@
 //! it. A switch's control plane, which connects virtual queue pairs that its data plane handles, uses it
 //! alone.
 
-use crate::cm::{self, Cm, Peer};
+use crate::cm::{self, AddressPair, Cm};
 use crate::neighbour::{Interface, Neighbours};
 use crate::path::Path;
 use crate::wire::{Route, RouteFields, src_port};
@@ -29,9 +29,9 @@ pub struct Endpoint {
     cm: Cm,
     psn: Psn,
     /// MADs ready to send
-    mads: VecDeque<(Peer, [u8; MAD_LEN])>,
+    mads: VecDeque<(AddressPair, [u8; MAD_LEN])>,
     /// MADs whose next hop is not resolved yet
-    waiting: VecDeque<(Peer, [u8; MAD_LEN])>,
+    waiting: VecDeque<(AddressPair, [u8; MAD_LEN])>,
     /// MADs dropped because [`MAX_WAITING`] others waited for their neighbour
     dropped: u64,
     /// XORed into UDP source ports, so that packets take other ECMP paths
@@ -106,7 +106,7 @@ impl Endpoint {
     /// manager.
     pub(crate) fn on_mad(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
         let Some(mad) = mad_of(packet) else { return false };
-        self.cm.on_mad(Peer { local: packet.dst(), remote: packet.src() }, mad, now);
+        self.cm.on_mad(AddressPair { local: packet.dst(), remote: packet.src() }, mad, now);
         true
     }
 
@@ -152,14 +152,14 @@ impl Endpoint {
 
     fn poll_mads(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         self.collect_mads();
-        while let Some((peer, mad)) = self.mads.pop_front() {
-            let path = Path { hop_limit: HOP_LIMIT, ..Path::new(peer.local, peer.remote) };
+        while let Some((addresses, mad)) = self.mads.pop_front() {
+            let path = Path { hop_limit: HOP_LIMIT, ..Path::new(addresses.local, addresses.remote) };
             let Some(mut route) = self.route(&path, src_port(Qpn::GSI, Qpn::GSI), now) else {
                 if self.waiting.len() >= MAX_WAITING {
                     self.waiting.pop_front();
                     self.dropped += 1;
                 }
-                self.waiting.push_back((peer, mad));
+                self.waiting.push_back((addresses, mad));
                 continue;
             };
             let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, self.psn);
@@ -224,8 +224,8 @@ impl Endpoint {
         self.cm.on_timer(now);
         self.collect_mads();
         // A retransmitted MAD was not answered: the peer's MAC address may have changed.
-        for (peer, _) in self.mads.iter().skip(before) {
-            self.neighbours.verify(peer.remote, now);
+        for (addresses, _) in self.mads.iter().skip(before) {
+            self.neighbours.verify(addresses.remote, now);
         }
         given_up
     }
