@@ -204,13 +204,13 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
     use switch::forward::Config;
-    use switch::forward::config::Topology;
+    use switch::forward::config::ForwardingMode;
     use switch::memory::run_frame;
 
     #[test]
     fn the_load_has_no_faults_and_measures_round_trips() {
-        let topology = Topology::Pairs(vec![(PortId(0), PortId(0))]);
-        let config = Config { topology, counted_qps: 64, health: true, ..Config::bridge(1, 1) };
+        let mode = ForwardingMode::Pairs(vec![(PortId(0), PortId(0))]);
+        let config = Config { mode, counted_qps: 64, health: true, ..Config::bridge(1, 1) };
         let forward = Forward::new(&config);
         let counters = forward.counters();
         let mut load = Advancing::new(forward, 64);

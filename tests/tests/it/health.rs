@@ -3,7 +3,7 @@
 use rocev2::rewrite::Rewriter;
 use rocev2::{Opcode, Packet, Psn};
 use std::net::IpAddr;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::forward::counters::QpCounter;
 use switch::forward::health::Health;
 use switch::forward::{Config, Forward};
@@ -14,14 +14,8 @@ use understudy_tests::{captures, packets};
 
 /// Returns a point-to-point forwarder that observes the health of `queue_pairs` queue pairs.
 fn wire(queue_pairs: usize) -> Forward {
-    let topology = Topology::Pairs(vec![(PortId(0), PortId(1))]);
-    Forward::new(&Config {
-        ports: 2,
-        topology,
-        counted_qps: queue_pairs,
-        health: true,
-        ..Config::bridge(2, 1)
-    })
+    let mode = ForwardingMode::Pairs(vec![(PortId(0), PortId(1))]);
+    Forward::new(&Config { ports: 2, mode, counted_qps: queue_pairs, health: true, ..Config::bridge(2, 1) })
 }
 
 /// Plays a capture at its times. Returns the wire.

@@ -9,7 +9,7 @@ use rocev2::{Opcode, Packet, Qpn};
 use sim::{Clock, Host, Link, NodeId, Switch, World};
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::forward::health::Bug;
 use switch::forward::{Command, Config, Event, Forward};
 use switch::metrics::Metrics as _;
@@ -50,8 +50,8 @@ struct Recorder {
 
 impl Recorder {
     fn new(health: bool, bug: Option<Bug>) -> Self {
-        let topology = Topology::Pairs(vec![(PortId(0), PortId(1))]);
-        let config = Config { topology, counted_qps: 2 * QPS, health, ..Config::bridge(2, 1) };
+        let mode = ForwardingMode::Pairs(vec![(PortId(0), PortId(1))]);
+        let config = Config { mode, counted_qps: 2 * QPS, health, ..Config::bridge(2, 1) };
         let mut forward = Forward::new(&config);
         forward.plant(bug);
         Self { forward, packets: Vec::new() }
