@@ -8,7 +8,7 @@ use onepipe::process::{BeaconPeer, Config, Event, Message, Peer, Process, Proces
 use onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::deth::Deth;
 use rocev2::ethernet::MacAddr;
-use rocev2::route::{Route, RouteFields};
+use rocev2::path_headers::{PathHeaderFields, PathHeaders};
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
 use std::collections::BTreeSet;
 use switch::Nanos;
@@ -84,7 +84,7 @@ impl Host {
     }
 
     fn deliver(&mut self, from: u8, header: &OnePipe, payload: &[u8]) {
-        let ends = RouteFields {
+        let ends = PathHeaderFields {
             src_mac: peer(from).mac,
             dst_mac: peer(0).mac,
             vlan: None,
@@ -97,7 +97,12 @@ impl Host {
         let bth = Bth::new(Opcode::UD_SEND_ONLY, peer(0).qpn, Psn::ZERO);
         let deth = Deth::new(OnePipe::QKEY, peer(from).qpn);
         let mut frame = Vec::new();
-        Route::new(&ends).unwrap().emit(&mut frame, bth, &[deth.as_bytes(), header.as_bytes()], payload);
+        PathHeaders::new(&ends).unwrap().emit(
+            &mut frame,
+            bth,
+            &[deth.as_bytes(), header.as_bytes()],
+            payload,
+        );
         _ = self.process.on_frame(&frame, self.now);
     }
 

@@ -5,7 +5,7 @@
 use crate::cm::{self, AddressPair, Cm};
 use crate::neighbour::{Interface, Neighbours};
 use crate::path::Path;
-use crate::wire::{Route, RouteFields, src_port};
+use crate::wire::{PathHeaderFields, PathHeaders, src_port};
 use core::net::IpAddr;
 use rocev2::cm::{MAD_LEN, mad_of};
 use rocev2::deth::Deth;
@@ -154,7 +154,7 @@ impl Endpoint {
         self.collect_mads();
         while let Some((addresses, mad)) = self.mads.pop_front() {
             let path = Path { hop_limit: HOP_LIMIT, ..Path::new(addresses.local, addresses.remote) };
-            let Some(mut route) = self.route(&path, src_port(Qpn::GSI, Qpn::GSI), now) else {
+            let Some(mut path_headers) = self.path_headers(&path, src_port(Qpn::GSI, Qpn::GSI), now) else {
                 if self.waiting.len() >= MAX_WAITING {
                     self.waiting.pop_front();
                     self.dropped += 1;
@@ -164,7 +164,7 @@ impl Endpoint {
             };
             let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, self.psn);
             self.psn = self.psn.add(1);
-            route.emit(frame, bth, &[Deth::new(Deth::GSI_QKEY, Qpn::GSI).as_bytes()], &mad);
+            path_headers.emit(frame, bth, &[Deth::new(Deth::GSI_QKEY, Qpn::GSI).as_bytes()], &mad);
             return true;
         }
         false
@@ -179,13 +179,14 @@ impl Endpoint {
         }
     }
 
-    /// Returns the route to a host if its next hop's MAC address is known; otherwise sends a request for it.
-    pub(crate) fn route(&mut self, path: &Path, src_port: u16, now: Nanos) -> Option<Route> {
+    /// Returns the headers of packets to a host if its next hop's MAC address is known; otherwise sends a
+    /// request for it.
+    pub(crate) fn path_headers(&mut self, path: &Path, src_port: u16, now: Nanos) -> Option<PathHeaders> {
         let dst_mac = match path.mac {
             Some(mac) => mac,
             None => self.resolve(path.dst, now)?,
         };
-        Route::new(&RouteFields {
+        PathHeaders::new(&PathHeaderFields {
             src_mac: self.interface().mac,
             dst_mac,
             vlan: self.interface().vlan,
