@@ -73,7 +73,7 @@ pub struct ClusterConfig {
     pub link: Link,
     /// Queues between the switch's function and its control plane
     pub queues: Queues,
-    /// Share of servers whose NICs forget old READs and atomics, as soft-RoCE does
+    /// Share of servers whose NICs keep no results of old READs and atomics, as soft-RoCE does not
     pub forgetful: Probability,
     /// Whether NICs give memory the same keys after a restart
     pub same_keys_after_restart: bool,

@@ -55,7 +55,7 @@ pub struct RackConfig {
     /// Whether the communication manager sets up the connections; if not, the simulator exchanges QPNs and
     /// PSNs
     pub cm: bool,
-    /// Share of hosts whose NICs forget old READs and atomics, as soft-RoCE does
+    /// Share of hosts whose NICs keep no results of old READs and atomics, as soft-RoCE does not
     pub forgetful: Probability,
     /// ACK timeout of the clients' NICs: 4.096 us * 2^`ack_timeout`
     pub ack_timeout: u8,

@@ -47,7 +47,7 @@ pub(super) enum Affected {
 /// A page of a server.
 #[derive(Clone, Copy, Debug, Default)]
 struct Page {
-    /// Section that has learnt that it holds the lock
+    /// Section whose client knows that it holds the lock
     holder: Option<u64>,
     /// Section that wrote the page last
     newest: u64,

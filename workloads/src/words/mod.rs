@@ -97,7 +97,7 @@ pub struct Config {
     pub window: u32,
     /// When servers acknowledge
     pub ack: AckPolicy,
-    /// Share of hosts whose NICs forget old READs and atomics, as soft-RoCE does
+    /// Share of hosts whose NICs keep no results of old READs and atomics, as soft-RoCE does not
     pub forgetful: Probability,
     /// Receive requests that a server keeps posted for each connection
     pub receives: u32,

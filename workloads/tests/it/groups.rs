@@ -23,7 +23,7 @@ fn a_leader_writes_once_and_all_replicas_have_the_data() {
         let counters = net.counted();
         let requests = counters.requests.get();
         assert_eq!(counters.copies.get(), 3 * requests);
-        assert!(counters.acks.get() <= requests, "at most one ACK per request that asks for it");
+        assert!(counters.acks.get() <= requests, "at most one ACK per request with the AckReq bit");
         // After the disconnect, no state of the group is left.
         let leader = net.leaders[0];
         net.world

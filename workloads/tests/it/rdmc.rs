@@ -167,7 +167,7 @@ fn members_that_do_not_join_are_named() {
         assert_ne!(named, ip(0));
         assert_eq!(cluster.member(host).seen().complete[&3], [5000], "host {host}");
         assert_eq!(cluster.member(host).buffers(), 0);
-        // Destroying the group also returns the failure, and then forgets it.
+        // Destroying the group also returns the failure, and removes it.
         let destroyed = cluster.with(host, |member, _, _| member.destroy(3));
         assert_eq!(destroyed, Err(CallError::Failed(Failure::NoMemory(named))));
         assert_eq!(cluster.with(host, |member, _, _| member.destroy(3)), Err(CallError::Unknown(3)));
@@ -183,7 +183,7 @@ fn members_that_do_not_join_are_named() {
 
 /// Survivors are notified even if there is nothing to send.
 #[test]
-fn an_idle_group_notices_that_a_member_has_crashed() {
+fn an_idle_group_detects_that_a_member_has_crashed() {
     for victim in 0..5 {
         let hosts = [0, 1, 2, 3, 4];
         let mut cluster = Cluster::new(&Setup { hosts: 5, ..Setup::default() });

@@ -219,9 +219,9 @@ impl Program for Clover {
             let name = tag(clover.machine, number, incarnation);
             let mut operations = clover.workload.generator(clover.seed, name);
             for time in 0..clover.times {
-                let Some((ask, key)) = operations.next() else { return Ok(()) };
+                let Some((operation, key)) = operations.next() else { return Ok(()) };
                 let began = verbs.now();
-                let kind = match ask {
+                let kind = match operation {
                     OperationKind::Read => {
                         store.get(key).await?;
                         Kind::Read

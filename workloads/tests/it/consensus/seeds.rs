@@ -64,19 +64,19 @@ fn draw_config(seed: u64, rng: &mut Rng, least_len: u64) -> ClusterConfig {
 }
 
 /// Time after the last fault by which every live server has applied a value that was proposed since, if a
-/// majority of members lives. Half of all seeds need 0.6 ms, nine in ten 12 ms. An election takes some 10 ms
-/// (heartbeats of 100 us: 14 until the leader is missed, 60 of candidacy). A snapshot takes 64 packets at a
-/// path MTU of 1,024, and as long again for its retransmission. But a NIC sends an ARP request only every
-/// half second, and two requests or replies may be lost.
+/// majority of members is live. Half of all seeds need 0.6 ms, nine in ten 12 ms. An election takes some 10
+/// ms (heartbeats of 100 us: 14 until the absence of the leader is detected, 60 of candidacy). A snapshot
+/// takes 64 packets at a path MTU of 1,024, and as long again for its retransmission. But a NIC sends an ARP
+/// request only every half second, and two requests or replies may be lost.
 const CATCH_UP_LIMIT: Nanos = Nanos::from_millis(1500);
 /// Time after the last fault by which what was in flight has arrived: seven tries of 131 us on both sides of
 /// the switch
 const IN_FLIGHT_LIMIT: Nanos = Nanos::from_millis(5);
 
-/// Runs until all live servers have caught up after the last fault, and plays the operator. If all servers
+/// Runs until all live servers have caught up after the last fault, and acts as the operator. If all servers
 /// wait for a bootstrap, restarts those that a lost leader has written to, and bootstraps one server. If no
-/// group was ever bootstrapped, starts the servers that are down. Returns false if fewer members live than a
-/// majority, so that the group makes no progress.
+/// group was ever bootstrapped, starts the servers that are down. Returns false if fewer members are live
+/// than a majority, so that the group makes no progress.
 fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
     let begun = net.world.now();
     let (mark, mut end, mut bootstrapped) = (net.mark(), begun + CATCH_UP_LIMIT, false);
@@ -279,7 +279,7 @@ fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, 
                 lost_leaders.push((leader, true));
             }
         }
-        // Until another server asks for permission
+        // Until another server requests permission to write
         end = now + Nanos::from_millis(8);
         while candidate(&net).is_none_or(|next| next == leader) && net.step(end) {}
     }

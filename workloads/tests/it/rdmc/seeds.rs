@@ -55,25 +55,25 @@ struct Outage {
 }
 
 impl Outage {
-    /// Returns whether members may notice the outage at time `at`. They notice it at once, or when they miss
-    /// the member. A member that was cut off when the other members noticed it notices it when the time to
-    /// connect is over. A link that drops blocks is noticed when the group is open and the first block is
-    /// sent. That may be equally late, if packets that connect two members were lost before (seeds 13020751
-    /// and 13024271).
+    /// Returns whether members may detect the outage at time `at`. They detect it at once, or when keepalives
+    /// of the member are missing. A member that was cut off when the other members detected it detects it
+    /// when the time to connect is over. A link that drops blocks is detected when the group is open and the
+    /// first block is sent. That may be equally late, if packets that connect two members were lost before
+    /// (seeds 13020751 and 13024271).
     fn explains(&self, failure: Failure, at: Nanos) -> bool {
         let is_immediate = matches!(failure, Failure::Gone(_)) && !self.stops_blocks;
         let late = if is_immediate { Nanos::ZERO } else { CREATE_TIMEOUT };
         let late = if self.drifts { Nanos(late.0 / 99 * 100) } else { late };
-        (self.from..=self.from + NOTICE_LIMIT + late).contains(&at)
+        (self.from..=self.from + DETECTION_LIMIT + late).contains(&at)
     }
 }
 
 /// Time that members have to connect where some fail. A lost ARP request is repeated after half a second, and
 /// a lost message of the switch's communication manager after four: three of these.
 const CREATE_TIMEOUT: Nanos = Nanos::from_secs(10);
-/// Time from a crash or cut until all other members have noticed it and notified each other: 60 ms until a
-/// link works again, 30 ms without a sign of life, and retransmissions
-const NOTICE_LIMIT: Nanos = Nanos::from_millis(200);
+/// Time from a crash or cut until all other members have detected it and notified each other: 60 ms until a
+/// link works again, 30 ms without a keepalive, and retransmissions
+const DETECTION_LIMIT: Nanos = Nanos::from_millis(200);
 /// The longest delay of a late frame
 const MAX_LATENESS: Nanos = Nanos::from_millis(4);
 
@@ -413,7 +413,8 @@ fn lossy_links_lose_no_messages() {
     seeds(Kind::Lossy, |totals| is_covered(totals) && totals.forged > MIN_FORGED);
 }
 
-/// With a loss of 3.6 % and damage to 1.6 % of frames, a NIC sends one packet eight times in vain.
+/// With a loss of 3.6 % and damage to 1.6 % of frames, a NIC transmits one packet eight times without a
+/// response.
 #[test]
 fn a_group_may_fail_if_its_nic_exhausted_its_retries() {
     let mut totals = Totals::default();

@@ -2,7 +2,7 @@
 //!
 //! An order differs from the usual one in a stretch of DEPTH successive choices, wherever that stretch
 //! begins. Within the stretch, the first frame of any link may be delivered next, the server may restart, and
-//! a client that notices the restart may reconnect. The usual order is that of links of equal latency. Of
+//! a client that detects the restart may reconnect. The usual order is that of links of equal latency. Of
 //! orders that differ only in the sequence of two independent choices, only one is played (sleep sets;
 //! Godefroid, "Partial-Order Methods", LNCS 1032, chapter 5).
 
