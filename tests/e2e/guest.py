@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# The kernel kills a child when this process dies, even if this process is killed and cannot clean up.
+# The kernel kills a child when this process ends, even if this process is killed and cannot clean up.
 DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"]
 # Offloads would put partial checksums and frames above the MTU on the tap, which no cable carries.
 NO_OFFLOADS = ",".join(

@@ -411,7 +411,7 @@ def case_link_gone(arguments: argparse.Namespace, folder: Path) -> str:
         instance.until_link("left", "gone")
         instance.prints("Port left is gone")
         send(network, "b", "wire", 100)
-        instance.until(lambda top: top["ports"][1]["rx_frames"] == 100, "the other port goes on")
+        instance.until(lambda top: top["ports"][1]["rx_frames"] == 100, "the other port continues")
         peer = ("type", "veth", "peer", "name", "wire", "netns", network.name("a"))
         # The same name and the same number, which the driver's socket does not follow
         ip(network, "link", "add", "name", "a", "index", str(link["ifindex"]), *peer)
@@ -426,7 +426,7 @@ def case_link_gone(arguments: argparse.Namespace, folder: Path) -> str:
         expect("the report has the links", (left["link"], right["link"]) == ("gone", "up"), report["ports"])
         expect("the counters of the port are kept", adds_up(left, 10) and left["rx_frames"] == 10, left)
         expect("frames to the port were dropped", report["drops"] == [{"reason": "link_down", "frames": 100}], report["drops"])
-        return "the port is gone, and the other one goes on"
+        return "the port is gone, and the other one continues"
 
 
 def case_exit(arguments: argparse.Namespace, folder: Path) -> str:

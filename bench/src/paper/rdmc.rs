@@ -295,7 +295,7 @@ fn tiny_messages(settings: &Settings) -> Result<Outcome, Report> {
     outcome.checks.push(shape::falls("the message rate falls with the size of the group", &rates, 0.02));
     let slower = rates.points[0].1 / rates.last();
     outcome.value("message rate in a group of 2 (1 step) / of 16 (4 steps)", None, slower);
-    // A step takes at least one way, and a round trip where a host relays, because it waits for an
+    // A step takes at least a one-way delay, and a round trip where a host relays, because it waits for an
     // acknowledgement first.
     outcome.checks.push(shape::within(
         "the rate falls with the logarithm of the group's size: 4 steps, or 4 round trips at most",
