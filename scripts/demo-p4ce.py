@@ -236,14 +236,14 @@ class Cluster:
         for process in processes:
             if process.is_alive():
                 process.child.send_signal(signal.SIGINT)
-        exited_well = [process.wait_exit() for process in processes]
+        exited_cleanly = [process.wait_exit() for process in processes]
         for process in processes:
             self.demo.processes.remove(process)
         self.demo.cluster = None
         if self.disagreement:
             raise Failed(f"SERVERS DISAGREE: {self.disagreement}")
-        if not all(exited_well):
-            names = [process.name for process, ended in zip(processes, exited_well) if not ended]
+        if not all(exited_cleanly):
+            names = [process.name for process, ended in zip(processes, exited_cleanly) if not ended]
             raise Failed(f"{', '.join(names)} exited with an error: see the logs in {self.folder}")
         return self.reports
 
@@ -267,7 +267,7 @@ class Demo:
     def __init__(self, program, folder, quick):
         self.program, self.folder, self.quick = program, folder, quick
         self.processes, self.cluster = [], None
-        # A server that does not get a CPU for 14 heartbeats is suspected to be dead.
+        # A server that does not get a CPU for 14 heartbeats is suspected to have failed.
         self.cpus = len(os.sched_getaffinity(0))
         self.replicas = [2] if quick else [2, 4]
         self.count = self.replicas[-1] + 3
@@ -300,7 +300,7 @@ class Demo:
         for n in range(self.cluster.count):
             rows.append([f"server {n}", *self.row(lines.get(n), n in self.cluster.servers)])
         if self.cluster.with_switch:
-            role = "dead" if self.cluster.switch is None else "in use" if self.in_use(lines) else "idle"
+            role = "down" if self.cluster.switch is None else "in use" if self.in_use(lines) else "idle"
             rows.append(["P4CE switch", role, *[""] * 6])
         text = table(head, rows)
         if self.drawn:
@@ -316,7 +316,7 @@ class Demo:
     @staticmethod
     def row(line, runs):
         if line is None:
-            return ["starting" if runs else "dead", *["-"] * 6]
+            return ["starting" if runs else "down", *["-"] * 6]
         role = "leader" if line["leads"] else "joining" if line["standing"] != "member" else "replica"
         writes = line["switch"] or line["direct"] or {}
         latency = writes.get("latency_us") or {}
@@ -499,13 +499,13 @@ class Demo:
         with_switch, without = [{each["what"]: each for each in run["killed"]} for run in killed]
         for what, each in with_switch.items():
             other = without.get(what, {})
-            for key, label in [("killed_ms", f"{what} is killed"), ("back_ms", f"{what} comes back")]:
+            for key, label in [("killed_ms", f"{what} is killed"), ("back_ms", f"{what} is restarted")]:
                 rows.append([label, number(each[key]), number(other.get(key))])
         rows.append(["no failure", *[number(run["usual_ms"]) for run in killed]])
         self.print_text("\nLongest pause until the next value is decided, ms")
         for line in table(["", "with switch", "without"], rows):
             self.print_text(line)
-        self.print_text(f"  A server is suspected to be dead after {14 * self.heartbeat_us // 1000} ms without a heartbeat. A restarted server with the lowest")
+        self.print_text(f"  A server is suspected to have failed after {14 * self.heartbeat_us // 1000} ms without a heartbeat. A restarted server with the lowest")
         self.print_text("  number becomes the leader again, and the leader retries the switch some time after it failed.")
         if self.longest_stall_s > 0.1:
             stall_ms = self.longest_stall_s * 1000

@@ -22,10 +22,10 @@ SEEDS = ROOT / "workloads/tests/seeds.txt"
 # seconds on two CPUs
 SUITES = {
     "verbs": (["verbs_", "memory_is_not", "connections_fail"], 200),
-    "words": (["bad_wires", "crashes"], 500),
-    "swordbox": (["bad_wires", "crashes", "every_verb"], 250),
-    "steering": (["bad_wires", "crashes"], 100),
-    "groups": (["bad_wires", "crashes_and"], 3000),
+    "words": (["lossy_links", "crashes"], 500),
+    "swordbox": (["lossy_links", "crashes", "every_verb"], 250),
+    "steering": (["lossy_links", "crashes"], 100),
+    "groups": (["lossy_links", "crashes_and"], 3000),
     "consensus": (["seeds::"], 50),
     "rdmc": (["seeds::", "deliveries::"], 2000),
     "onepipe": (["seeds::"], 5000),

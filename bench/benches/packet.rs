@@ -7,7 +7,7 @@ use rocev2::rewrite::Rewriter;
 use rocev2::{Class, Layout, Packet, Psn, Qpn, classify, icrc};
 use std::hint::black_box;
 use switch::drop::FaultSet;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::forward::{Config, Forward};
 use switch::memory::{FrameCollector, MemoryFrame};
 use switch::{Function as _, Nanos, PortId};
@@ -21,8 +21,8 @@ fn layout(frame: &[u8]) -> Layout {
     }
 }
 
-/// Measures a new address pair, QPN and PSN, with updated checksums. The goal is at most 8 ns, at 64 B and at
-/// 4 KB alike.
+/// Measures a new address pair, QPN and PSN, with updated checksums. The goal is at most 8 ns, both at 64 B
+/// and at 4 KB.
 fn rewrite(c: &mut Criterion) {
     let mut group = c.benchmark_group("rewrite addresses, QPN, PSN");
     for payload in PAYLOADS {
@@ -81,7 +81,7 @@ fn forward(c: &mut Criterion) {
         for payload in [64, 1024] {
             let config = Config {
                 ports: 2,
-                topology: Topology::Pairs(vec![(PortId(0), PortId(1))]),
+                mode: ForwardingMode::Pairs(vec![(PortId(0), PortId(1))]),
                 drop: FaultSet::NONE,
                 verify_icrc,
                 verify_udp_checksum: false,
@@ -108,7 +108,7 @@ fn forward(c: &mut Criterion) {
 fn table(c: &mut Criterion) {
     let config = Config {
         ports: 2,
-        topology: Topology::Pairs(vec![(PortId(0), PortId(1))]),
+        mode: ForwardingMode::Pairs(vec![(PortId(0), PortId(1))]),
         drop: FaultSet::ALL,
         verify_icrc: true,
         verify_udp_checksum: false,

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 /// Smallest fraction of a core that the polling thread of a valid sample had
 const MIN_ON_CPU: f64 = 0.9;
-/// Attempts at a sample that keeps its core
+/// Attempts at a sample whose polling thread is not preempted
 const ATTEMPTS: usize = 4;
 /// Default length of a sample in seconds
 const SECONDS: f64 = 1.5;
@@ -65,12 +65,14 @@ pub(crate) struct Entry {
 pub(crate) struct Figure {
     program: String,
     traffic: String,
-    /// Million frames per second of CPU time: median, least, most. Null when too few samples kept their core.
+    /// Million frames per second of CPU time: median, least, most. Null when the thread was preempted in too
+    /// many samples.
     mpps: Option<[f64; 3]>,
     /// Number of samples that counted
     samples: usize,
     /// Number of samples that were discarded
-    lost_core: usize,
+    #[serde(rename = "lost_core")]
+    discarded: usize,
     /// Median fraction of a core
     on_cpu: Option<f64>,
     /// Median of the nanoseconds per frame of its function, without the drivers
@@ -255,14 +257,14 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<[f64; 3]> {
     Some([median, values[0], values[values.len() - 1]])
 }
 
-fn figure(entry: &Entry, samples: &[Sample], lost_core: usize, rounds: u32) -> Figure {
+fn figure(entry: &Entry, samples: &[Sample], discarded: usize, rounds: u32) -> Figure {
     let enough = samples.len() >= rounds as usize;
     Figure {
         program: entry.program.clone(),
         traffic: entry.traffic.clone(),
         mpps: median(samples.iter().map(|s| s.per_cpu_second / 1e6)).filter(|_| enough),
         samples: samples.len(),
-        lost_core,
+        discarded,
         on_cpu: median(samples.iter().map(|s| s.on_cpu)).map(|[median, ..]| median),
         own_ns: median(samples.iter().filter_map(|s| s.own_ns)).map(|[median, ..]| median).filter(|_| enough),
     }
@@ -275,13 +277,13 @@ impl Comparison {
         let own = self.figures.iter().any(|f| f.own_ns.is_some());
         let mut header =
             vec!["program", "traffic", "Mpps per CPU second", "least", "most", "on CPU", "samples"];
-        header.extend(own.then_some("own ns a frame"));
+        header.extend(own.then_some("ns per frame without drivers"));
         table.set_header(header);
         for f in &self.figures {
-            let number = |n: Option<f64>| n.map_or_else(|| "lost its core".into(), |n| format!("{n:.2}"));
+            let number = |n: Option<f64>| n.map_or_else(|| "preempted".into(), |n| format!("{n:.2}"));
             let at = |i: usize| number(f.mpps.map(|m| m[i]));
             let discarded =
-                if f.lost_core > 0 { format!(", {} thrown away", f.lost_core) } else { String::new() };
+                if f.discarded > 0 { format!(", {} discarded", f.discarded) } else { String::new() };
             let mut row = vec![
                 f.program.clone(),
                 f.traffic.clone(),
@@ -311,7 +313,7 @@ impl Comparison {
                 }
                 None => writeln!(
                     text,
-                    "  --  {}: a polling thread lost its core too often; no number",
+                    "  --  {}: a polling thread was preempted too often; not measured",
                     ratio.what
                 ),
             };
@@ -350,6 +352,6 @@ mod tests {
         assert_eq!(enough.ratio("one", "one", "some"), Some(1.0));
         assert_eq!(enough.own_ns("one", "some"), Some(20.0));
         let ratios = vec![Ratio { what: "it".into(), value: too_few.rate("one", "some"), at_least: 1.0 }];
-        assert!(Comparison { ratios, figures: too_few.0 }.text().contains("no number"));
+        assert!(Comparison { ratios, figures: too_few.0 }.text().contains("not measured"));
     }
 }

@@ -47,8 +47,8 @@ pub fn run(args: &ConsensusArgs) -> Result<(), Report> {
         ),
         table(&failures, &["replicas", "crashed", "us", "us_through", "ratio"]),
         format!(
-            "\nA crashed switch restarts after {} ms or slightly more; until then no host reaches another. `through`: through the \
-             switch.",
+            "\nA crashed switch restarts after {} ms or slightly more; until then no host can reach another host. Columns \
+             `through`: with the switch.",
             costs::OUTAGE.0 / 1_000_000
         ),
     ];
@@ -60,35 +60,36 @@ pub(crate) fn simulation_error(error: String) -> Report {
     miette!("{error}")
 }
 
-/// Paces of a leader without the switch and with it
+/// Rates of a leader without the switch and with it
 #[derive(Clone, Copy, Debug)]
-pub struct Paces {
+pub struct RateComparison {
     /// Number of replicas besides the leader
     pub replicas: u8,
     /// Size of a value, in bytes
     pub size: usize,
-    /// Pace without the switch
+    /// Rates without the switch
     pub without_switch: LeaderRates,
-    /// Pace with the switch
+    /// Rates with the switch
     pub with_switch: LeaderRates,
 }
 
-impl Paces {
-    /// Measures both paces.
+impl RateComparison {
+    /// Measures the rates without the switch and with it.
     ///
     /// # Errors
     /// The simulation's error.
     pub fn measure(replicas: u8, size: usize, seed: u64) -> Result<Self, Report> {
-        let load = |through| Load { replicas, size, through, rate_bps: RATE, window: None, seed };
-        let without_switch = load(false).pace().map_err(simulation_error)?;
-        let with_switch = load(true).pace().map_err(simulation_error)?;
+        let load =
+            |through_switch| Load { replicas, size, through_switch, rate_bps: RATE, window: None, seed };
+        let without_switch = load(false).rates().map_err(simulation_error)?;
+        let with_switch = load(true).rates().map_err(simulation_error)?;
         Ok(Self { replicas, size, without_switch, with_switch })
     }
 }
 
 /// Times without decisions after a crash, without the switch and with it
 #[derive(Clone, Copy, Debug)]
-pub struct Pauses {
+pub struct PauseComparison {
     /// Number of replicas besides the leader
     pub replicas: u8,
     /// The component that crashes
@@ -99,8 +100,8 @@ pub struct Pauses {
     pub with_switch: Nanos,
 }
 
-impl Pauses {
-    /// Measures both, as medians over `moments` crash times.
+impl PauseComparison {
+    /// Measures the times without the switch and with it, as medians over `moments` crash times.
     ///
     /// # Errors
     /// The simulation's error.
@@ -113,7 +114,7 @@ impl Pauses {
 
 fn packets() -> Result<Vec<Value>, Report> {
     let row = |replicas: u8| {
-        let Paces { without_switch, with_switch, .. } = Paces::measure(replicas, 64, SEED)?;
+        let RateComparison { without_switch, with_switch, .. } = RateComparison::measure(replicas, 64, SEED)?;
         Ok(json!({
             "replicas": replicas,
             "out": rounded(without_switch.packets_out, 2),
@@ -129,7 +130,8 @@ fn goodput() -> Result<Vec<Value>, Report> {
     let mut rows = Vec::new();
     for replicas in [2, 4] {
         for size in SIZES {
-            let Paces { without_switch, with_switch, .. } = Paces::measure(replicas, size, SEED)?;
+            let RateComparison { without_switch, with_switch, .. } =
+                RateComparison::measure(replicas, size, SEED)?;
             rows.push(json!({
                 "replicas": replicas,
                 "value_bytes": size,
@@ -146,8 +148,8 @@ fn failures(moments: u64) -> Result<Vec<Value>, Report> {
     let mut rows = Vec::new();
     for replicas in [2, 4] {
         for failure in Failure::ALL {
-            let Pauses { without_switch, with_switch, .. } =
-                Pauses::measure(replicas, failure, moments, SEED)?;
+            let PauseComparison { without_switch, with_switch, .. } =
+                PauseComparison::measure(replicas, failure, moments, SEED)?;
             let us = |span: Nanos| rounded(span.0 as f64 / 1000.0, 1);
             rows.push(json!({
                 "replicas": replicas,

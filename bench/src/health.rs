@@ -2,7 +2,7 @@
 //!
 //! The same wire forwards the same connections, all of them counted, with and without observing their health.
 //! Each connection sends WRITEs, which are acknowledged; their PSNs advance with each turn of the capture, so
-//! that nothing is lost or sent again. The connections follow each other in no order.
+//! that no packet is lost or retransmitted. Connections alternate in an order without a pattern.
 
 use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio};
 use crate::process::Program;
@@ -204,13 +204,13 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
     use switch::forward::Config;
-    use switch::forward::config::Topology;
+    use switch::forward::config::ForwardingMode;
     use switch::memory::run_frame;
 
     #[test]
     fn the_load_has_no_faults_and_measures_round_trips() {
-        let topology = Topology::Pairs(vec![(PortId(0), PortId(0))]);
-        let config = Config { topology, counted_qps: 64, health: true, ..Config::bridge(1, 1) };
+        let mode = ForwardingMode::Pairs(vec![(PortId(0), PortId(0))]);
+        let config = Config { mode, counted_qps: 64, health: true, ..Config::bridge(1, 1) };
         let forward = Forward::new(&config);
         let counters = forward.counters();
         let mut load = Advancing::new(forward, 64);

@@ -22,7 +22,7 @@ use switch::PortId;
 const GROUPS: u32 = 1024;
 /// The switch's MAC address in the traffic
 const OWN: &str = "02:00:00:00:00:01";
-const ROOF: &str = "C roof (array by QPN, ICRC corrected)";
+const REWRITER: &str = "C rewriter (array by QPN, ICRC corrected)";
 const MACSWAP: &str = "testpmd macswap";
 
 /// Compare replication with dpdk-testpmd (macswap) and with the minimal cost of a rewrite, on one core
@@ -97,7 +97,7 @@ pub fn acknowledgement(n: u32, r: u32) -> Vec<u8> {
 /// Runs the comparison and prints it. `understudy` is the path of the program itself.
 pub fn run(args: &P4ceArgs, understudy: &Path) -> Result<(), Report> {
     let bench = Bench::new(&args.compare, understudy)?;
-    let roof = compile_roof(&bench)?;
+    let rewriter = compile_rewriter(&bench)?;
     let capture = |name: &str| bench.dir.path().join(format!("{name}.pcap"));
     let mut entries = Vec::new();
     for payload in [64, 1024] {
@@ -105,12 +105,12 @@ pub fn run(args: &P4ceArgs, understudy: &Path) -> Result<(), Report> {
         traffic::write(&path, (0..GROUPS).map(|n| traffic::write_only(n, payload))).into_diagnostic()?;
         let name = format!("WRITE {payload} B");
         entries.push(entry(MACSWAP, &name, &path, macswap()));
-        let roof = roof.clone();
+        let rewriter = rewriter.clone();
         entries.push(entry(
-            ROOF,
+            REWRITER,
             &name,
             &path,
-            Box::new(move |bench, capture, prefix| Ok(rewriting(bench, &roof, capture, prefix))),
+            Box::new(move |bench, capture, prefix| Ok(rewriting(bench, &rewriter, capture, prefix))),
         ));
         for replicas in [1, 4] {
             entries.push(entry(&program_to(replicas), &name, &path, replicating(GROUPS, replicas, None)));
@@ -189,8 +189,8 @@ fn replicating(groups: u32, replicas: u32, share_from: Option<usize>) -> Launch 
     })
 }
 
-fn rewriting(bench: &Bench, roof: &Path, capture: &Path, file_prefix: String) -> Program {
-    let mut command = Command::new(roof);
+fn rewriting(bench: &Bench, rewriter: &Path, capture: &Path, file_prefix: String) -> Program {
+    let mut command = Command::new(rewriter);
     bench.eal(&mut command, capture, &file_prefix);
     command.arg("--force-max-simd-bitwidth=512");
     // ICRC corrected, array by QPN
@@ -199,9 +199,9 @@ fn rewriting(bench: &Bench, roof: &Path, capture: &Path, file_prefix: String) ->
 }
 
 /// Compiles the program that only rewrites.
-fn compile_roof(bench: &Bench) -> Result<PathBuf, Report> {
-    let (source, program) = (bench.dir.path().join("roof.c"), bench.dir.path().join("roof"));
-    std::fs::write(&source, include_str!("../peers/roof.c")).into_diagnostic()?;
+fn compile_rewriter(bench: &Bench) -> Result<PathBuf, Report> {
+    let (source, program) = (bench.dir.path().join("rewriter.c"), bench.dir.path().join("rewriter"));
+    std::fs::write(&source, include_str!("../peers/rewriter.c")).into_diagnostic()?;
     // Debian's pkg-config flags name an old processor; `-march=native` has to follow them to take effect.
     let script = "exec cc -O3 -fno-strict-aliasing -o \"$1\" \"$0\" $(pkg-config --cflags --libs libdpdk) -march=native";
     let compiled =
@@ -209,7 +209,10 @@ fn compile_roof(bench: &Bench) -> Result<PathBuf, Report> {
     if compiled.success() {
         Ok(program)
     } else {
-        Err(miette!(help = "install gcc, pkg-config and libdpdk-dev", "bench/peers/roof.c does not compile"))
+        Err(miette!(
+            help = "install gcc, pkg-config and libdpdk-dev",
+            "bench/peers/rewriter.c does not compile"
+        ))
     }
 }
 
@@ -229,7 +232,11 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
             0.35,
         ),
         ratio("ACKs absorbed / testpmd macswap", figures.ratio(GATHER, MACSWAP, "ACK"), 0.35),
-        ratio("to one replica / C roof, 1 KB", figures.ratio(&program_to(1), ROOF, "WRITE 1024 B"), 0.90),
+        ratio(
+            "to one replica / C rewriter, 1 KB",
+            figures.ratio(&program_to(1), REWRITER, "WRITE 1024 B"),
+            0.90,
+        ),
         ratio("1,024 groups / one group, 64 B", growth.map(|(many, one)| many / one), 0.90),
     ];
     all.extend(SHARED.map(|payload| {

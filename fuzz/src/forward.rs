@@ -3,7 +3,7 @@
 
 use rocev2::ethernet::MacAddr;
 use switch::drop::FaultSet;
-use switch::forward::config::{MacTable, Topology};
+use switch::forward::config::{ForwardingMode, MacTable};
 use switch::forward::{Config, Forward};
 use switch::memory::run_frame;
 use switch::{Function, Nanos, PortId, Verdict};
@@ -13,15 +13,15 @@ const PORTS: u16 = 3;
 /// Runs one input.
 pub(crate) fn run(input: &[u8]) {
     let Some((&how, mut rest)) = input.split_first() else { return };
-    let topology = if how & 1 == 0 {
-        Topology::Pairs(vec![(PortId(0), PortId(1)), (PortId(2), PortId(2))])
+    let mode = if how & 1 == 0 {
+        ForwardingMode::Pairs(vec![(PortId(0), PortId(1)), (PortId(2), PortId(2))])
     } else {
         let fixed = vec![(MacAddr([2; 6]), PortId(1))];
-        Topology::Mac(MacTable { capacity: 4, ageing: Nanos::from_secs(1), fixed })
+        ForwardingMode::Mac(MacTable { capacity: 4, ageing: Nanos::from_secs(1), fixed })
     };
     let mut forward = Forward::new(&Config {
         ports: PORTS,
-        topology,
+        mode,
         drop: if how & 2 == 0 { FaultSet::NONE } else { FaultSet::ALL },
         verify_icrc: how & 4 == 0,
         verify_udp_checksum: how & 8 == 0,

@@ -106,7 +106,8 @@ pub(crate) fn run(input: &[u8]) {
     let Some((&how, mut rest)) = input.split_first() else { return };
     let (mut function, mut control) = switch(how);
     let mut now = Nanos::ZERO;
-    // How far each replica has acknowledged by correct packets of its own, in packets from the first PSN on
+    // Number of packets from the first PSN on that each replica has acknowledged by correct packets of its
+    // own
     let mut acknowledged = [0i32; REPLICAS as usize];
     while let Some((&[kind, len], after)) = rest.split_first_chunk() {
         let (data, after) = after.split_at((2 * usize::from(len)).min(after.len()));

@@ -8,7 +8,7 @@ use onepipe::process::{BeaconPeer, Config, Event, Message, Peer, Process, Proces
 use onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::deth::Deth;
 use rocev2::ethernet::MacAddr;
-use rocev2::route::{Route, RouteFields};
+use rocev2::path_headers::{PathHeaderFields, PathHeaders};
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
 use std::collections::BTreeSet;
 use switch::Nanos;
@@ -32,7 +32,7 @@ struct Host {
     /// Peers to which a message was sent, with the last scattering of which a first packet was sent
     #[expect(clippy::option_option, reason = "no packet yet, or a packet with no scattering before it")]
     last_scatterings: [Option<Option<u64>>; PEERS as usize + 1],
-    /// Timestamp and number of the last scattering that left, as far as its packets identify it
+    /// Timestamp and number of the last scattering that left, if its packets identify it
     last_stamped: Option<(Timestamp, u64)>,
     /// Number of scatterings that the process has accepted
     accepted: u64,
@@ -84,7 +84,7 @@ impl Host {
     }
 
     fn deliver(&mut self, from: u8, header: &OnePipe, payload: &[u8]) {
-        let ends = RouteFields {
+        let ends = PathHeaderFields {
             src_mac: peer(from).mac,
             dst_mac: peer(0).mac,
             vlan: None,
@@ -97,7 +97,12 @@ impl Host {
         let bth = Bth::new(Opcode::UD_SEND_ONLY, peer(0).qpn, Psn::ZERO);
         let deth = Deth::new(OnePipe::QKEY, peer(from).qpn);
         let mut frame = Vec::new();
-        Route::new(&ends).unwrap().emit(&mut frame, bth, &[deth.as_bytes(), header.as_bytes()], payload);
+        PathHeaders::new(&ends).unwrap().emit(
+            &mut frame,
+            bth,
+            &[deth.as_bytes(), header.as_bytes()],
+            payload,
+        );
         _ = self.process.on_frame(&frame, self.now);
     }
 
@@ -138,7 +143,7 @@ impl Host {
                 self.deliver(TOR, &header, &[]);
             }
             5 if a & 32 != 0 => {
-                // To itself, or to a process that is known or not
+                // To itself, to a peer, or to an unknown process
                 let (dst, message_text) =
                     (ProcessId((a & 7).into()), self.message_text(usize::from(b) * 2, c));
                 let mut frame = vec![c; usize::from(a)];

@@ -42,7 +42,7 @@ fn nic(n: u8) -> Rnic {
     Rnic::new(rnic::Config { max_qps: 32, max_regions: 64, seed: n.into(), ..rnic::Config::new(interface) })
 }
 
-/// What the node has announced when it created a group
+/// Announcement of the node when it created a group
 #[derive(Clone, Copy)]
 struct Announced {
     agreement: u64,
@@ -61,7 +61,7 @@ struct Peer {
     /// Queue pair for blocks, by group
     blocks: BTreeMap<u32, Qpn>,
     announced: BTreeMap<u32, Announced>,
-    /// Whether no frame reaches the peer, or none leaves it
+    /// Whether all frames to the peer are lost, and all that it sends
     drops_received: bool,
     drops_sent: bool,
 }
@@ -99,7 +99,7 @@ impl Peer {
         }
     }
 
-    fn hang_up(&mut self, now: Nanos) {
+    fn disconnect(&mut self, now: Nanos) {
         if let Some((qpn, conn)) = self.connection.take() {
             _ = self.nic.disconnect(conn, &[], now);
             _ = self.nic.destroy_qp(qpn);
@@ -108,7 +108,7 @@ impl Peer {
 
     /// Requests a connection as a node does, or with other private data.
     fn connect(&mut self, hello: &[u8], now: Nanos) {
-        self.hang_up(now);
+        self.disconnect(now);
         let param = ConnParam { private_data: hello.to_vec(), ..ConnParam::default() };
         let connected = self.nic.connect_new(self.queue_pair(), (ip(OWN), Config::PORT), param, now);
         self.connection = connected.ok();
@@ -122,13 +122,13 @@ impl Peer {
         while let Some(event) = self.nic.poll_cm_event() {
             let conn = event.conn();
             if let CmEvent::Requested { .. } = event {
-                self.hang_up(now);
+                self.disconnect(now);
                 if let Ok(qpn) = self.nic.accept_new(conn, self.queue_pair(), ConnParam::default(), now) {
                     self.receive_all(qpn);
                     self.connection = Some((qpn, conn));
                 }
             } else if event.is_last() && self.connection.is_some_and(|(_, own)| own == conn) {
-                self.hang_up(now);
+                self.disconnect(now);
             }
         }
         while let Some(done) = self.nic.poll_cq(self.cq) {
@@ -172,7 +172,7 @@ impl Peer {
     }
 
     /// Announces that it has created a group, possibly with errors, and connects its queue pair for blocks.
-    fn create(&mut self, group: u32, life: u8, how: u8) {
+    fn create(&mut self, group: u32, incarnation: u8, how: u8) {
         let Some(announced) = self.announced.get(&group).copied() else { return };
         if let Some(before) = self.blocks.remove(&group) {
             _ = self.nic.destroy_qp(before);
@@ -217,7 +217,7 @@ impl Peer {
             }
             self.blocks.insert(group, qpn);
         }
-        self.message(1, group, life.into(), &rest);
+        self.message(1, group, incarnation.into(), &rest);
     }
 
     /// Posts an operation on a connection for blocks.
@@ -228,7 +228,7 @@ impl Peer {
         }
     }
 
-    /// Returns where the node expects to be notified of how many blocks this peer is ready for.
+    /// Returns the address to which this peer writes the number of blocks for which it is ready.
     fn word(&self, group: u32) -> Option<Remote> {
         self.announced.get(&group)?.end.map(|(_, _, at)| at)
     }
@@ -275,7 +275,7 @@ impl Host {
         let peers = PEERS.map(Peer::new);
         let (now, lent) = (Nanos::ZERO, Arc::default());
         let mut host = Self { nic: own, node, peers, now, lent, members, algorithm, calls: 0 };
-        // In most inputs, connections are open and a group is about to be created.
+        // In most inputs, connections are open and a group is being created.
         if how & 16 == 0 {
             host.call(0, 0, 0);
             host.peers[1].connect(&HELLO, Nanos::ZERO);
@@ -306,7 +306,7 @@ impl Host {
                     }
                     let (buffer, mr) = nic.register_new(pd, len as usize, VA, Access::LOCAL_WRITE).ok()?;
                     lent_buffers.lock().unwrap().buffers.insert(mr.0, (buffer, len));
-                    // An application may be wrong about its own memory.
+                    // An application may pass a wrong address of its memory.
                     Some(MessageMemory { mr, va: if len == 99 { VA + 1 } else { VA } })
                 };
                 let lent = Arc::clone(lent);
@@ -439,7 +439,7 @@ impl Host {
             12 => return self.pass(Nanos(u64::from(b) << (a % 20))),
             13 => self.call(a, selector >> 1, b),
             14 => match a & 3 {
-                0 => peer.hang_up(now),
+                0 => peer.disconnect(now),
                 1 => peer.connect(&HELLO, now),
                 2 => peer.connect(bytes, now),
                 _ => {
@@ -459,7 +459,7 @@ impl Host {
         assert!(held.queue_pairs <= links.queue_pairs + CONNECTIONS, "{held:?}");
         let messages = self.lent.lock().unwrap().buffers.len();
         assert!(held.regions <= links.regions + GROUPS.len() + messages, "{held:?} with {messages} messages");
-        // Messages of the node's own accord: that groups are created, open and end, and notes
+        // Messages that no call of the application causes: groups are created, open or end, and notes
         assert!(
             self.node.queued_messages() <= 16 + 8 * self.calls,
             "{} messages wait after {} calls",

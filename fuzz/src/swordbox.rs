@@ -27,11 +27,12 @@ const SETTLE: Nanos = Nanos::from_micros(5);
 /// Queue pairs to which one step of the input sends a packet, from a host without a connection
 const FLOOD: u32 = 256;
 
-/// Returns a packet from one host to another's queue pair, with correct checksums. `behind` follows the BTH.
-fn packet(from: u8, to: u8, qpn: u32, opcode: Opcode, psn: Psn, behind: &[u8]) -> Vec<u8> {
+/// Returns a packet from one host to another's queue pair, with correct checksums. `after_bth` follows the
+/// BTH.
+fn packet(from: u8, to: u8, qpn: u32, opcode: Opcode, psn: Psn, after_bth: &[u8]) -> Vec<u8> {
     let mut bth = bytes_of(opcode, qpn, psn);
-    let padded = behind.len().next_multiple_of(4);
-    bth[1] |= ((padded - behind.len()) as u8) << 4;
+    let padded = after_bth.len().next_multiple_of(4);
+    bth[1] |= ((padded - after_bth.len()) as u8) << 4;
     let udp_len = (8 + Bth::LEN + padded + 4) as u16;
     let mut frame = [&[2, 0, 0, 0, 0, to][..], &[2, 0, 0, 0, 0, from], &[8, 0, 0x45, 0]].concat();
     frame.extend((udp_len + 20).to_be_bytes());
@@ -42,8 +43,8 @@ fn packet(from: u8, to: u8, qpn: u32, opcode: Opcode, psn: Psn, behind: &[u8]) -
     frame.extend(udp_len.to_be_bytes());
     frame.extend([0, 0]);
     frame.extend(bth);
-    frame.extend(behind);
-    frame.resize(frame.len() + padded - behind.len(), 0);
+    frame.extend(after_bth);
+    frame.resize(frame.len() + padded - after_bth.len(), 0);
     let icrc = icrc::compute_for(&frame[14..], false, 20);
     frame.extend(icrc.to_le_bytes());
     frame
@@ -128,8 +129,8 @@ impl Memory {
         }
         self.clock += 1;
         let respond = |opcode, psn, syndrome: u8, msn: u32, more: &[u8]| {
-            let behind = [&[syndrome][..], &msn.to_be_bytes()[1..], more].concat();
-            Some(self::packet(SERVER, client, qpn, opcode, psn, &behind))
+            let after_bth = [&[syndrome][..], &msn.to_be_bytes()[1..], more].concat();
+            Some(self::packet(SERVER, client, qpn, opcode, psn, &after_bth))
         };
         let msn = self.msn.entry(qpn).or_default();
         if ahead > 0 {
@@ -187,12 +188,12 @@ fn planted() -> Option<swordbox::Bug> {
 struct Net {
     function: Swordbox,
     memory: Memory,
-    /// What each client has sent, by PSN
+    /// Requests of each client, by PSN
     sent: [Vec<Vec<u8>>; 2],
     /// The moment of each of these requests, and how many of them were acknowledged
     requested_at: [Vec<u64>; 2],
     acknowledged: [usize; 2],
-    /// Frames in flight to the server, with the time since which they are, and to the clients
+    /// Frames in flight to the server, with the time at which each was sent, and to the clients
     to_server: VecDeque<(Nanos, Vec<u8>)>,
     to_clients: VecDeque<Vec<u8>>,
     now: Nanos,
@@ -245,12 +246,13 @@ impl Net {
     /// Sends packets to unknown queue pairs: from a host to the server or, with `responses`, to a client in the
     /// server's name.
     fn flood(&mut self, responses: bool) {
-        let behind = if responses { &[0, 0, 0, 1][..] } else { &[0; 8] };
+        let after_bth = if responses { &[0, 0, 0, 1][..] } else { &[0; 8] };
         let (from, to, port) = if responses { (SERVER, 1, 0) } else { (3, SERVER, 2) };
         let opcode = if responses { Opcode::RC_ACKNOWLEDGE } else { Opcode::RC_SEND_ONLY };
         for _ in 0..FLOOD {
             self.flood += 1;
-            let frame = packet(from, to, 0x1000 + self.flood % 0x1000, opcode, Psn::new(self.flood), behind);
+            let frame =
+                packet(from, to, 0x1000 + self.flood % 0x1000, opcode, Psn::new(self.flood), after_bth);
             self.put(&frame, port);
         }
     }
@@ -292,8 +294,7 @@ impl Net {
         }
     }
 
-    /// Checks a response against the history of the memory, and so for the WRITEs before it, which it
-    /// acknowledges, too.
+    /// Checks a response, and the WRITEs before it that it acknowledges, against the history of the memory.
     fn check(&mut self, client: u32, number: usize, response: &Packet<'_>) {
         let side = (client - QPN) as usize - 1;
         let (memory, requested_at) = (&self.memory, &self.requested_at[side]);
@@ -367,7 +368,7 @@ impl Net {
             return;
         }
         let unique = (u64::from(from) << 32) | (u64::from(sent) + 1);
-        let (opcode, behind) = match kind & 7 {
+        let (opcode, after_bth) = match kind & 7 {
             0..3 => (
                 Opcode::RC_COMPARE_SWAP,
                 atomic(word, unique, self.memory.words.get(&(WORDS + word * 8)).copied().unwrap_or(0)),
@@ -378,7 +379,7 @@ impl Net {
             6 => (Opcode::RC_SEND_ONLY, unique.to_le_bytes().to_vec()),
             _ => (Opcode::RC_WRITE_ONLY, [reth(100 + word, 8), unique.to_le_bytes().to_vec()].concat()),
         };
-        let frame = packet(from, SERVER, QPN + u32::from(from), opcode, FIRST.add(sent), &behind);
+        let frame = packet(from, SERVER, QPN + u32::from(from), opcode, FIRST.add(sent), &after_bth);
         self.memory.clock += 1;
         self.sent[client].push(frame.clone());
         self.requested_at[client].push(self.memory.clock);

@@ -3,7 +3,7 @@
 use crate::corpus::{first_inputs, mutate};
 use switch::Rng;
 
-/// Mutations that each target is run with
+/// Number of mutations with which each target is run
 const MUTATIONS: usize = 2000;
 
 fn smoke(name: &str) {
@@ -16,7 +16,7 @@ fn smoke(name: &str) {
     let mut rng = Rng::new(1);
     for n in 0..MUTATIONS {
         let input = mutate(&inputs[n % inputs.len()], &inputs, &mut rng);
-        // The panic of a target does not say for which input it happened.
+        // The panic of a target does not contain the input.
         let failed = std::panic::catch_unwind(|| run(&input)).is_err();
         assert!(!failed, "{name} fails with mutation {n}: {input:02x?}");
     }

@@ -31,7 +31,7 @@ pub struct Settings {
     pub clock: Clock,
     /// Whether the application gets an event for every scattering that is settled
     /// ([`Event::Settled`](process::Event::Settled)), beside those for messages that failed
-    pub tell_settled: bool,
+    pub settled_events: bool,
 }
 
 impl Settings {

@@ -312,7 +312,7 @@ impl Receiver {
     }
 
     /// Returns the next event: messages that failed, unless there is a callback, which is called for them;
-    /// and scatterings that are settled, if [configured](crate::Settings::tell_settled).
+    /// and scatterings that are settled, if [configured](crate::Settings::settled_events).
     pub fn poll_event(&mut self) -> Option<Event> {
         loop {
             match (self.events.pop().ok()?, &mut self.callback) {
@@ -398,13 +398,13 @@ impl Endpoint {
     /// The configuration is invalid.
     pub fn without_threads(
         config: &process::Config,
-        tell_settled: bool,
+        settled_events: bool,
     ) -> Result<(Self, ProcessFunction), ConfigError> {
         let (app, polling) = create_rings(config);
         let shared = Arc::clone(&app.shared);
         let process = Process::new(config.clone())?;
         let counters = process.counters();
-        let host = ProcessFunction::new(process, tell_settled, polling, shared);
+        let host = ProcessFunction::new(process, settled_events, polling, shared);
         let (requests, _) = crossbeam_channel::bounded(0);
         Ok((Self::new(app, config, counters, requests, None), host))
     }

@@ -147,7 +147,7 @@ pub fn read(table: &Table<'_>, ports: &Ports) -> Option<Settings> {
     let own_address = table.read(Keys::address);
     let mac = table.read(Keys::mac);
     let qpn = Qpn::new(table.read(Keys::qpn));
-    let (clock, tell_settled) = (table.read(Keys::clock), table.read(Keys::tell_settled));
+    let (clock, settled_events) = (table.read(Keys::clock), table.read(Keys::tell_settled));
     let beacons = beacons(table, own_address.map(|(ip, _)| ip));
     let own = id.map(ProcessId);
     let peers = peers(table, own, own_address.map(|(ip, _)| ip));
@@ -161,7 +161,7 @@ pub fn read(table: &Table<'_>, ports: &Ports) -> Option<Settings> {
     process.peers = peers?;
     (process.mtu, process.ack_delay, process.timeout) = (mtu, ack_delay, timeout);
     read_numbers(table, &mut process);
-    Some(Settings { process, mac, prefix, switch, clock, tell_settled })
+    Some(Settings { process, mac, prefix, switch, clock, settled_events })
 }
 
 /// Reads the numeric and boolean keys, all of which have a default.

@@ -116,7 +116,7 @@ pub struct ProcessFunction {
     sends: Reader<0>,
     deliveries: Writer<ORIGIN>,
     events: Producer<Event>,
-    tell_settled: bool,
+    settled_events: bool,
     shared: Arc<Shared>,
     outbox: Outbox,
     /// Whether a frame or command has arrived that may have caused messages, events or ACKs.
@@ -133,7 +133,7 @@ pub struct ProcessFunction {
 impl ProcessFunction {
     pub(crate) fn new(
         process: Process,
-        tell_settled: bool,
+        settled_events: bool,
         (sends, deliveries, events): Rings,
         shared: Arc<Shared>,
     ) -> Self {
@@ -142,7 +142,7 @@ impl ProcessFunction {
             sends,
             deliveries,
             events,
-            tell_settled,
+            settled_events,
             shared,
             outbox: Outbox::default(),
             has_input: false,
@@ -215,7 +215,7 @@ impl ProcessFunction {
     /// Publishes events.
     fn publish_events(&mut self) {
         // Several at once, because there are rarely others
-        while self.tell_settled && self.event.is_none() && self.refused.is_empty() {
+        while self.settled_events && self.event.is_none() && self.refused.is_empty() {
             let next = self.process.next_events();
             let count = self.events.push_partial_slice(next).0.len();
             if count == 0 {
@@ -226,7 +226,7 @@ impl ProcessFunction {
         while let Some(event) =
             self.event.take().or_else(|| self.refused.pop_front()).or_else(|| self.process.poll_event())
         {
-            if !self.tell_settled && matches!(event, Event::Settled { .. }) {
+            if !self.settled_events && matches!(event, Event::Settled { .. }) {
                 continue;
             }
             if let Err(rtrb::PushError::Full(event)) = self.events.push(event)

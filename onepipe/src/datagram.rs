@@ -12,7 +12,7 @@ use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
-use rocev2::route::Route;
+use rocev2::path_headers::PathHeaders;
 use rocev2::template::IpLengths;
 use rocev2::udp::{self, Udp};
 use rocev2::{Bth, MAX_PAYLOAD, Opcode, Qpn, UDP_PORT, icrc};
@@ -37,8 +37,8 @@ const PAD_BITS: u8 = 0x30;
 /// Offset of the PSN's three bytes in the BTH
 const PSN: usize = 9;
 
-/// Headers of the datagrams to one receiver. It is a [`Route`] for one opcode, with a copy of constant length
-/// instead of one of each header: a process sends little else.
+/// Headers of the datagrams to one receiver. It is a [`PathHeaders`] for one opcode, with a copy of constant
+/// length instead of one of each header: a process sends little else.
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
     headers: [u8; HEADERS_V6],
@@ -48,13 +48,13 @@ pub struct Template {
 
 impl Template {
     /// Prepares datagrams from `src_qp` to `dest_qp`.
-    pub fn new(mut route: Route, dest_qp: Qpn, qkey: u32, src_qp: Qpn) -> Self {
+    pub fn new(mut path_headers: PathHeaders, dest_qp: Qpn, qkey: u32, src_qp: Qpn) -> Self {
         let bth = Bth::new(Opcode::UD_SEND_ONLY, dest_qp, rocev2::Psn::ZERO);
         let mut frame = Vec::new();
-        route.emit(&mut frame, bth, &[Deth::new(qkey, src_qp).as_bytes()], &[]);
-        let packet = Packet::parse(&frame).expect("a route emits valid packets");
+        path_headers.emit(&mut frame, bth, &[Deth::new(qkey, src_qp).as_bytes()], &[]);
+        let packet = Packet::parse(&frame).expect("path headers emit valid packets");
         let v6 = packet.layout().is_ipv6();
-        assert_eq!(packet.layout().payload(), headers_len(v6), "the route has a VLAN tag");
+        assert_eq!(packet.layout().payload(), headers_len(v6), "the headers have a VLAN tag");
         let lengths = packet.ipv4().copied().map_or(IpLengths::V6, IpLengths::of);
         let mut template = Self { headers: [0; HEADERS_V6], v6, lengths };
         template.headers[..headers_len(v6)].copy_from_slice(&frame[..headers_len(v6)]);

@@ -63,7 +63,7 @@ mod tests {
     use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
     use proptest::prelude::*;
     use rocev2::ethernet::MacAddr;
-    use rocev2::route::{Route, RouteFields};
+    use rocev2::path_headers::{PathHeaderFields, PathHeaders};
     use rocev2::{Bth, Packet, Psn, Qpn};
     use zerocopy::IntoBytes;
 
@@ -72,7 +72,7 @@ mod tests {
         let address = |n: u16| -> IpAddr {
             if v6 { Ipv6Addr::from([n; 8]).into() } else { Ipv4Addr::from([10, 0, 0, n as u8]).into() }
         };
-        let mut route = Route::new(&RouteFields {
+        let mut route = PathHeaders::new(&PathHeaderFields {
             src_mac: MacAddr([2; 6]),
             dst_mac: MacAddr([4; 6]),
             vlan: None,

@@ -1,6 +1,8 @@
 //! The switch's data plane: scatters leaders' writes to replicas, gathers replicas' acknowledgements, and is
 //! a learning bridge for all other frames.
 
+mod groups;
+
 use crate::gather::GatherResult;
 use crate::group::{Group, GroupId, Member, Request};
 use core::net::IpAddr;
@@ -426,106 +428,10 @@ impl P4ce {
         Verdict::Punt
     }
 
-    /// Updates the port of a leader whose packet arrived on another port.
-    #[cold]
-    fn follow_leader(
-        forward: &mut Forward,
-        counters: &Counters,
-        config: &Config,
-        group: &mut Group,
-        packet: &Packet<'_>,
-        (port, now): (PortId, Nanos),
-    ) {
-        let is_fixed = config.has_bug(crate::Bug::FixedPorts);
-        if !is_fixed && group.move_leader(packet, port) {
-            counters.moved.add(1);
-            forward.on_command(forward::Command::Learn(packet.ethernet().src, port), now);
-        }
-    }
-
-    /// Updates the port of a replica whose response arrived on another port.
-    #[cold]
-    fn follow_replica(
-        forward: &mut Forward,
-        counters: &Counters,
-        config: &Config,
-        group: &mut Group,
-        (member, packet): (usize, &Packet<'_>),
-        (port, now): (PortId, Nanos),
-    ) {
-        let is_fixed = config.has_bug(crate::Bug::FixedPorts);
-        if !is_fixed && group.move_member(member, packet, port) {
-            counters.moved.add(1);
-            // The bridge's entry is never older than the group's.
-            forward.on_command(forward::Command::Learn(packet.ethernet().src, port), now);
-        }
-    }
-
-    /// Updates the ports of a group's replicas from the bridge's table: when the group is opened, and when
-    /// its leader retransmits. A replica that has moved may have sent other frames only.
-    #[cold]
-    fn find_replicas(forward: &Forward, counters: &Counters, config: &Config, group: &mut Group) {
-        let is_fixed = config.has_bug(crate::Bug::FixedPorts);
-        if !is_fixed {
-            counters.moved.add(group.find_members(|mac| forward.find_station(mac)));
-        }
-    }
-
-    fn open(&mut self, group: Box<Group>) {
-        let config = group.config();
-        let id = config.id;
-        let qpns = config.replicas.iter().map(|replica| replica.peer.local_qp).zip(0..);
-        let qpns: Vec<_> = qpns.chain([(config.leader.local_qp, LEADER)]).collect();
-        let free = self.groups.get(id.0 as usize).is_some_and(Option::is_none)
-            && qpns.iter().all(|(qpn, _)| self.slots[self.slot_of(*qpn)].qpn == UNUSED_SLOT.qpn);
-        if free {
-            for (qpn, member) in qpns {
-                let at = self.slot_of(qpn);
-                self.slots[at] = Slot { qpn: qpn.get(), group: id.0, member };
-            }
-            self.counters.opened.add(1);
-            // A replica may have moved since the control plane learned its port.
-            let mut group = group;
-            Self::find_replicas(&self.forward, &self.counters, &self.config, &mut group);
-            group.plant(self.config.bug);
-            self.groups[id.0 as usize] = Some(group);
-        }
-        self.events.push_back(Event::Opened(id, free));
-    }
-
-    fn close(&mut self, id: GroupId) {
-        let group = self.groups.get_mut(id.0 as usize).and_then(Option::take);
-        if let Some(group) = &group {
-            let config = group.config();
-            let replicas = config.replicas.iter().map(|replica| replica.peer.local_qp);
-            for qpn in replicas.chain([config.leader.local_qp]) {
-                let at = self.slot_of(qpn);
-                self.slots[at] = UNUSED_SLOT;
-            }
-            self.counters.closed.add(1);
-        }
-        self.events.push_back(Event::Closed(id, group));
-    }
-
-    fn group_mut(&mut self, id: GroupId) -> Option<&mut Group> {
-        self.groups.get_mut(id.0 as usize)?.as_deref_mut()
-    }
-
     /// Returns whether a frame to a multicast or broadcast address requests one of the switch's own
     /// addresses.
     fn requests_own_address(&self, frame: &[u8]) -> bool {
         neighbour::resolution_target(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
-    }
-
-    fn exclude_stalled(&mut self, now: Nanos) {
-        for (number, group) in self.groups.iter_mut().enumerate() {
-            let Some(group) = group else { continue };
-            while let Some(member) = group.gather.find_stalled(now, self.config.silent_after) {
-                group.exclude(member);
-                self.counters.excluded.add(1);
-                self.events.push_back(Event::Excluded(GroupId(number as u32), member));
-            }
-        }
     }
 }
 
@@ -634,13 +540,6 @@ impl Function for P4ce {
 
     fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
-    }
-}
-
-impl P4ce {
-    /// Returns the interval between two searches for replicas without progress.
-    fn check_interval(&self) -> Nanos {
-        Nanos((self.config.silent_after.0 / 4).max(1))
     }
 }
 

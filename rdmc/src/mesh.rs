@@ -365,7 +365,7 @@ impl Mesh {
             if !is_hello(&request.private_data) {
                 return false;
             }
-            if !self.on_request(nic, handles, request.peer.remote, conn, now) {
+            if !self.on_request(nic, handles, request.addresses.remote, conn, now) {
                 _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
             }
             return true;

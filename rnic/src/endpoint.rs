@@ -2,10 +2,10 @@
 //! it. A switch's control plane, which connects virtual queue pairs that its data plane handles, uses it
 //! alone.
 
-use crate::cm::{self, Cm, Peer};
+use crate::cm::{self, AddressPair, Cm};
 use crate::neighbour::{Interface, Neighbours};
 use crate::path::Path;
-use crate::wire::{Route, RouteFields, src_port};
+use crate::wire::{PathHeaderFields, PathHeaders, src_port};
 use core::net::IpAddr;
 use rocev2::cm::{MAD_LEN, mad_of};
 use rocev2::deth::Deth;
@@ -29,9 +29,9 @@ pub struct Endpoint {
     cm: Cm,
     psn: Psn,
     /// MADs ready to send
-    mads: VecDeque<(Peer, [u8; MAD_LEN])>,
+    mads: VecDeque<(AddressPair, [u8; MAD_LEN])>,
     /// MADs whose next hop is not resolved yet
-    waiting: VecDeque<(Peer, [u8; MAD_LEN])>,
+    waiting: VecDeque<(AddressPair, [u8; MAD_LEN])>,
     /// MADs dropped because [`MAX_WAITING`] others waited for their neighbour
     dropped: u64,
     /// XORed into UDP source ports, so that packets take other ECMP paths
@@ -106,7 +106,7 @@ impl Endpoint {
     /// manager.
     pub(crate) fn on_mad(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
         let Some(mad) = mad_of(packet) else { return false };
-        self.cm.on_mad(Peer { local: packet.dst(), remote: packet.src() }, mad, now);
+        self.cm.on_mad(AddressPair { local: packet.dst(), remote: packet.src() }, mad, now);
         true
     }
 
@@ -152,19 +152,19 @@ impl Endpoint {
 
     fn poll_mads(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         self.collect_mads();
-        while let Some((peer, mad)) = self.mads.pop_front() {
-            let path = Path { hop_limit: HOP_LIMIT, ..Path::new(peer.local, peer.remote) };
-            let Some(mut route) = self.route(&path, src_port(Qpn::GSI, Qpn::GSI), now) else {
+        while let Some((addresses, mad)) = self.mads.pop_front() {
+            let path = Path { hop_limit: HOP_LIMIT, ..Path::new(addresses.local, addresses.remote) };
+            let Some(mut path_headers) = self.path_headers(&path, src_port(Qpn::GSI, Qpn::GSI), now) else {
                 if self.waiting.len() >= MAX_WAITING {
                     self.waiting.pop_front();
                     self.dropped += 1;
                 }
-                self.waiting.push_back((peer, mad));
+                self.waiting.push_back((addresses, mad));
                 continue;
             };
             let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, self.psn);
             self.psn = self.psn.add(1);
-            route.emit(frame, bth, &[Deth::new(Deth::GSI_QKEY, Qpn::GSI).as_bytes()], &mad);
+            path_headers.emit(frame, bth, &[Deth::new(Deth::GSI_QKEY, Qpn::GSI).as_bytes()], &mad);
             return true;
         }
         false
@@ -179,13 +179,14 @@ impl Endpoint {
         }
     }
 
-    /// Returns the route to a host if its next hop's MAC address is known; otherwise sends a request for it.
-    pub(crate) fn route(&mut self, path: &Path, src_port: u16, now: Nanos) -> Option<Route> {
+    /// Returns the headers of packets to a host if its next hop's MAC address is known; otherwise sends a
+    /// request for it.
+    pub(crate) fn path_headers(&mut self, path: &Path, src_port: u16, now: Nanos) -> Option<PathHeaders> {
         let dst_mac = match path.mac {
             Some(mac) => mac,
             None => self.resolve(path.dst, now)?,
         };
-        Route::new(&RouteFields {
+        PathHeaders::new(&PathHeaderFields {
             src_mac: self.interface().mac,
             dst_mac,
             vlan: self.interface().vlan,
@@ -224,8 +225,8 @@ impl Endpoint {
         self.cm.on_timer(now);
         self.collect_mads();
         // A retransmitted MAD was not answered: the peer's MAC address may have changed.
-        for (peer, _) in self.mads.iter().skip(before) {
-            self.neighbours.verify(peer.remote, now);
+        for (addresses, _) in self.mads.iter().skip(before) {
+            self.neighbours.verify(addresses.remote, now);
         }
         given_up
     }

@@ -1,7 +1,7 @@
 //! Frame construction.
 
 use rocev2::Qpn;
-pub(crate) use rocev2::route::{Route, RouteFields};
+pub(crate) use rocev2::path_headers::{PathHeaderFields, PathHeaders};
 
 /// Returns the UDP source port of a queue pair: 0xc000 or above, so that ECMP spreads queue pairs over paths
 /// (IB A17.4.5).

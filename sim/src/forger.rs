@@ -8,8 +8,8 @@ use rocev2::atomic::{AtomicAckEth, AtomicEth};
 use rocev2::cm::{self, Dreq, Kind, MAD_LEN, MadHeader, Rep, Req};
 use rocev2::deth::Deth;
 use rocev2::ethernet::MacAddr;
+use rocev2::path_headers::{PathHeaderFields, PathHeaders};
 use rocev2::reth::Reth;
-use rocev2::route::{Route, RouteFields};
 use rocev2::{Bth, Msn, Opcode, Psn, Qpn};
 use switch::memory::MemoryFrame;
 use switch::{Nanos, Output, PortId, Rng};
@@ -32,7 +32,7 @@ pub fn forged_packet(
     extended: &[&[u8]],
     payload: &[u8],
 ) -> Vec<u8> {
-    let ends = RouteFields {
+    let ends = PathHeaderFields {
         src_mac,
         dst_mac,
         vlan: None,
@@ -43,8 +43,8 @@ pub fn forged_packet(
         src_port: src_port | 0xc000,
     };
     let mut frame = Vec::new();
-    if let Some(mut route) = Route::new(&ends) {
-        route.emit(&mut frame, bth, extended, payload);
+    if let Some(mut headers) = PathHeaders::new(&ends) {
+        headers.emit(&mut frame, bth, extended, payload);
     }
     frame
 }

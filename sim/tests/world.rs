@@ -5,7 +5,7 @@ use sim::{Clock, EPOCH, Ecn, Fault, Link, LinkId, Node, NodeId, OVERHEAD, Ports,
 use std::sync::{Arc, Mutex};
 use switch::drop::FaultSet;
 use switch::forward::Forward;
-use switch::forward::config::{Config, MacTable, Topology};
+use switch::forward::config::{Config, ForwardingMode, MacTable};
 use switch::memory::MemoryFrame;
 use switch::{Frame, Nanos, Output, PortId, Probability};
 
@@ -377,7 +377,7 @@ fn a_switch_runs_a_switch_function() {
     let make = || {
         Forward::new(&Config {
             ports: 3,
-            topology: Topology::Mac(MacTable {
+            mode: ForwardingMode::Mac(MacTable {
                 capacity: 16,
                 ageing: Nanos::from_secs(1),
                 fixed: vec![("02:00:00:00:00:02".parse().unwrap(), PortId(2))],

@@ -14,7 +14,7 @@ use crate::Id;
 use crate::config::{Config, SwitchOwnedQps};
 use crate::event::{Command, Event, OpenSharedQp};
 use core::net::IpAddr;
-use rnic::cm::{self, Conn, ConnectRequest, Event as CmEvent, Peer, RemoteReply};
+use rnic::cm::{self, AddressPair, Conn, ConnectRequest, Event as CmEvent, RemoteReply};
 use rnic::{Endpoint, Interface};
 use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use rocev2::ipv4::Ipv4;
@@ -270,8 +270,10 @@ impl Connector {
     /// Sends a REQ for a QP.
     fn send_req(&mut self, at: usize, now: Nanos) {
         let shared_qp = &mut self.shared_qps[at];
-        let peer =
-            self.interface.source_for(shared_qp.host).map(|local| Peer { local, remote: shared_qp.host });
+        let addresses = self
+            .interface
+            .source_for(shared_qp.host)
+            .map(|local| AddressPair { local, remote: shared_qp.host });
         let qpn = loop {
             let qpn = Qpn::new(self.rng.between(FIRST_QPN, (1 << 24) - 2) as u32);
             if self.qpns.insert(qpn) {
@@ -279,7 +281,7 @@ impl Connector {
             }
         };
         let psn = Psn::new(self.rng.bits() as u32);
-        let attempt = peer.and_then(|peer| {
+        let attempt = addresses.and_then(|addresses| {
             let request = ConnectRequest {
                 cma_src_port: Some(self.rng.between(1 << 15, (1 << 16) - 1) as u16),
                 private_data: shared_qp.connect.private_data.clone(),
@@ -287,7 +289,7 @@ impl Connector {
                 responder_resources: 0,
                 initiator_depth: INITIATOR_DEPTH,
                 ack_timeout: exponent(self.timeout),
-                ..ConnectRequest::new(peer, shared_qp.connect.service, qpn, psn)
+                ..ConnectRequest::new(addresses, shared_qp.connect.service, qpn, psn)
             };
             self.endpoint.cm_mut().connect(&request, now).ok()
         });

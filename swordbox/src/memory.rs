@@ -48,13 +48,13 @@ mod tests {
     use crate::{Config, Server};
     use switch::drop::FaultSet;
     use switch::forward;
-    use switch::forward::config::Topology;
+    use switch::forward::config::ForwardingMode;
 
     #[test]
     fn each_bound_is_proportional_to_its_setting() {
         let forward = forward::Config {
             ports: 2,
-            topology: Topology::Pairs(Vec::new()),
+            mode: ForwardingMode::Pairs(Vec::new()),
             drop: FaultSet::NONE,
             verify_icrc: false,
             verify_udp_checksum: false,

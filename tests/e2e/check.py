@@ -91,10 +91,10 @@ class Outcome:
     problems: list[str]
 
     def line(self) -> str:
-        again = f", {self.retransmissions} retransmission events" if self.retransmissions else ""
+        retransmitted = f", {self.retransmissions} retransmission events" if self.retransmissions else ""
         text = (
             f"{'ok  ' if self.passed else 'FAIL'} {self.name:18} {self.messages:4} messages"
-            f" {self.packets:6} packets {self.seconds:5.1f} s{again}"
+            f" {self.packets:6} packets {self.seconds:5.1f} s{retransmitted}"
         )
         return "\n".join([text, *("     " + problem.replace("\n", "\n     ") for problem in self.problems)])
 

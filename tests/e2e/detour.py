@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
         record(network)
         send(network, "h1", "s2", frame[:14] + frame[14 + 40 :])
         check_path(folder, frame, [("h1-s2", 1), ("s2-h2", 1)])
-    print("ok  one header: h1 -> h2, which bypasses the link that the beacon describes")
+    print("ok  one header: h1 -> h2, bypassing the link that the beacon describes")
 
 
 if __name__ == "__main__":

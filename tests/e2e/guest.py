@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# The kernel kills a child when this process dies, even if this process is killed and cannot clean up.
+# The kernel kills a child when this process ends, even if this process is killed and cannot clean up.
 DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"]
 # Offloads would put partial checksums and frames above the MTU on the tap, which no cable carries.
 NO_OFFLOADS = ",".join(
@@ -27,7 +27,7 @@ NO_OFFLOADS = ",".join(
 
 
 class LabError(Exception):
-    """A failure of the laboratory itself: it is no program's verdict, and the run cannot continue."""
+    """A failure of the lab itself, not of a program under test: the run cannot continue."""
 
 
 class CommandFailed(Exception):

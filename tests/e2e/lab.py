@@ -113,7 +113,7 @@ class Lab:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for guest in self.guests:
-            # After a failure, a guest may be busy for long: it is killed at once.
+            # After a failure, a guest may not respond for a long time: it is killed at once.
             guest.power_off(patience_s=5 if error is None else 0)
         _ip("netns", "delete", self.namespace)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Overloads ports and takes their interfaces away, and compares their counters with those of the kernel.
+"""Overloads ports and removes their interfaces, and compares their counters with those of the kernel.
 
     tests/e2e/ports.py --understudy target/release/understudy
 
@@ -95,7 +95,7 @@ class Instance:
         return port
 
     def metrics(self) -> dict[str, float]:
-        """Returns the series that Prometheus gets."""
+        """Returns the series that Prometheus scrapes."""
         code = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:9464/metrics', timeout={LIMIT_S}).read().decode())"
         lines = self.network.inside("wire", sys.executable, "-c", code).splitlines()
         return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line and not line.startswith("#")}
@@ -184,7 +184,7 @@ def adds_up(port: Json, offered: int) -> bool:
 
 
 def check_totals(top: Json, network: Network) -> None:
-    """Checks the wire from end to end, when nothing is on its way any more."""
+    """Checks the counters of the whole path when no frame is in flight."""
     left, right = top["ports"]
     at_a, at_b = kernel(network, "a", "wire"), kernel(network, "b", "wire")
     dropped = sum(drop["frames"] for drop in top["drops"])
@@ -238,7 +238,7 @@ def case_overload(arguments: argparse.Namespace, folder: Path) -> str:
 
 
 def case_advice(arguments: argparse.Namespace, folder: Path) -> str:
-    """The closing report says how to enlarge the ring, and so does `doctor`; what they say prevents the loss."""
+    """The closing report and `doctor` recommend a larger ring; with the recommended size, nothing is lost."""
     with Network(SHAPE, folder) as network:
         instance = Instance(arguments, network, folder, wire(), as_text=True)
         with Stopped(instance):
@@ -292,7 +292,7 @@ def case_early(arguments: argparse.Namespace, folder: Path) -> str:
         left = instance.port("left")
         expect("no frame of b was received at a's port", left["offered"] == left["rx_frames"] == 0, left)
         instance.end()
-        return "no frame of another interface, none counted twice"
+        return "no frame of another interface was received, and none was counted twice"
 
 
 def case_xdp(arguments: argparse.Namespace, folder: Path) -> str:
@@ -411,7 +411,7 @@ def case_link_gone(arguments: argparse.Namespace, folder: Path) -> str:
         instance.until_link("left", "gone")
         instance.prints("Port left is gone")
         send(network, "b", "wire", 100)
-        instance.until(lambda top: top["ports"][1]["rx_frames"] == 100, "the other port goes on")
+        instance.until(lambda top: top["ports"][1]["rx_frames"] == 100, "the other port continues")
         peer = ("type", "veth", "peer", "name", "wire", "netns", network.name("a"))
         # The same name and the same number, which the driver's socket does not follow
         ip(network, "link", "add", "name", "a", "index", str(link["ifindex"]), *peer)
@@ -426,7 +426,7 @@ def case_link_gone(arguments: argparse.Namespace, folder: Path) -> str:
         expect("the report has the links", (left["link"], right["link"]) == ("gone", "up"), report["ports"])
         expect("the counters of the port are kept", adds_up(left, 10) and left["rx_frames"] == 10, left)
         expect("frames to the port were dropped", report["drops"] == [{"reason": "link_down", "frames": 100}], report["drops"])
-        return "the port is gone, and the other one goes on"
+        return "the port is gone, and the other one continues"
 
 
 PORT = """

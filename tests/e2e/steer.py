@@ -7,7 +7,7 @@
 
 ping and TCP go on for the whole test. RoCEv2 packets from a capture are sent from h1 while `understudy impair` sets their loss
 to 0, 30 % and 0 again: the rule's counters have to show that no packet, then about 30 %, and then none is lost, and ping and
-the TCP connection may notice nothing. Needs root, but no virtual machines.
+the TCP connection must not be affected. Needs root, but no virtual machines.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ socket = "wire.sock"
 pairs = [["h1", "h2"]]
 """
 
-# Program that sends the frames of a capture, over and over, until it has sent a number of them
+# Program that sends the frames of a capture in a loop, until it has sent the given number of frames
 SENDER = """
 import socket, struct, sys, time
 data = open(sys.argv[1], "rb").read()

@@ -95,7 +95,7 @@ stride = 64
 writable = true
 """
 
-# Shared QPs of the switch's own
+# Shared QPs that the switch owns
 ADDRESS = 'addresses = ["10.0.0.254/24"]\nmac = "02:00:00:00:00:fe"'
 CONNECT = "connect = { port = 18600, lanes = 2 }"
 
@@ -188,7 +188,7 @@ def cases() -> list[Case]:
         Case("locks_restarted", locks=1, **locks, detect=0, server=TABLE, restarts=True),
         Case("locks_connected", locks=1, **locks, by_cm=True, decided=0.3),
         Case("locks_left", locks=1, **locks, by_cm=True, leaves=True, decided=0.2),
-        Case("locks_own_lanes", locks=1, **locks, by_cm=True, leaves=True, switch_owned=2, decided=0.2,
+        Case("locks_switch_owned", locks=1, **locks, by_cm=True, leaves=True, switch_owned=2, decided=0.2,
              options=ADDRESS, server=CONNECT),
         Case("rping", tuple(
             Pair(f"rping -s -a {{server}} -p {port} -C 10 -V", f"rping -c -a {{server}} -p {port} -C 10 -V",
@@ -263,7 +263,7 @@ def write_config(config: Path, case: Case, layers: str) -> None:
 
 
 def layer_changes(case: Case, config: Path, switch: Forwarder) -> Callable[[], None]:
-    """Returns a function that sets the next layers, as a user does: each call edits the file and sends SIGHUP."""
+    """Returns a function that sets the next layers as a user does: each call edits the file and sends SIGHUP."""
     remaining = list(case.changes)
 
     def change() -> None:
@@ -407,7 +407,7 @@ def summary(switch: Forwarder, responses: dict[int, int]) -> str:
     reported = switch.report["swordbox"]
     return (
         f"{reported['diverged']} of {reported['paired']} connections shared, {reported['remapped']} operations remapped, "
-        f"{reported['decided']} atomics decided, {reported['answered']} answered here; "
+        f"{reported['decided']} atomics decided, {reported['answered']} answered by the switch; "
         f"the server sent {responses.get(ATOMIC_ACK, 0)} atomic ACKs, {responses.get(ACK, 0)} ACKs"
     )
 

@@ -126,7 +126,7 @@ def claims(lab: Lab) -> None:
             text = lab.refused("w", command, str(file))
             use = f"the interface `{interface}` is in use by process {first.pid} ("
             expect(f"`{command}` names the process", use in text and f"run {config}" in text, text)
-            expect(f"`{command}` says what to do", f"(kill {first.pid})" in text, text)
+            expect(f"`{command}` states what to do", f"(kill {first.pid})" in text, text)
         expect("the wire still passes a ping, once", lab.passes("10.0.0.2"), "no answer")
         with lab.wire("v", config):
             expect("both wires pass a ping", lab.passes("10.0.1.2") and lab.passes("10.0.0.2"), "no answer")

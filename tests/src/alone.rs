@@ -1,4 +1,5 @@
-//! Tests that need a process of their own, such as those that start an EAL (DPDK allows one per process).
+//! Tests that each need a process of their own, such as those that start an EAL (DPDK allows one per
+//! process).
 
 use crate::processes::{Process, command};
 use std::fs::File;
@@ -6,7 +7,7 @@ use std::io::{Read as _, Seek as _, SeekFrom};
 use std::time::Duration;
 use std::{env, thread};
 
-/// Environment variable that names the test which a process was started for
+/// Environment variable with the name of the test for which a process was started
 const ALONE: &str = "UNDERSTUDY_TEST_ALONE";
 /// Set by cargo-nextest, which starts a process per test
 const NEXTEST: &str = "NEXTEST_EXECUTION_MODE";
@@ -25,8 +26,8 @@ macro_rules! alone {
     };
 }
 
-/// Starts this test program again for one test, and waits for it. Returns false, without starting anything, in the process
-/// that is there for the test. `path` is that of an item inside the test function.
+/// Starts this test program again for one test, and waits for it. In that process, returns false without
+/// starting another one. `path` is that of an item inside the test function.
 ///
 /// # Panics
 /// If the test fails, or has not ended after a minute; the message has what it printed.

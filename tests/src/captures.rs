@@ -37,7 +37,7 @@ pub fn frames(path: &Path) -> Vec<Vec<u8>> {
 pub fn timed_frames(path: &Path) -> Vec<(Vec<u8>, u64)> {
     let bytes = std::fs::read(path).expect("the capture is readable");
     let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    // The magic number tells the unit of the fractions of a second.
+    // The magic number determines the unit of the fractions of a second.
     let unit = if word(0) == 0xa1b2_3c4d { 1 } else { 1_000 };
     // The file header has 24 bytes. A header of 16 bytes precedes each frame: seconds, their fraction, and the
     // captured length.

@@ -16,7 +16,7 @@ use std::cell::RefCell;
 use std::hint::black_box;
 use std::rc::Rc;
 use switch::drop::FaultSet;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::forward::{self, Forward};
 use switch::impair::{self, Action, Impair, Match, Operations, Rule};
 use switch::memory::{MemoryFrame, run_frame};
@@ -186,7 +186,7 @@ fn forwards(verdict: Verdict) -> bool {
 fn pair(verify_icrc: bool) -> Forward {
     Forward::new(&forward::Config {
         ports: 2,
-        topology: Topology::Pairs(vec![(A, B)]),
+        mode: ForwardingMode::Pairs(vec![(A, B)]),
         drop: FaultSet::NONE,
         verify_icrc,
         verify_udp_checksum: false,
@@ -201,9 +201,9 @@ fn forward(verify_icrc: bool, frames: &[Vec<u8>]) -> Prepared {
 
 /// Handles the second WRITE of each connection, or its acknowledgement.
 fn counting(health: bool, acks: bool) -> Prepared {
-    let topology = Topology::Pairs(vec![(A, B)]);
+    let mode = ForwardingMode::Pairs(vec![(A, B)]);
     let counted_qps = 2 * FRAMES;
-    let config = forward::Config { topology, counted_qps, health, ..forward::Config::bridge(2, 1) };
+    let config = forward::Config { mode, counted_qps, health, ..forward::Config::bridge(2, 1) };
     let mut function = Forward::new(&config);
     let (first, second) =
         (bench::health::connections(FRAMES as u32, 0), bench::health::connections(FRAMES as u32, 1));

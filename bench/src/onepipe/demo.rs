@@ -29,8 +29,8 @@ const FAILED_HOST: usize = 9;
 const FAILED_LINK: usize = 17;
 const FAILED_RACK: usize = 3;
 const HOSTS_PER_RACK: usize = 8;
-/// Time after which the surviving hosts are informed of the failure, as a controller would
-const INFORMED_AFTER: Nanos = Nanos::from_micros(50);
+/// Time after a failure at which the surviving hosts are notified of it, as by a controller
+const NOTIFIED_AFTER: Nanos = Nanos::from_micros(50);
 
 /// Event at the beginning of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,23 +45,23 @@ impl FailureEvent {
     const fn name(self) -> &'static str {
         match self {
             Self::Nothing => "",
-            Self::HostFails => "host 9 dies",
-            Self::LinkFails => "host 17's link dies",
-            Self::SwitchFails => "switch of rack 3 dies",
+            Self::HostFails => "host 9 fails",
+            Self::LinkFails => "the link of host 17 fails",
+            Self::SwitchFails => "the switch of rack 3 fails",
         }
     }
 
-    fn fault(self, made: &Network) -> Option<Fault> {
+    fn fault(self, network: &Network) -> Option<Fault> {
         match self {
             Self::Nothing => None,
-            Self::HostFails => Some(Fault::Crash(made.hosts[FAILED_HOST])),
-            Self::LinkFails => Some(Fault::Cut(vec![made.access[FAILED_LINK]])),
-            Self::SwitchFails => Some(Fault::Crash(made.switches[FAILED_RACK])),
+            Self::HostFails => Some(Fault::Crash(network.hosts[FAILED_HOST])),
+            Self::LinkFails => Some(Fault::Cut(vec![network.access[FAILED_LINK]])),
+            Self::SwitchFails => Some(Fault::Crash(network.switches[FAILED_RACK])),
         }
     }
 
     /// Returns the hosts that are unreachable from now on.
-    fn dead(self) -> Vec<usize> {
+    fn unreachable(self) -> Vec<usize> {
         match self {
             Self::Nothing => Vec::new(),
             Self::HostFails => vec![FAILED_HOST],
@@ -84,11 +84,11 @@ struct Row {
 
 /// A running testbed.
 struct Run {
-    made: Network,
+    network: Network,
     at: Nanos,
     alive: Vec<usize>,
-    /// Sums at the end of the last row: messages delivered, their latencies in nanoseconds, and messages that
-    /// failed
+    /// Totals at the end of the last row: messages delivered, their latencies in nanoseconds, and messages
+    /// that failed
     before: (usize, u64, usize),
 }
 
@@ -99,12 +99,12 @@ impl Run {
         tree.skew_ns = 300;
         tree.lasts = Nanos::from_secs(1);
         tree.behaviour = Behaviour { broadcasts: true, ..Behaviour::default() };
-        let made = tree.build(seed);
-        Self { alive: (0..made.hosts.len()).collect(), made, at: Nanos::ZERO, before: (0, 0, 0) }
+        let network = tree.build(seed);
+        Self { alive: (0..network.hosts.len()).collect(), network, at: Nanos::ZERO, before: (0, 0, 0) }
     }
 
-    fn sums(&self) -> (usize, u64, usize) {
-        let hosts = self.alive.iter().map(|&n| self.made.world.node::<Host>(self.made.hosts[n]));
+    fn totals(&self) -> (usize, u64, usize) {
+        let hosts = self.alive.iter().map(|&n| self.network.world.node::<Host>(self.network.hosts[n]));
         hosts.fold((0, 0, 0), |(delivered, took, failed), host| {
             let failures = host.sent.iter().filter(|sent| matches!(sent.fate, Some(Err(_)))).count();
             (
@@ -118,30 +118,30 @@ impl Run {
     /// Advances virtual time.
     fn advance(&mut self, time: Nanos) {
         self.at = self.at + time;
-        self.made.world.run_until(self.at);
+        self.network.world.run_until(self.at);
     }
 
     /// Injects the event, and advances virtual time by `duration`.
     fn row(&mut self, event: FailureEvent, duration: Nanos) -> Result<Row, Report> {
-        if let Some(fault) = event.fault(&self.made) {
-            self.made.world.schedule(self.at, fault);
+        if let Some(fault) = event.fault(&self.network) {
+            self.network.world.schedule(self.at, fault);
         }
-        let dead = event.dead();
+        let dead = event.unreachable();
         self.alive.retain(|host| !dead.contains(host));
-        self.before = self.sums();
+        self.before = self.totals();
         for &host in &self.alive {
-            self.made.world.node_mut::<Host>(self.made.hosts[host]).stall = Nanos::ZERO;
+            self.network.world.node_mut::<Host>(self.network.hosts[host]).stall = Nanos::ZERO;
         }
-        self.advance(INFORMED_AFTER);
-        let now = self.made.world.now();
+        self.advance(NOTIFIED_AFTER);
+        let now = self.network.world.now();
         for &host in &self.alive {
-            self.made.world.node_mut::<Host>(self.made.hosts[host]).forget(&dead, now);
+            self.network.world.node_mut::<Host>(self.network.hosts[host]).forget(&dead, now);
         }
-        self.advance(duration.since(INFORMED_AFTER));
-        self.made.check_order().map_err(|what| miette!("{what}"))?;
-        let (delivered, took, failed) = self.sums();
+        self.advance(duration.since(NOTIFIED_AFTER));
+        self.network.check_order().map_err(|what| miette!("{what}"))?;
+        let (delivered, took, failed) = self.totals();
         let (delivered, took) = (delivered - self.before.0, took - self.before.1);
-        let stalls = self.alive.iter().map(|&n| self.made.world.node::<Host>(self.made.hosts[n]).stall);
+        let stalls = self.alive.iter().map(|&n| self.network.world.node::<Host>(self.network.hosts[n]).stall);
         Ok(Row {
             hosts: self.alive.len(),
             delivered,
@@ -257,10 +257,10 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
     if !args.json {
         println!(
             "The paper's testbed in virtual time: 32 hosts in 4 racks, 4 spine and 2 core switches, links of 100 Gb/s and 500 ns,\n\
-             beacons every {} us. Every host broadcasts to all, every 15 us on average; all deliver in one order, which is\n\
+             beacons every {} us. Every host broadcasts to all hosts, every 15 us on average; all deliver in one order, which is\n\
              checked. Barriers are kept in the switches (chip), on their CPUs (switch-cpu), or on a host beside each (host).\n\
-             A host that is silent for ten intervals is declared dead, and the rest go on; 50 us after a failure they learn\n\
-             which hosts to exclude.\n",
+             A host that is silent for ten intervals is considered failed, and the other hosts continue; 50 us after a\n\
+             failure they are notified which hosts to exclude.\n",
             BEACON_INTERVAL.0 / 1000
         );
     }

@@ -17,7 +17,7 @@ use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::ipv4::Ipv4;
 use rocev2::repr::{Ip, Repr};
 use rocev2::{Bth, Opcode, Psn, Qpn};
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::{Nanos, PortId, forward};
 use zerocopy::IntoBytes;
 
@@ -121,7 +121,7 @@ impl Load {
         };
         Config {
             forward: forward::Config {
-                topology: Topology::Pairs(vec![(PortId(0), PortId(0))]),
+                mode: ForwardingMode::Pairs(vec![(PortId(0), PortId(0))]),
                 ..forward::Config::bridge(1, 0)
             },
             incarnation: match self.kind {

@@ -209,29 +209,31 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
         .collect();
     let name = messages(PAYLOADS[0]).to_string();
     let process = figures.rate(PROCESS, &name).map(messages_of);
-    let what = format!("million messages of {} B a second, out and in of a process", PAYLOADS[0]);
+    let what = format!("million messages of {} B a second, sent and received by a process", PAYLOADS[0]);
     all.push(ratio(what, process, PROCESS_GOAL));
     let macswap_rate = figures.rate(MACSWAP, &name);
     let value = process.zip(macswap_rate).map(|(process, macswap_rate)| process / macswap_rate);
     all.push(ratio(
-        format!("messages of {} B, a process out and in / testpmd macswap", PAYLOADS[0]),
+        format!("messages of {} B, sent and received by a process / testpmd macswap", PAYLOADS[0]),
         value,
         0.0,
     ));
     let total_ns =
         |program: &str, links| figures.rate(program, &beacons(links).to_string()).map(|mpps| 1_000.0 / mpps);
     for (links, interval_ns) in BEACON_GOALS {
-        // Beacon interval, divided by the work of one core in it
-        let intervals_held = |ns: Option<f64>| ns.map(|ns| interval_ns / (ns * f64::from(links)));
-        let name = format!("beacons in and out of {links} links at {interval_ns} ns: interval / work");
+        // Beacon interval, divided by the CPU time that one interval takes
+        let interval_per_work = |ns: Option<f64>| ns.map(|ns| interval_ns / (ns * f64::from(links)));
+        let name = format!(
+            "beacons received and sent on {links} links: interval of {interval_ns} ns / CPU time per interval"
+        );
         let own = figures.own_ns(HOST, &beacons(links).to_string());
-        all.push(ratio(format!("{name} of the function"), intervals_held(own), 1.0));
-        all.push(ratio(format!("{name} with the device"), intervals_held(total_ns(HOST, links)), 0.0));
+        all.push(ratio(format!("{name}, function only"), interval_per_work(own), 1.0));
+        all.push(ratio(format!("{name}, with the device"), interval_per_work(total_ns(HOST, links)), 0.0));
         let forward = total_ns(FORWARD, links);
-        all.push(ratio(format!("nanoseconds a beacon that is only forwarded, {links} links"), forward, 0.0));
+        all.push(ratio(format!("ns per beacon that is only forwarded, {links} links"), forward, 0.0));
     }
     all.extend(LINKS.map(|links| {
-        ratio(format!("nanoseconds a beacon in and out, {links} links"), total_ns(HOST, links), 0.0)
+        ratio(format!("ns per beacon received and sent, {links} links"), total_ns(HOST, links), 0.0)
     }));
     all
 }

@@ -106,7 +106,7 @@ pub enum NumberSource {
 }
 
 impl NumberSource {
-    /// Returns the heading of the description of our numbers in reports.
+    /// Returns the heading of the description of the measured numbers in reports.
     pub(super) const fn heading(self) -> &'static str {
         match self {
             Self::Packets => "Ours",
@@ -280,14 +280,14 @@ pub struct Plot {
     pub series: Vec<Series>,
 }
 
-/// A number of ours beside the paper's.
+/// A measured number, and the paper's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Value {
     /// Quantity and unit
     pub what: String,
     /// The paper's number, as printed there; `None` if the paper has none
     pub paper: Option<String>,
-    /// Our number
+    /// The measured number
     pub ours: f64,
 }
 

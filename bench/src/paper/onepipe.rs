@@ -154,25 +154,30 @@ fn idle(settings: &Settings) -> Result<Outcome, Report> {
     let overhead =
         Series::ours("", curves[0].points.iter().map(|(hosts, us)| (*hosts, us - unordered(*hosts))));
     for ((hosts, us), paper) in overhead.points.iter().zip(["2.30", "1.69", "1.78", "2.02"]) {
-        outcome.value(format!("us that order costs, chip, {hosts} processes"), Some(paper), *us);
+        outcome.value(format!("cost of ordering, chip, {hosts} processes (us)"), Some(paper), *us);
         outcome.checks.push(shape::within(
-            format!("{hosts} processes: order costs half an interval and the skew (us)"),
+            format!("{hosts} processes: ordering costs half a beacon interval plus the clock skew (us)"),
             *us,
             half..=half + 0.8,
         ));
     }
     outcome.checks.push(shape::flat(
-        "what order costs hardly depends on processes and layers",
+        "the cost of ordering hardly depends on the number of processes and layers",
         &overhead,
         1.5,
     ));
     let (chip, host) = (&curves[0], &curves[2]);
-    outcome.checks.push(shape::above("barriers on hosts take longer than in the chip", chip, host, 1.0));
+    outcome.checks.push(shape::above(
+        "latency is higher with barriers on hosts than in the chip",
+        chip,
+        host,
+        1.0,
+    ));
     let detour = |hosts: f64| Some(host.at(hosts)? - chip.at(hosts)?);
     if let (Some(near), Some(far)) = (detour(8.0), detour(32.0)) {
-        outcome.value("times the host's delay with 5 hops as with 1", Some("about 5"), far / near);
+        outcome.value("delay added by host representatives, 5 hops / 1 hop", Some("about 5"), far / near);
         outcome.checks.push(shape::within(
-            "representatives' delay grows with hops (1 to 5)",
+            "the delay added by host representatives grows with the hops (5 hops / 1 hop)",
             far / near,
             4.0..=6.0,
         ));
@@ -215,29 +220,33 @@ fn loss(settings: &Settings) -> Result<Outcome, Report> {
             Series::ours("", curve.points.iter().copied().filter(move |point| keep(point.0)))
         };
         outcome.checks.push(shape::flat(
-            format!("{}: flat up to a loss of 1e-5", name(incarnation)),
+            format!("{}: latency is flat up to a loss of 1e-5", name(incarnation)),
             &part(|loss| loss <= 1.1e-5),
             1.05,
         ));
         outcome.checks.push(shape::rises(
-            format!("{}: it grows from 1e-3 on", name(incarnation)),
+            format!("{}: latency grows from a loss of 1e-3 on", name(incarnation)),
             &part(|loss| loss >= 0.9e-3),
             0.0,
         ));
         let grown = curve.last() / lossless;
         let paper = (incarnation == Incarnation::Host).then_some("1.70");
-        outcome.value(format!("times the latency without loss at 1e-1, {}", name(incarnation)), paper, grown);
+        outcome.value(
+            format!("latency at a loss of 1e-1 / without loss, {}", name(incarnation)),
+            paper,
+            grown,
+        );
         if incarnation == Incarnation::Host {
             let at = |loss: f64| curve.points.iter().find(|point| (point.0 / loss - 1.0).abs() < 0.1);
             let at_1e3 = at(1e-3).map_or(f64::NAN, |point| point.1 / lossless);
-            outcome.value("times the latency without loss at 1e-3, host", Some("1.23"), at_1e3);
+            outcome.value("latency at a loss of 1e-3 / without loss, host", Some("1.23"), at_1e3);
             outcome.checks.push(shape::within(
-                "host: times the latency at 1e-3, as in the paper",
+                "host: latency at a loss of 1e-3 / without loss, as in the paper",
                 at_1e3,
                 1.1..=1.4,
             ));
             outcome.checks.push(shape::within(
-                "host: times the latency at 1e-1, as in the paper",
+                "host: latency at a loss of 1e-1 / without loss, as in the paper",
                 grown,
                 1.4..=2.1,
             ));
@@ -258,7 +267,7 @@ fn detection(settings: &Settings) -> Result<Outcome, Report> {
             |what: &str| all.iter().find(|failed| failed.what == what).map(|failed| failed.stall.0 as f64);
         if let (Some(host), Some(switch)) = (stall("host"), stall("ToR switch")) {
             outcome.checks.push(shape::near(
-                format!("{}, a ToR switch fails: times as long as for a host", name(incarnation)),
+                format!("{}: stall when a ToR switch fails / when a host fails", name(incarnation)),
                 switch / host,
                 458.0 / 124.0,
             ));
@@ -270,13 +279,17 @@ fn detection(settings: &Settings) -> Result<Outcome, Report> {
                 "nothing" => None,
                 _ => Some("30 (detection; without skew and delays)"),
             };
-            outcome.value(format!("us that barriers stand still, {what}"), paper, us);
+            outcome.value(format!("longest time in which a barrier does not rise, {what} (us)"), paper, us);
             let intervals = us * 1e3 / BEACON_INTERVAL.0 as f64;
             let bounds = if failed.what == "nothing" { 0.5..=4.0 } else { 9.0..=12.0 };
-            outcome.checks.push(shape::within(format!("{what}: in intervals"), intervals, bounds));
+            outcome.checks.push(shape::within(
+                format!("{what}: longest time in which a barrier does not rise (beacon intervals)"),
+                intervals,
+                bounds,
+            ));
             let delivered = failed.delivered as f64;
             outcome.checks.push(shape::within(
-                format!("{what}: the others go on (messages)"),
+                format!("{what}: the surviving hosts continue (messages delivered)"),
                 delivered,
                 1_000.0..=f64::INFINITY,
             ));
@@ -296,13 +309,17 @@ fn bandwidth(settings: &Settings) -> Result<Outcome, Report> {
         let share = scale(32, gbps * 1_000_000_000, settings.seed)?.beacons_percent;
         rates.points.push((gbps as f64, share));
     }
-    outcome.value("% of 100 Gb/s at 3 us", Some("0.3"), rates.last());
+    outcome.value("share of a 100 Gb/s link at an interval of 3 us (%)", Some("0.3"), rates.last());
     outcome.checks = vec![
-        shape::within("0.3 % of 100 Gb/s at 3 us, or less", rates.last(), 0.1..=0.35),
-        shape::flat("the same share at any size", &sizes, 1.15),
-        shape::falls("the faster the link, the smaller the share", &rates, 0.0),
         shape::within(
-            "ten times the share at a tenth of the rate",
+            "beacons take about 0.3 % of a 100 Gb/s link at an interval of 3 us, or less",
+            rates.last(),
+            0.1..=0.35,
+        ),
+        shape::flat("the share is the same at any size of the network", &sizes, 1.15),
+        shape::falls("the share falls with the rate of the link", &rates, 0.0),
+        shape::within(
+            "the share at a tenth of the rate is ten times as large",
             rates.points[0].1 / rates.last(),
             9.0..=11.0,
         ),
@@ -319,7 +336,7 @@ fn bandwidth(settings: &Settings) -> Result<Outcome, Report> {
 
 fn larger(settings: &Settings) -> Result<Outcome, Report> {
     let sizes: &[usize] = settings.choose(&[32, 256], &[32, 256, 2048, 8192]);
-    let (mut mean, mut overhead) = (Series::ours("delivery", []), Series::ours("of it, order", []));
+    let (mut mean, mut overhead) = (Series::ours("delivery", []), Series::ours("cost of ordering", []));
     for &hosts in sizes {
         let latency = scale(hosts, RATE_BPS, settings.seed)?.latency;
         mean.points.push((hosts as f64, latency.mean_ns / 1e3));
@@ -327,10 +344,14 @@ fn larger(settings: &Settings) -> Result<Outcome, Report> {
     }
     let mut outcome = Outcome::default();
     let more = mean.last() - mean.points[0].1;
-    outcome.value(format!("us more with {} hosts than with 32", sizes[sizes.len() - 1]), None, more);
+    outcome.value(
+        format!("latency with {} hosts minus latency with 32 (us)", sizes[sizes.len() - 1]),
+        None,
+        more,
+    );
     outcome.checks = vec![
-        shape::flat("delivery takes as long in trees of as many layers", &mean, 1.3),
-        shape::flat("order costs the same at any size", &overhead, 1.25),
+        shape::flat("latency is the same in trees with the same number of layers", &mean, 1.3),
+        shape::flat("the cost of ordering is the same at any size of the network", &overhead, 1.25),
     ];
     outcome.plot("Latency, best effort", Axis::log("hosts"), Axis::linear("us"), vec![mean, overhead]);
     Ok(outcome)

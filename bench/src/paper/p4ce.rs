@@ -2,7 +2,7 @@
 
 use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
 use super::shape;
-use crate::consensus::{Paces, Pauses, RATE, simulation_error};
+use crate::consensus::{PauseComparison, RATE, RateComparison, simulation_error};
 use miette::Report;
 use workloads::consensus::costs::{Failure, Load};
 
@@ -81,35 +81,39 @@ fn goodput(settings: &Settings) -> Result<Outcome, Report> {
         let (direct, switch) = names(replicas);
         let mut series = [Series::ours(direct, []), Series::ours(switch, [])];
         for &size in sizes {
-            let paces = Paces::measure(replicas, size, settings.seed)?;
+            let rates = RateComparison::measure(replicas, size, settings.seed)?;
             let share =
-                |pace: workloads::consensus::costs::LeaderRates| 100.0 * pace.goodput_bps / RATE as f64;
-            series[0].points.push((size as f64, share(paces.without_switch)));
-            series[1].points.push((size as f64, share(paces.with_switch)));
+                |rates: workloads::consensus::costs::LeaderRates| 100.0 * rates.goodput_bps / RATE as f64;
+            series[0].points.push((size as f64, share(rates.without_switch)));
+            series[1].points.push((size as f64, share(rates.with_switch)));
         }
         let [direct, switch] = series;
         let times = f64::from(replicas);
         outcome.checks.push(shape::ratio(
-            format!("{replicas} replicas: with the switch {replicas} times the goodput, at every size"),
+            format!("{replicas} replicas: the switch multiplies goodput by {replicas}, at every size"),
             &direct,
             &switch,
             0.9 * times..=1.1 * times,
         ));
         outcome.checks.push(shape::rises(
-            format!("{replicas} replicas: it rises with the size"),
+            format!("{replicas} replicas: goodput with the switch rises with the size"),
             &switch,
             0.0,
         ));
         let long = shape::ratios(&direct, &switch).last().map_or(f64::NAN, |last| last.1);
         outcome.value(
-            format!("times the goodput of direct replication, {replicas} replicas, 8 KiB"),
+            format!("goodput with the switch / without, {replicas} replicas, 8 KiB"),
             Some(&replicas.to_string()),
             long,
         );
         if let Some(share) = switch.at(512.0) {
-            outcome.value(format!("% of the link, {replicas} replicas, 512 B"), Some("88"), share);
+            outcome.value(
+                format!("goodput with the switch, {replicas} replicas, 512 B (% of the link)"),
+                Some("88"),
+                share,
+            );
             outcome.checks.push(shape::within(
-                format!("{replicas} replicas: 512 B fill the link (%)"),
+                format!("{replicas} replicas: values of 512 B fill the link (%)"),
                 share,
                 75.0..=100.0,
             ));
@@ -125,30 +129,34 @@ fn packets(settings: &Settings) -> Result<Outcome, Report> {
     let mut outcome = Outcome::default();
     let (mut out, mut into) = (Series::ours("direct, out", []), Series::ours("switch, out", []));
     for (replicas, paper) in [(2, Some("2")), (4, Some("4")), (8, None)] {
-        let paces = Paces::measure(replicas, 64, settings.seed)?;
+        let rates = RateComparison::measure(replicas, 64, settings.seed)?;
         let n = f64::from(replicas);
-        let times = paces.without_switch.packets_out / paces.with_switch.packets_out;
-        out.points.push((n, paces.without_switch.packets_out));
-        into.points.push((n, paces.with_switch.packets_out));
-        outcome.value(format!("times the packets without the switch, {replicas} replicas"), paper, times);
+        let times = rates.without_switch.packets_out / rates.with_switch.packets_out;
+        out.points.push((n, rates.without_switch.packets_out));
+        into.points.push((n, rates.with_switch.packets_out));
         outcome.value(
-            format!("packets out for a value with the switch, {replicas} replicas"),
-            Some("1"),
-            paces.with_switch.packets_out,
+            format!("packets out per value without the switch / with it, {replicas} replicas"),
+            paper,
+            times,
         );
         outcome.value(
-            format!("packets in for a value with the switch, {replicas} replicas"),
+            format!("packets out per value with the switch, {replicas} replicas"),
             Some("1"),
-            paces.with_switch.packets_in,
+            rates.with_switch.packets_out,
+        );
+        outcome.value(
+            format!("packets in per value with the switch, {replicas} replicas"),
+            Some("1"),
+            rates.with_switch.packets_in,
         );
         outcome.checks.push(shape::within(
-            format!("{replicas} replicas: {replicas} times the packets without the switch"),
+            format!("{replicas} replicas: direct replication sends {replicas} times the packets"),
             times,
             0.95 * n..=1.05 * n,
         ));
         outcome.checks.push(shape::within(
-            format!("{replicas} replicas: one packet in with the switch"),
-            paces.with_switch.packets_in,
+            format!("{replicas} replicas: the leader receives one packet per value with the switch"),
+            rates.with_switch.packets_in,
             1.0..=1.05,
         ));
     }
@@ -169,12 +177,12 @@ fn latency(settings: &Settings) -> Result<Outcome, Report> {
     for replicas in REPLICAS {
         let (direct, switch) = names(replicas);
         let mut series = [Series::ours(direct, []), Series::ours(switch, [])];
-        for (series, through) in series.iter_mut().zip([false, true]) {
+        for (series, through_switch) in series.iter_mut().zip([false, true]) {
             for &window in windows {
                 let (rate_bps, seed) = (RATE, settings.seed);
-                let load = Load { replicas, size: 64, through, rate_bps, window: Some(window), seed };
-                let pace = load.pace().map_err(simulation_error)?;
-                series.points.push((pace.entries_per_s / 1e6, pace.latency_s * 1e6));
+                let load = Load { replicas, size: 64, through_switch, rate_bps, window: Some(window), seed };
+                let rates = load.rates().map_err(simulation_error)?;
+                series.points.push((rates.entries_per_s / 1e6, rates.latency_s * 1e6));
             }
         }
         let [direct, switch] = series;
@@ -182,12 +190,12 @@ fn latency(settings: &Settings) -> Result<Outcome, Report> {
         let (end, end_switch) = (most(&direct), most(&switch));
         let paper = if replicas == 2 { "1.9" } else { "3.8" };
         outcome.value(
-            format!("times the highest rate without the switch, {replicas} replicas"),
+            format!("highest rate with the switch / without, {replicas} replicas"),
             Some(paper),
             end_switch / end,
         );
         outcome.checks.push(shape::within(
-            format!("{replicas} replicas: the switch's curve ends at so many times the rate"),
+            format!("{replicas} replicas: the highest rate with the switch is {replicas} times that without"),
             end_switch / end,
             0.9 * f64::from(replicas)..=1.1 * f64::from(replicas),
         ));
@@ -198,12 +206,12 @@ fn latency(settings: &Settings) -> Result<Outcome, Report> {
             idle,
         );
         outcome.checks.push(shape::within(
-            format!("{replicas} replicas: one value at a time takes 10 % less with the switch"),
+            format!("{replicas} replicas: the latency of one value at a time is 10 % lower with the switch"),
             idle,
             0.85..=0.95,
         ));
         outcome.checks.push(shape::rises(
-            format!("{replicas} replicas: latency without the switch soars"),
+            format!("{replicas} replicas: latency without the switch rises with the load"),
             &Series::ours("", direct.points.iter().copied()),
             0.05,
         ));
@@ -220,10 +228,10 @@ fn latency(settings: &Settings) -> Result<Outcome, Report> {
 fn bursts(settings: &Settings) -> Result<Outcome, Report> {
     let sizes: &[u64] = settings.choose(&[1, 10, 100], &[1, 2, 5, 10, 20, 50, 100, 200]);
     let mut series = [Series::ours("direct", []), Series::ours("switch", [])];
-    for (series, through) in series.iter_mut().zip([false, true]) {
+    for (series, through_switch) in series.iter_mut().zip([false, true]) {
         for &size in sizes {
             let (rate_bps, seed) = (RATE, settings.seed);
-            let load = Load { replicas: 2, size: 64, through, rate_bps, window: None, seed };
+            let load = Load { replicas: 2, size: 64, through_switch, rate_bps, window: None, seed };
             let took = load.burst(size).map_err(simulation_error)?;
             series.points.push((size as f64, took.0 as f64 / 1000.0));
         }
@@ -234,9 +242,17 @@ fn bursts(settings: &Settings) -> Result<Outcome, Report> {
     let at = |values: f64| saved.at(values).unwrap_or(f64::NAN);
     outcome.value("latency with the switch / without, bursts of 100", Some("0.5"), at(100.0));
     outcome.value("latency with the switch / without, one value", Some("0.9"), at(1.0));
-    outcome.checks.push(shape::within("about half the latency with bursts of 100", at(100.0), 0.4..=0.65));
-    outcome.checks.push(shape::falls("the longer the burst, the more the switch is worth", &saved, 0.02));
-    outcome.checks.push(shape::rises("longer bursts take longer", &direct, 0.0));
+    outcome.checks.push(shape::within(
+        "the switch about halves the latency of bursts of 100",
+        at(100.0),
+        0.4..=0.65,
+    ));
+    outcome.checks.push(shape::falls(
+        "the latency saved by the switch grows with the length of the burst",
+        &saved,
+        0.02,
+    ));
+    outcome.checks.push(shape::rises("latency grows with the length of the burst", &direct, 0.0));
     outcome.plot(
         "Latency of a burst",
         Axis::log("values proposed at once"),
@@ -255,14 +271,25 @@ fn fail_over(settings: &Settings) -> Result<Outcome, Report> {
         (Failure::Leader, "0.9", "40.9; 0.9 expected if asynchronous"),
         (Failure::Switch, "60", "60"),
     ] {
-        let pauses = Pauses::measure(2, failure, moments, settings.seed)?;
+        let pauses = PauseComparison::measure(2, failure, moments, settings.seed)?;
         let ms = |span: switch::Nanos| span.0 as f64 / 1e6;
         let (direct, switch) = (ms(pauses.without_switch), ms(pauses.with_switch));
-        outcome.value(format!("ms, the {} crashes, direct", failure.name()), Some(mu), direct);
-        outcome.value(format!("ms, the {} crashes, switch", failure.name()), Some(p4ce), switch);
+        outcome.value(
+            format!("time without decisions, the {} crashes, direct (ms)", failure.name()),
+            Some(mu),
+            direct,
+        );
+        outcome.value(
+            format!("time without decisions, the {} crashes, switch (ms)", failure.name()),
+            Some(p4ce),
+            switch,
+        );
         if failure != Failure::Switch {
             outcome.checks.push(shape::within(
-                format!("{}: 40 ms longer with the switch, as in the paper's table (ms)", failure.name()),
+                format!(
+                    "{}: fail-over takes 40 ms longer with the switch, as in the paper's table (ms)",
+                    failure.name()
+                ),
                 switch - direct,
                 30.0..=50.0,
             ));
@@ -270,7 +297,7 @@ fn fail_over(settings: &Settings) -> Result<Outcome, Report> {
         // A packet more or less, within 10 % and 1 us, is not a longer fail-over.
         outcome.checks.push(shape::within(
             format!(
-                "{}: no longer than without, as the authors expect of what is asynchronous (ms)",
+                "{}: fail-over takes no longer with the switch, as the authors expect with asynchronous reconfiguration (ms)",
                 failure.name()
             ),
             switch,
@@ -279,7 +306,7 @@ fn fail_over(settings: &Settings) -> Result<Outcome, Report> {
         all.push((failure as u8 as f64, direct));
     }
     outcome.checks.push(shape::rises(
-        "a replica costs least, then the leader, then the switch (ms)",
+        "fail-over takes longer for the leader than for a replica, and longest for the switch (ms)",
         &Series::ours("", all),
         0.0,
     ));

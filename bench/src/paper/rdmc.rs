@@ -147,22 +147,22 @@ fn groups(_settings: &Settings, bytes: u64) -> Outcome {
     let all = [Algorithm::Sequential, Algorithm::Tree, Algorithm::Chain, Algorithm::Pipeline];
     let [sequential, tree, chain, pipeline] = all.map(ms);
     let checks = vec![
-        shape::rises("sequential send takes longer, the larger the group", &sequential, 0.0),
-        shape::above("sequential send takes no less than the tree", &tree, &sequential, 0.999),
-        shape::above("the tree takes longer than the pipeline", &pipeline, &tree, 1.3),
+        shape::rises("the time of sequential send grows with the group", &sequential, 0.0),
+        shape::above("sequential send is at least as slow as the tree", &tree, &sequential, 0.999),
+        shape::above("the tree is slower than the pipeline", &pipeline, &tree, 1.3),
     ];
     let mut outcome = Outcome { checks, ..Outcome::default() };
     let large = Series::ours("", chain.points.iter().copied().filter(|point| point.0 >= 12.0));
     if bytes > 100 * MB {
         outcome.checks.push(shape::ratio(
-            "the chain is as good as the pipeline",
+            "the chain is as fast as the pipeline",
             &pipeline,
             &chain,
             0.94..=1.06,
         ));
     } else {
         outcome.checks.push(shape::above(
-            "the pipeline is ahead of the chain from 12 on",
+            "the pipeline is faster than the chain in groups of 12 or more",
             &pipeline,
             &large,
             1.25,
@@ -171,7 +171,7 @@ fn groups(_settings: &Settings, bytes: u64) -> Outcome {
     let last = |series: &Series| series.last() / pipeline.last();
     for series in [&sequential, &tree, &chain] {
         outcome.value(
-            format!("times as long as the pipeline, {}, 16 nodes", series.name),
+            format!("time relative to the pipeline, {}, 16 nodes", series.name),
             None,
             last(series),
         );
@@ -215,10 +215,10 @@ fn delayed(settings: &Settings) -> Result<Outcome, Report> {
     }
     let most = added.points.iter().map(|point| point.1).fold(0.0, f64::max);
     let mut outcome = Outcome::default();
-    outcome.value("us added at most by 100 us", None, most);
+    outcome.value("time that a pause of 100 us adds at most (us)", None, most);
     // The paused receiver catches up; a round trip is lost.
     outcome.checks.push(shape::within(
-        "a delay of 100 us adds little more than itself (us)",
+        "a pause of 100 us adds little more than 100 us (us)",
         most,
         1.0..=110.0,
     ));
@@ -234,16 +234,16 @@ fn breakdown(settings: &Settings) -> Result<Outcome, Report> {
     let transfers = f64::from(2 + blocks - 1) * step;
     let mut outcome = Outcome::default();
     let of_paper = |us: &'static str| (blocks == 256).then_some(us);
-    outcome.value("us in total (measured)", of_paper("62084"), took.time * 1e6);
+    outcome.value("total time (us, measured)", of_paper("62084"), took.time * 1e6);
     outcome.value(
-        "us of block transfers (computed: steps times the link's time for a block)",
+        "time of block transfers (us, computed: steps times the link's time for a block)",
         of_paper("61405"),
         transfers * 1e6,
     );
-    outcome.value("us of waiting (the difference)", of_paper("449"), (took.time - transfers) * 1e6);
-    outcome.value("% of the time in block transfers", Some("99"), 100.0 * transfers / took.time);
+    outcome.value("waiting time (us, the difference)", of_paper("449"), (took.time - transfers) * 1e6);
+    outcome.value("share of the time in block transfers (%)", Some("99"), 100.0 * transfers / took.time);
     outcome.checks.push(shape::within(
-        "nearly all time is in transfers (%)",
+        "nearly all of the time is spent in block transfers (%)",
         100.0 * transfers / took.time,
         97.0..=100.0,
     ));
@@ -275,9 +275,9 @@ fn block_sizes(settings: &Settings) -> Result<Outcome, Report> {
         }
         all.push(series);
     }
-    outcome.checks.push(shape::rises("the larger the message, the larger the best block", &best, 0.0));
+    outcome.checks.push(shape::rises("the best block size grows with the message size", &best, 0.0));
     outcome.value(
-        "KB of the best block, messages of 128 MB",
+        "best block size, messages of 128 MB (KB)",
         Some("about 1000 (the authors' README)"),
         best.last(),
     );
@@ -292,13 +292,13 @@ fn tiny_messages(settings: &Settings) -> Result<Outcome, Report> {
         rates.points.push((f64::from(hosts), 1.0 / took.time));
     }
     let mut outcome = Outcome::default();
-    outcome.checks.push(shape::falls("the larger the group, the fewer", &rates, 0.02));
+    outcome.checks.push(shape::falls("the message rate falls with the size of the group", &rates, 0.02));
     let slower = rates.points[0].1 / rates.last();
-    outcome.value("times as many in a group of 2 as in one of 16 (1 step and 4)", None, slower);
-    // A step takes at least one way, and a round trip where a host relays, because it waits for an
+    outcome.value("message rate in a group of 2 (1 step) / of 16 (4 steps)", None, slower);
+    // A step takes at least a one-way delay, and a round trip where a host relays, because it waits for an
     // acknowledgement first.
     outcome.checks.push(shape::within(
-        "as the logarithm of the group's size: 4 steps, or 4 round trips at most",
+        "the rate falls with the logarithm of the group's size: 4 steps, or 4 round trips at most",
         slower,
         4.0..=8.0,
     ));
@@ -318,17 +318,22 @@ fn hundreds(_settings: &Settings) -> Result<Outcome, Report> {
     let each = Series::ours("", sequential.points.iter().map(|(n, time)| (*n, time / (n - 1.0))));
     let checks = vec![
         shape::flat("127, 255 and 511 copies take almost the same time", &copies, 1.1),
-        shape::flat("sequential send takes as long for each copy, however many", &each, 1.1),
+        shape::flat("sequential send takes the same time per copy for any number of copies", &each, 1.1),
         shape::above("the pipeline is never slower", &pipeline, &sequential, 1.0),
     ];
     let mut outcome = Outcome { checks, ..Outcome::default() };
     outcome.value("time of 511 copies / time of 127", Some("almost 1"), pipeline.last() / copies.points[0].1);
     outcome.value(
-        "times as long by sequential send, 512 nodes",
+        "time of sequential send / of the pipeline, 512 nodes",
         Some("orders of magnitude"),
         sequential.last() / pipeline.last(),
     );
-    outcome.plot("Time until all have it", Axis::log("nodes"), Axis::log("s"), vec![sequential, pipeline]);
+    outcome.plot(
+        "Time until all members have the object",
+        Axis::log("nodes"),
+        Axis::log("s"),
+        vec![sequential, pipeline],
+    );
     Ok(outcome)
 }
 
@@ -343,13 +348,13 @@ fn like_cosmos(settings: &Settings) -> Result<Outcome, Report> {
     let total = |latencies: &[f64]| latencies.iter().sum::<f64>();
     let mut outcome = Outcome::default();
     let gbps = sizes.iter().sum::<u64>() as f64 * 8.0 / total(&latencies[0]) / 1e9;
-    outcome.value("Gb/s replicated by the pipeline", Some("93"), gbps);
+    outcome.value("data replicated by the pipeline (Gb/s)", Some("93"), gbps);
     outcome.checks.push(shape::within("the network is nearly full (Gb/s)", gbps, 85.0..=100.0));
     for (n, paper, bounds) in [(1, "almost 2", 1.6..=2.1), (2, "around 3", 2.4..=3.2)] {
         let times = total(&latencies[n]) / total(&latencies[0]);
         let name = all[n].name();
-        outcome.value(format!("times as long as the pipeline, {name}"), Some(paper), times);
-        outcome.checks.push(shape::within(format!("{name}: times as long as the pipeline"), times, bounds));
+        outcome.value(format!("time relative to the pipeline, {name}"), Some(paper), times);
+        outcome.checks.push(shape::within(format!("{name}: time relative to the pipeline"), times, bounds));
     }
     let mut curves = Vec::new();
     for (algorithm, mut latencies) in all.iter().zip(latencies) {
@@ -392,11 +397,16 @@ fn overlapping(settings: &Settings) -> Result<Outcome, Report> {
         Series::ours("", sizes.iter().map(|&n| (n as f64, FRACTUS.0 / 1e9 * n as f64 / (n - 1) as f64)));
     let share = shape::ratios(&bound, &all).iter().map(|point| point.1).fold(f64::INFINITY, f64::min);
     let mut outcome = Outcome::default();
-    outcome.value("of the ports' rate when all send, at least", Some("nearly full"), share);
+    outcome.value("lowest share of the ports' rate when all members send", Some("nearly full"), share);
     outcome.checks = vec![
-        shape::within("ports are nearly full when all send", share, 0.8..=1.0),
-        shape::above("overlapped groups reach no less in total than one", &one, &all, 0.95),
-        shape::flat("the group's size matters little", &one, 1.35),
+        shape::within("ports are nearly fully used when all members send", share, 0.8..=1.0),
+        shape::above(
+            "overlapping groups reach at least the bandwidth of one group in total",
+            &one,
+            &all,
+            0.95,
+        ),
+        shape::flat("bandwidth hardly depends on the size of the group", &one, 1.35),
     ];
     outcome.plot(
         "Aggregate bandwidth, 100 MB",

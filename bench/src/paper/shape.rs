@@ -4,7 +4,7 @@
 use super::figure::{Check, Series};
 use core::ops::RangeInclusive;
 
-/// Formats a number for people: three to five significant digits.
+/// Formats a number: three to five significant digits.
 pub fn text(value: f64) -> String {
     let size = value.abs();
     if !value.is_finite() {
@@ -74,7 +74,7 @@ pub fn within(what: impl Into<String>, value: f64, bounds: RangeInclusive<f64>) 
 /// Checks that a number is within a factor of two of the paper's: links and NICs here are models, not the
 /// authors' testbed.
 pub fn near(what: impl Into<String>, value: f64, paper: f64) -> Check {
-    within(format!("{}, within twice of the paper's", what.into()), value, paper / 2.0..=paper * 2.0)
+    within(format!("{}, within a factor of 2 of the paper's", what.into()), value, paper / 2.0..=paper * 2.0)
 }
 
 /// Checks that `upper` is at least `times` `lower` wherever both have a value.
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_formatted_for_people() {
+    fn numbers_have_three_to_five_significant_digits() {
         for (value, expected) in [
             (0.0, "0"),
             (12_345.6, "12346"),

@@ -120,16 +120,20 @@ fn cas_and_write(settings: &Settings) -> Result<Outcome, Report> {
             let rack = contention.measure(switch)?;
             let rate = contention.requests_per_s(&rack) / 1e6;
             outcome.value(
-                format!("M operations on the lock a second, {memory}'s memory, {}", switch.name()),
+                format!("operations on the lock, {memory} memory, {} (M/s)", switch.name()),
                 None,
                 rate,
             );
             rates.points.push((n as f64, rate));
         }
         let gain = rates.last() / rates.points[0].1;
-        outcome.value(format!("times as many as without, {memory}'s memory"), Some(paper), gain);
+        outcome.value(
+            format!("operations on the lock with Swordbox / without, {memory} memory"),
+            Some(paper),
+            gain,
+        );
         outcome.checks.push(shape::within(
-            format!("{memory}'s memory: CAS as WRITEs gain what the authors see in the NIC"),
+            format!("{memory} memory: replacing CAS by WRITEs gains what the authors measured in the NIC"),
             gain,
             bounds,
         ));
@@ -137,8 +141,12 @@ fn cas_and_write(settings: &Settings) -> Result<Outcome, Report> {
     let gain = |what: &str| {
         outcome.values.iter().find(|value| value.what.contains(what)).map_or(f64::NAN, |value| value.ours)
     };
-    let more = gain("as without, host") / gain("as without, NIC");
-    outcome.checks.push(shape::within("the host's memory gains more than the NIC's", more, 1.5..=4.0));
+    let more = gain("without, host memory") / gain("without, NIC memory");
+    outcome.checks.push(shape::within(
+        "the gain is larger for a lock in host memory than in NIC memory",
+        more,
+        1.5..=4.0,
+    ));
     Ok(outcome)
 }
 
@@ -209,13 +217,22 @@ fn success(settings: &Settings) -> Result<Outcome, Report> {
     let mut outcome = Outcome::default();
     for (threads, share) in &without.points {
         let paper_text = paper.at(*threads).map(shape::text);
-        outcome.value(format!("% succeed, {threads} threads, without"), paper_text.as_deref(), *share);
+        outcome.value(
+            format!("operations that succeed, {threads} threads, without (%)"),
+            paper_text.as_deref(),
+            *share,
+        );
     }
-    outcome.value("% succeed, 240 threads, Swordbox", Some("100"), with.last());
+    outcome.value("operations that succeed, 240 threads, Swordbox (%)", Some("100"), with.last());
     outcome.checks = vec![
-        shape::falls("without, it falls with the number of threads", &without, 0.0),
-        shape::within("without, 240 threads: less than 4 %", without.last(), 0.1..=4.0),
-        shape::ratio("without, within a factor of 1.5 of the paper's", &paper, &without, 1.0 / 1.5..=1.5),
+        shape::falls("without Swordbox, the success rate falls with the number of threads", &without, 0.0),
+        shape::within("without Swordbox, 240 threads: less than 4 % succeed", without.last(), 0.1..=4.0),
+        shape::ratio(
+            "without Swordbox, the success rate is within a factor of 1.5 of the paper's",
+            &paper,
+            &without,
+            1.0 / 1.5..=1.5,
+        ),
         shape::within("with Swordbox, nearly all succeed (%)", with.last(), 99.9..=100.0),
     ];
     outcome.plot(
@@ -244,19 +261,28 @@ fn throughput(settings: &Settings) -> Result<Outcome, Report> {
         }
         let gain = with.last() / without.last();
         outcome.value(
-            format!("times the throughput, {title}, {} threads", threads[threads.len() - 1]),
+            format!("throughput with Swordbox / without, {title}, {} threads", threads[threads.len() - 1]),
             Some(paper),
             gain,
         );
         outcome.checks.push(shape::rises(
-            format!("{title}: with Swordbox it grows with threads"),
+            format!("{title}: throughput with Swordbox grows with the number of threads"),
             &with,
             0.1,
         ));
         if updates == 0 {
-            outcome.checks.push(shape::ratio("reads only: it costs nothing", &without, &with, 0.9..=1.1));
+            outcome.checks.push(shape::ratio(
+                "reads only: Swordbox costs no throughput",
+                &without,
+                &with,
+                0.9..=1.1,
+            ));
         } else {
-            outcome.checks.push(shape::near(format!("{title}: times the throughput"), gain, times));
+            outcome.checks.push(shape::near(
+                format!("{title}: throughput with Swordbox / without"),
+                gain,
+                times,
+            ));
         }
         let mut series = vec![without, with];
         let (x, y) = match updates {
@@ -287,13 +313,25 @@ fn bandwidth(settings: &Settings) -> Result<Outcome, Report> {
     let mut outcome = Outcome::default();
     for ((updates, times), paper) in shape::ratios(&with, &without).into_iter().zip([2.5, 16.0, 14.0]) {
         let paper_text = shape::text(paper);
-        outcome.value(format!("times as many bytes without, {updates} % updates"), Some(&paper_text), times);
-        outcome.checks.push(shape::near(format!("{updates} % updates: times as many bytes"), times, paper));
+        outcome.value(
+            format!("bytes without Swordbox / with it, {updates} % updates"),
+            Some(&paper_text),
+            times,
+        );
+        outcome.checks.push(shape::near(
+            format!("{updates} % updates: bytes without Swordbox / with it"),
+            times,
+            paper,
+        ));
     }
     let paper = [[284.0, 1888.0, 1860.0], [113.0, 117.0, 129.0]];
     let [before, after] = paper.map(|bytes| UPDATES.map(f64::from).into_iter().zip(bytes));
     // An update has a WRITE and a CAS, a read only a READ.
-    outcome.checks.push(shape::flat("with Swordbox, updates matter little", &with, 3.0));
+    outcome.checks.push(shape::flat(
+        "with Swordbox, bytes per operation hardly depend on the share of updates",
+        &with,
+        3.0,
+    ));
     outcome.plot(
         "Bytes of an operation",
         Axis::linear("% updates"),
@@ -319,19 +357,19 @@ fn tails(settings: &Settings) -> Result<Outcome, Report> {
             let times = paper[0][n] / paper[1][n];
             let paper_text = shape::text(times.round());
             outcome.value(
-                format!("times as long without, {name}, {updates} % updates"),
+                format!("99th percentile without Swordbox / with it, {name}, {updates} % updates"),
                 Some(&paper_text),
                 plain / steered,
             );
             outcome.checks.push(shape::near(
-                format!("{name}, {updates} % updates: times as long without"),
+                format!("{name}, {updates} % updates: 99th percentile without Swordbox / with it"),
                 plain / steered,
                 times,
             ));
         }
         let [before, after] = paper.map(|us| which.iter().map(|n| f64::from(*n)).zip(us).collect::<Vec<_>>());
         outcome.plot(
-            &format!("The slowest percent of {name}s"),
+            &format!("99th percentile of {name}s"),
             Axis::linear("% updates"),
             Axis::log("us"),
             vec![
@@ -354,13 +392,25 @@ fn partial(settings: &Settings) -> Result<Outcome, Report> {
     let without = rates.points[0].1;
     let mut outcome = Outcome::default();
     for ((keys, rate), paper) in rates.points[1..].iter().zip([Some("9.5"), Some("27"), Some("32"), None]) {
-        outcome.value(format!("times the throughput without, {keys} keys steered"), paper, rate / without);
+        outcome.value(
+            format!("throughput with steering / without, {keys} keys steered"),
+            paper,
+            rate / without,
+        );
     }
     outcome.checks = vec![
-        shape::rises("the more keys, the better", &rates, 0.02),
-        shape::near("8 of 1,024 keys: times the throughput", rates.points[1].1 / without, 9.5),
-        shape::near("64 keys: times the throughput", rates.points[2].1 / without, 27.0),
-        shape::within("from 128 to all keys: little more", rates.points[4].1 / rates.points[3].1, 0.95..=2.0),
+        shape::rises("throughput rises with the number of steered keys", &rates, 0.02),
+        shape::near(
+            "8 of 1,024 keys steered: throughput with steering / without",
+            rates.points[1].1 / without,
+            9.5,
+        ),
+        shape::near("64 keys steered: throughput with steering / without", rates.points[2].1 / without, 27.0),
+        shape::within(
+            "steering all keys gains little over steering 128 (ratio)",
+            rates.points[4].1 / rates.points[3].1,
+            0.95..=2.0,
+        ),
     ];
     let paper = [(0.0, 0.126), (8.0, 1.20), (64.0, 3.43), (128.0, 3.99)];
     outcome.plot(
@@ -383,17 +433,17 @@ fn contention(settings: &Settings) -> Result<Outcome, Report> {
     }
     let mut outcome = Outcome::default();
     let kept = |series: &Series| series.last() / series.points[0].1;
-    outcome.value("of the throughput is left at Zipf 1.5, without", Some("0.11"), kept(&without));
-    outcome.value("of the throughput is left at Zipf 1.5, Swordbox", Some("0.70"), kept(&with));
+    outcome.value("throughput at Zipf 1.5 / at Zipf 0, without", Some("0.11"), kept(&without));
+    outcome.value("throughput at Zipf 1.5 / at Zipf 0, Swordbox", Some("0.70"), kept(&with));
     outcome.checks = vec![
-        shape::falls("without, skew costs throughput", &without, 0.05),
+        shape::falls("without Swordbox, throughput falls with skew", &without, 0.05),
         shape::above("Swordbox is faster at every skew", &without, &with, 1.0),
         shape::within(
-            "skew costs less with Swordbox, times",
+            "skew costs less throughput with Swordbox (ratio of what remains)",
             kept(&with) / kept(&without),
             2.0..=f64::INFINITY,
         ),
-        shape::falls("with Swordbox, skew costs some throughput, too", &with, 0.05),
+        shape::falls("with Swordbox, throughput falls with skew, too", &with, 0.05),
     ];
     let paper = |name: &str, ends: [f64; 2]| Series::paper(name, [0.0, 1.5].into_iter().zip(ends));
     outcome.plot(
@@ -415,13 +465,13 @@ fn payload(settings: &Settings) -> Result<Outcome, Report> {
     }
     let mut outcome = Outcome::default();
     for (len, times) in shape::ratios(&without, &with) {
-        let what = format!("times the throughput, nodes of {len} bytes");
+        let what = format!("throughput with Swordbox / without, nodes of {len} bytes");
         let paper = [(128, 23.0), (256, 24.0), (512, 21.0), (1024, 17.0)];
         let paper = paper.iter().find(|(at, _)| *at == len as usize).map_or(f64::NAN, |(_, times)| *times);
         outcome.value(what.clone(), Some(&shape::text(paper)), times);
         outcome.checks.push(shape::near(what, times, paper));
     }
-    outcome.checks.push(shape::falls("with Swordbox, larger values are fewer", &with, 0.05));
+    outcome.checks.push(shape::falls("with Swordbox, throughput falls with the size of values", &with, 0.05));
     let sizes = [128.0, 256.0, 512.0, 1024.0];
     let paper = |name: &str, values: [f64; 4]| Series::paper(name, sizes.into_iter().zip(values));
     outcome.plot(

@@ -4,7 +4,7 @@
 //! [`measure`] decides which trials to run and computes the figures from their outcomes. It sends nothing
 //! itself: its [`Tester`] runs each [`Trial`], with DPDK's ports in the program and on a simulated device in
 //! tests. A trial whose polling thread had to wait for its CPU is no evidence about the device; it is
-//! repeated, and if that does not help, the figure is missing.
+//! repeated up to [`ATTEMPTS`] times, after which the figure is missing.
 
 mod report;
 mod search;
@@ -15,7 +15,7 @@ pub use report::{BackToBack, Figure, FrameReport, Latency, Loss, Report};
 pub use search::Search;
 pub use trial::{DiscardReason, Limit, Load, MaxRate, Outcome, Settings, Test, Times, Trial, TrialResult};
 
-/// Attempts at a trial that keeps its core
+/// Attempts at a trial whose polling thread is not preempted
 const ATTEMPTS: usize = 4;
 /// Fractions of the throughput at which latency is measured (26.2 requires the whole, at which any delay of
 /// ours would cause a loss)
@@ -48,9 +48,9 @@ impl<T: Tester> Bench<'_, T> {
     fn run(&mut self, trial: Trial) -> Result<Valid<Outcome>, T::Error> {
         for _ in 0..ATTEMPTS {
             let outcome = self.tester.run(&trial)?;
-            let thrown = outcome.discard_reason(trial.test, self.settings.min_core);
-            self.done.push(TrialResult { trial, outcome, counts: thrown.is_none(), thrown });
-            if thrown.is_none() {
+            let discarded = outcome.discard_reason(trial.test, self.settings.min_core);
+            self.done.push(TrialResult { trial, outcome, counts: discarded.is_none(), discarded });
+            if discarded.is_none() {
                 return Ok(Some(outcome));
             }
         }
@@ -217,7 +217,8 @@ impl<T: Tester> Bench<'_, T> {
     }
 }
 
-/// Returns the limit of a figure's repeats: the one that blames the generator most.
+/// Returns the limit of a figure's repeats: the first in the order of [`Limit`], in which the generator comes
+/// first.
 fn main_limit(mut limits: Vec<Limit>) -> Option<Limit> {
     limits.sort();
     limits.first().copied()

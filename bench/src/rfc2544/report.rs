@@ -1,4 +1,4 @@
-//! Report of the tests: as tables for people, as JSON for programs.
+//! Report of the tests: as tables and as JSON.
 
 use super::trial::{DiscardReason, Limit, Settings, TrialResult};
 use serde::Serialize;
@@ -16,9 +16,11 @@ pub struct Figure {
     /// Number of repeats
     pub repeats: usize,
     /// Number of discarded trials
-    pub thrown: usize,
+    #[serde(rename = "thrown")]
+    pub discarded: usize,
     /// Reason for the last discarded trial
-    pub why: Option<DiscardReason>,
+    #[serde(rename = "why")]
+    pub discard_reason: Option<DiscardReason>,
     /// Smallest fraction of the time that the polling thread was on a CPU, in the trials that count
     pub on_cpu: Option<f64>,
 }
@@ -59,8 +61,8 @@ impl Figure {
             least,
             most,
             repeats: values.len(),
-            thrown: trials.iter().filter(|done| !done.counts).count(),
-            why: trials.iter().rev().find_map(|done| done.thrown),
+            discarded: trials.iter().filter(|done| !done.counts).count(),
+            discard_reason: trials.iter().rev().find_map(|done| done.discarded),
             on_cpu: counted.reduce(f64::min),
         }
     }
@@ -71,10 +73,10 @@ impl Figure {
                 format!("{} ({} to {})", unit(median), unit(least), unit(most))
             }
             (Some(median), ..) => unit(median),
-            _ => match self.why {
-                Some(DiscardReason::LostCore) => "lost its core",
-                Some(DiscardReason::Away) => "was away",
-                Some(DiscardReason::LostHere) => "lost frames here",
+            _ => match self.discard_reason {
+                Some(DiscardReason::Preempted) => "preempted",
+                Some(DiscardReason::PollingStalled) => "polling stalled",
+                Some(DiscardReason::LocalLoss) => "local loss",
                 None => "not measured",
             }
             .into(),
@@ -91,7 +93,8 @@ impl Figure {
 pub struct FrameReport {
     /// Length of a frame in bytes, with its check sequence
     pub frame: u32,
-    /// Highest rate that was offered, in frames a second; `None` if the generator's trial lost its core
+    /// Highest rate that was offered, in frames a second; `None` if the thread of the generator's trial was
+    /// preempted
     #[serde(rename = "most")]
     pub max_rate: Option<u64>,
     /// Throughput (26.1): the greatest rate without loss, in frames a second
@@ -202,29 +205,32 @@ impl Report {
         Self { settings, frames, adds_up: trials.iter().all(adds_up), trials, complete }
     }
 
-    /// Reports duplicates, and trials that lost frames while the polling thread was away.
+    /// Reports duplicates, and trials that lost frames while the polling thread was stalled.
     fn anomalies(&self, text: &mut String) {
         let twice: u64 = self.trials.iter().map(|done| done.outcome.duplicates).sum();
         if twice > 0 {
-            _ = writeln!(text, "{twice} frames came back more than once, in all trials together.");
+            _ = writeln!(text, "{twice} frames were received more than once, in all trials together.");
         }
-        let away = || self.trials.iter().filter(|done| done.thrown == Some(DiscardReason::Away));
-        if let Some(TrialResult { outcome: o, .. }) = away().max_by_key(|done| done.outcome.away_frames) {
+        let stalled =
+            || self.trials.iter().filter(|done| done.discarded == Some(DiscardReason::PollingStalled));
+        if let Some(TrialResult { outcome: o, .. }) =
+            stalled().max_by_key(|done| done.outcome.poll_gap_frames)
+        {
             _ = writeln!(
                 text,
-                "{} trials lost frames and were discarded: the polling thread was away for up to {:.2} ms, in which {} frames arrive at \
+                "{} trials lost frames and were discarded: the polling thread did not poll its ports for up to {:.2} ms, in which {} frames arrive at \
                  {:.4} Mpps; a port's queue holds {}.",
-                away().count(),
-                o.away_ns as f64 / 1e6,
-                o.away_frames,
+                stalled().count(),
+                o.poll_gap_ns as f64 / 1e6,
+                o.poll_gap_frames,
                 o.sent_per_s / 1e6,
-                o.held
+                o.rx_queue_frames
             );
         }
     }
 
-    /// Returns what was not measured because the polling thread was kept from its CPU or lost frames here, with
-    /// the remedy; `None` if every figure was measured.
+    /// Returns what was not measured because the polling thread was preempted or stalled, or frames were lost
+    /// locally, with the remedy; `None` if every figure was measured.
     pub fn missing(&self) -> Option<String> {
         let figures = |f: &FrameReport| {
             let bursts = f.back_to_back.as_ref().map(|b| b.frames);
@@ -238,11 +244,11 @@ impl Report {
         };
         let all: Vec<Figure> = self.frames.iter().flat_map(|f| -> Vec<Figure> { figures(f) }).collect();
         let missing: Vec<_> = all.iter().filter(|figure| figure.median.is_none()).collect();
-        let why = missing.iter().find_map(|figure| figure.why)?;
-        let thrown = || self.trials.iter().filter(|done| done.thrown.is_some());
-        let least = thrown().map(|done| done.outcome.core).fold(1.0, f64::min);
-        let (reason, remedy) = match why {
-            DiscardReason::LostCore => (
+        let reason = missing.iter().find_map(|figure| figure.discard_reason)?;
+        let discarded = || self.trials.iter().filter(|done| done.discarded.is_some());
+        let least = discarded().map(|done| done.outcome.core).fold(1.0, f64::min);
+        let (cause, remedy) = match reason {
+            DiscardReason::Preempted => (
                 format!("the polling thread had as little as {:.0} % of a CPU", least * 100.0),
                 format!(
                     "give it a CPU of its own (`workers = [CPU]`, with nothing else on it), or accept less by `min_core`, which is \
@@ -250,25 +256,25 @@ impl Report {
                     self.settings.min_core
                 ),
             ),
-            DiscardReason::Away => (
-                "the polling thread was away for longer than a port's queue lasts".to_owned(),
+            DiscardReason::PollingStalled => (
+                "the polling thread did not poll its ports for longer than a port's queue lasts".to_owned(),
                 "give it a CPU of its own (`workers = [CPU]`, with nothing else on it), or raise `descriptors`".to_owned(),
             ),
-            DiscardReason::LostHere => (
+            DiscardReason::LocalLoss => (
                 "this program's own ports lost frames".to_owned(),
                 "lower `packets_per_s`, or raise `descriptors` and `buffers`".to_owned(),
             ),
         };
         Some(format!(
-            "{} of {} figures were not measured, and {} of {} trials were discarded: {reason}; {remedy}",
+            "{} of {} figures were not measured, and {} of {} trials were discarded: {cause}; {remedy}",
             missing.len(),
             all.len(),
-            thrown().count(),
+            discarded().count(),
             self.trials.len(),
         ))
     }
 
-    /// Returns the report as tables for people.
+    /// Returns the report as tables of text.
     pub fn text(&self) -> String {
         let mut text = String::new();
         let rate = |n: f64| format!("{:.4} Mpps", n / 1e6);
@@ -289,7 +295,7 @@ impl Report {
                 part.map_or_else(String::new, |part| format!("{part:.1} %")),
                 f.limit.map_or("", Limit::text).into(),
                 f.throughput.on_cpu_text(),
-                f.throughput.thrown.to_string(),
+                f.throughput.discarded.to_string(),
             ]);
         }
         append(&mut text, "Throughput without loss (RFC 2544, 26.1)", &throughput);
@@ -310,7 +316,7 @@ impl Report {
                 l.max_ns.text(us),
                 l.loss.text(percent),
                 l.p50_ns.on_cpu_text(),
-                l.p50_ns.thrown.to_string(),
+                l.p50_ns.discarded.to_string(),
             ]);
         }
         append(&mut text, "Latency (26.2)", &latency);
@@ -322,7 +328,7 @@ impl Report {
                 if l.offered { rate(l.packets_per_s as f64) } else { "not reached".into() },
                 l.loss.text(percent),
                 l.loss.on_cpu_text(),
-                l.loss.thrown.to_string(),
+                l.loss.discarded.to_string(),
             ]);
         }
         append(&mut text, "Loss (26.3)", &loss);
@@ -335,7 +341,7 @@ impl Report {
                 b.longest.to_string(),
                 b.limit.map_or("", Limit::text).into(),
                 b.frames.on_cpu_text(),
-                b.frames.thrown.to_string(),
+                b.frames.discarded.to_string(),
             ]);
         }
         append(&mut text, "Back-to-back frames (26.4)", &bursts);

@@ -10,14 +10,14 @@ struct Device {
     generator: f64,
     /// One trial in `noise` loses a frame at random
     noise: u64,
-    /// One trial in `core_losses` loses its core
-    core_losses: u64,
-    /// Longest time in each trial in which the polling thread was away, in milliseconds
-    away_ms: f64,
+    /// In one trial of `preemptions`, the polling thread is preempted
+    preemptions: u64,
+    /// Longest time in each trial in which the polling thread did not poll, in milliseconds
+    poll_gap_ms: f64,
     /// Fraction of frames that are duplicated
     duplicated: f64,
-    /// Fraction of frames that our own port loses
-    lost_here: f64,
+    /// Fraction of frames that the local port loses
+    lost_locally: f64,
     /// Number of trials after which the run is interrupted
     interrupted_after: u64,
     rng_state: u64,
@@ -31,10 +31,10 @@ impl Device {
             buffer: 1_000.0,
             generator: 1e7,
             noise: 0,
-            core_losses: 0,
-            away_ms: 0.0,
+            preemptions: 0,
+            poll_gap_ms: 0.0,
             duplicated: 0.0,
-            lost_here: 0.0,
+            lost_locally: 0.0,
             interrupted_after: u64::MAX,
             rng_state: 1,
             trials: 0,
@@ -75,16 +75,16 @@ impl Tester for Device {
         if self.one_in(self.noise) {
             lost += 1;
         }
-        let (sent, core) = (sent as u64, if self.one_in(self.core_losses) { 0.5 } else { 1.0 });
-        let lost_here = (sent as f64 * self.lost_here) as u64;
-        let lost = (lost + lost_here).min(sent);
+        let (sent, core) = (sent as u64, if self.one_in(self.preemptions) { 0.5 } else { 1.0 });
+        let lost_locally = (sent as f64 * self.lost_locally) as u64;
+        let lost = (lost + lost_locally).min(sent);
         Ok(Outcome {
             duplicates: (sent as f64 * self.duplicated) as u64,
             reordered: 0,
-            lost_here,
-            away_ns: (self.away_ms * 1e6) as u64,
-            away_frames: (rate * self.away_ms / 1e3) as u64,
-            held: 1_024,
+            lost_locally,
+            poll_gap_ns: (self.poll_gap_ms * 1e6) as u64,
+            poll_gap_frames: (rate * self.poll_gap_ms / 1e3) as u64,
+            rx_queue_frames: 1_024,
             sent,
             received: sent - lost,
             lost: lost / 2,
@@ -144,7 +144,7 @@ fn a_known_capacity_is_found() {
     for words in ["Throughput without loss", "limited by", "Back-to-back", "90 % of it", "0.0000 %"] {
         assert!(text.contains(words), "{words} in\n{text}");
     }
-    assert!(!text.contains("lost its core") && report.missing().is_none(), "{text}");
+    assert!(!text.contains("preempted") && report.missing().is_none(), "{text}");
 }
 
 #[test]
@@ -201,24 +201,24 @@ fn noise_lowers_the_result_and_widens_the_range() {
 }
 
 #[test]
-fn a_figure_is_missing_if_all_its_trials_lost_their_core() {
+fn a_figure_is_missing_if_the_thread_was_preempted_in_all_its_trials() {
     let mut device = Device::new(2e6);
-    device.core_losses = 1;
+    device.preemptions = 1;
     let report = run(&settings(), device);
     assert_eq!(report.frames[0].throughput.median, None);
     assert!(report.trials.iter().all(|done| !done.counts));
     let text = report.text();
-    assert!(text.contains("lost its core") && !text.contains("Latency"), "no empty table: {text}");
+    assert!(text.contains("preempted") && !text.contains("Latency"), "no empty table: {text}");
     let missing = report.missing().unwrap();
     assert!(text.contains(&missing) && missing.contains("as little as 50 % of a CPU"), "{missing}");
     assert!(missing.ends_with("or accept less by `min_core`, which is 0.9"), "{missing}");
 
-    // Occasional losses of the core are compensated by repeated trials.
+    // Occasional preemptions are compensated by repeated trials.
     let mut device = Device::new(2e6);
-    device.core_losses = 5;
+    device.preemptions = 5;
     let report = run(&settings(), device);
     let figure = report.frames[0].throughput;
-    assert!(figure.thrown > 0 && figure.on_cpu == Some(0.99), "{figure:?}");
+    assert!(figure.discarded > 0 && figure.on_cpu == Some(0.99), "{figure:?}");
     assert!((figure.median.unwrap() - 2e6).abs() < 5e4, "{figure:?}");
 }
 
@@ -231,12 +231,12 @@ fn the_rate_of_a_wire_includes_preamble_and_gap() {
 #[test]
 fn losses_of_the_generator_are_not_attributed_to_the_device() {
     let mut device = Device::new(1e12);
-    device.lost_here = 0.01;
+    device.lost_locally = 0.01;
     let report = run(&settings(), device);
     let frame = &report.frames[0];
     assert_eq!(frame.limit, Some(Limit::Generator));
     assert!(frame.loss.iter().all(|loss| loss.loss.median.is_none()), "{:?}", frame.loss);
-    assert!(report.text().contains("lost frames here"), "{}", report.text());
+    assert!(report.text().contains("local loss"), "{}", report.text());
 
     // A missed rate is checked before losses, which may be its consequence.
     let outcome = Outcome { sent: 10, received: 5, offered: false, ..Outcome::default() };
@@ -258,26 +258,29 @@ fn a_burst_below_the_requested_rate_is_limited_by_the_generator() {
 }
 
 #[test]
-fn a_loss_during_an_absence_of_the_thread_is_discarded() {
+fn a_loss_while_polling_is_stalled_is_discarded() {
     // 1 ms, in which 5,000 frames arrive at the maximum, and 1,000 at a fifth of it
     let mut device = Device::new(2e6);
-    device.away_ms = 1.0;
+    device.poll_gap_ms = 1.0;
     let report = run(&settings(), device);
     let frame = &report.frames[0];
-    assert_eq!((frame.throughput.median, frame.throughput.why), (None, Some(DiscardReason::Away)));
+    assert_eq!(
+        (frame.throughput.median, frame.throughput.discard_reason),
+        (None, Some(DiscardReason::PollingStalled))
+    );
     let text = report.text();
     assert!(
-        text.contains("was away for up to 1.00 ms, in which 5000 frames arrive at 5.0000 Mpps"),
+        text.contains("did not poll its ports for up to 1.00 ms, in which 5000 frames arrive at 5.0000 Mpps"),
         "{text}"
     );
     assert!(text.contains("a port's queue holds 1024"), "{text}");
 
-    // A trial without loss counts despite an absence, and so does an absence that the queue bridges.
+    // A trial without loss counts although polling stalled, and so does a stall that the queue bridges.
     let mut device = Device::new(1e12);
-    device.away_ms = 1.0;
+    device.poll_gap_ms = 1.0;
     assert_eq!(run(&settings(), device).frames[0].throughput.median, Some(5e6));
     let mut device = Device::new(2e6);
-    device.away_ms = 0.2;
+    device.poll_gap_ms = 0.2;
     assert!(run(&settings(), device).frames[0].throughput.median.is_some());
 }
 
@@ -289,7 +292,7 @@ fn duplicates_limit_the_throughput() {
     assert_eq!(report.frames[0].limit, Some(Limit::Duplicates));
     // 0.1 % of fewer than 1,000 frames rounds to none.
     assert!(report.frames[0].throughput.median.unwrap() < 1e5);
-    assert!(report.text().contains("came back more than once"));
+    assert!(report.text().contains("were received more than once"));
 }
 
 #[test]

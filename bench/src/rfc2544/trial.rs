@@ -107,8 +107,9 @@ pub struct Outcome {
     pub duplicates: u64,
     /// Frames received after a later one of their queue pair
     pub reordered: u64,
-    /// Frames lost on this side: by our ports, or before them
-    pub lost_here: u64,
+    /// Frames lost locally: by this program's ports, or before them
+    #[serde(rename = "lost_here")]
+    pub lost_locally: u64,
     /// Frames sent per second
     pub sent_per_s: f64,
     /// Whether the full load was offered at the requested rate
@@ -120,11 +121,14 @@ pub struct Outcome {
     /// Fraction of the time that the polling thread did not wait for a CPU
     pub core: f64,
     /// Longest time in which the polling thread did not poll its ports, in nanoseconds
-    pub away_ns: u64,
+    #[serde(rename = "away_ns")]
+    pub poll_gap_ns: u64,
     /// Frames that arrive in such a time at this rate
-    pub away_frames: u64,
+    #[serde(rename = "away_frames")]
+    pub poll_gap_frames: u64,
     /// Capacity of a port's receive queue, in frames
-    pub held: u64,
+    #[serde(rename = "held")]
+    pub rx_queue_frames: u64,
     /// Times from sending to receiving
     pub latency: Option<Times>,
 }
@@ -138,7 +142,7 @@ impl Outcome {
     /// Returns why a trial failed. The generator comes first, because the device is not responsible for the
     /// generator's losses.
     pub(super) fn limit(&self) -> Option<Limit> {
-        if !self.offered || self.lost_here > 0 || self.sent == 0 {
+        if !self.offered || self.lost_locally > 0 || self.sent == 0 {
             Some(Limit::Generator)
         } else if self.received < self.sent {
             Some(Limit::Loss)
@@ -151,11 +155,11 @@ impl Outcome {
     pub(super) fn discard_reason(&self, test: Test, min_core: f64) -> Option<DiscardReason> {
         let lost = self.received < self.sent;
         if self.core < min_core {
-            Some(DiscardReason::LostCore)
-        } else if test != Test::MaxRate && lost && self.away_frames > self.held {
-            Some(DiscardReason::Away)
-        } else if matches!(test, Test::Loss | Test::Latency) && lost && self.lost_here > 0 {
-            Some(DiscardReason::LostHere)
+            Some(DiscardReason::Preempted)
+        } else if test != Test::MaxRate && lost && self.poll_gap_frames > self.rx_queue_frames {
+            Some(DiscardReason::PollingStalled)
+        } else if matches!(test, Test::Loss | Test::Latency) && lost && self.lost_locally > 0 {
+            Some(DiscardReason::LocalLoss)
         } else {
             None
         }
@@ -193,12 +197,15 @@ impl Limit {
 #[serde(rename_all = "snake_case")]
 pub enum DiscardReason {
     /// The polling thread waited for its CPU for too much of the time
-    LostCore,
-    /// The polling thread was away for so long that the ports' queues could not hold what arrived meanwhile,
-    /// and frames were lost
-    Away,
-    /// Frames were lost on this side
-    LostHere,
+    #[serde(rename = "lost_core")]
+    Preempted,
+    /// The polling thread did not poll for so long that the ports' queues could not hold what arrived
+    /// meanwhile, and frames were lost
+    #[serde(rename = "away")]
+    PollingStalled,
+    /// Frames were lost locally: by this program's ports, or before them
+    #[serde(rename = "lost_here")]
+    LocalLoss,
 }
 
 /// Latency in nanoseconds.
@@ -226,5 +233,6 @@ pub struct TrialResult {
     /// Whether it counts
     pub counts: bool,
     /// Why it does not count
-    pub thrown: Option<DiscardReason>,
+    #[serde(rename = "thrown")]
+    pub discarded: Option<DiscardReason>,
 }

@@ -12,7 +12,7 @@ use rocev2::reth::Reth;
 use rocev2::{Bth, Msn, Opcode, Packet, Psn, Qpn};
 use std::collections::HashMap;
 use switch::forward::Config as ForwardConfig;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::memory::run_frame;
 use switch::{Function as _, Nanos, PortId};
 use swordbox::{Command, Config, Event, Layers, Server, Swordbox, WordTable};
@@ -282,7 +282,7 @@ impl Rack {
 /// Returns the default configuration, with room for this many connections and lines.
 fn config(connections: u32, lines: usize) -> Config {
     let forward = ForwardConfig {
-        topology: Topology::Pairs(vec![(PortId(0), PortId(0))]),
+        mode: ForwardingMode::Pairs(vec![(PortId(0), PortId(0))]),
         ..ForwardConfig::bridge(1, 16)
     };
     let base = Config::new(forward);

@@ -368,7 +368,7 @@ impl Server {
     /// Handles a request for a connection. Only servers from their own address, and the switch, are accepted;
     /// other requests are rejected without private data.
     fn on_requested(&mut self, nic: &mut Rnic, conn: Conn, request: &RemoteRequest, now: Nanos) {
-        let (from, data) = (request.peer.remote, &request.private_data);
+        let (from, data) = (request.addresses.remote, &request.private_data);
         let known = |len| self.config.from(from).is_some_and(|envelope| envelope.verifies(data, len));
         let hello = Hello::from_bytes(data).filter(|hello| {
             let address = self.config.servers.get(usize::from(hello.server));

@@ -120,7 +120,7 @@ impl Net {
     fn collect_requests(&mut self, at: usize) {
         while let Some(event) = self.nics[at].poll_cm_event() {
             if let Event::Requested { conn, request, .. } = event {
-                let (from, private_data) = (request.peer.remote, request.private_data);
+                let (from, private_data) = (request.addresses.remote, request.private_data);
                 self.requests.push(Request { at: self.now, conn, from, private_data });
             }
         }

@@ -7,7 +7,7 @@ use dataplane::{NoControl, Outcome, Runtime, Stop};
 use std::collections::VecDeque;
 use std::time::Instant;
 use switch::drop::FaultSet;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::forward::{Config, Forward};
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use understudy_tests::alone;
@@ -16,7 +16,7 @@ use understudy_tests::captures::frames;
 fn pairs(ports: u16, pairs: &[(u16, u16)]) -> Config {
     Config {
         ports,
-        topology: Topology::Pairs(pairs.iter().map(|&(a, b)| (PortId(a), PortId(b))).collect()),
+        mode: ForwardingMode::Pairs(pairs.iter().map(|&(a, b)| (PortId(a), PortId(b))).collect()),
         drop: FaultSet::NONE,
         verify_icrc: true,
         verify_udp_checksum: true,

@@ -14,7 +14,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::mpsc;
 use switch::drop::FaultSet;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::forward::{Config as ForwardConfig, Forward};
 use switch::{DropReason, Function, PortId};
 use understudy_tests::alone;
@@ -52,7 +52,7 @@ fn memif(folder: &Path, server: bool) -> Device {
 fn wires(ports: u16, pairs: &[(u16, u16)]) -> ForwardConfig {
     ForwardConfig {
         ports,
-        topology: Topology::Pairs(pairs.iter().map(|&(a, b)| (PortId(a), PortId(b))).collect()),
+        mode: ForwardingMode::Pairs(pairs.iter().map(|&(a, b)| (PortId(a), PortId(b))).collect()),
         drop: FaultSet::NONE,
         verify_icrc: false,
         verify_udp_checksum: false,

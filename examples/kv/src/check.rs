@@ -109,7 +109,7 @@ struct Findings {
     executed_twice: u64,
 }
 
-/// Distance between the values of two clients, which is easy to see in decimal digits.
+/// Distance between the values of two clients: a power of ten, so that decimal digits show the client.
 const VALUE_STRIDE: u64 = 1_000_000_000_000;
 
 impl Shared {
@@ -190,7 +190,7 @@ impl Shared {
             None => return Ok(None),
             Some(Value::Bulk(None)) => Some(0),
             Some(Value::Bulk(Some(ref text))) => {
-                // Only missing keys are read as 0.
+                // 0 stands for a missing key, and is never written.
                 str::from_utf8(text).ok().and_then(|text| text.parse().ok()).filter(|value| *value > 0)
             }
             Some(_) => None,
@@ -237,7 +237,7 @@ impl Writer {
                 other => return Err(format!("SET: {other:?}")),
             }
             match self.client.call(&[b"INCR", counter.as_bytes()]) {
-                // An increment too many is found in the end.
+                // The final check finds an increment that was executed twice.
                 Some(Value::Number(_)) => {}
                 other => return Err(format!("INCR: {other:?}")),
             }
@@ -283,7 +283,7 @@ struct Report {
     shared: usize,
     /// Number of these whose outcome is unknown
     unknown: usize,
-    /// Reasons for which shared keys are not linearizable: a line for each such key
+    /// Descriptions of violations of linearizability: a line for each key with one
     not_linearizable: Vec<String>,
     /// Commands that failed
     failed: Vec<String>,
@@ -351,7 +351,7 @@ fn on_all<T: Send>(writers: &mut [Writer], each: impl Fn(&mut Writer) -> T + Syn
 /// If no leader responds in time, or a command of the final check fails.
 fn check(args: &CheckArgs, over: &AtomicBool) -> miette::Result<Report> {
     let name = format!("check-{:08x}", random_u64() as u32);
-    // The time until the first leader does not count as a pause.
+    // The time until there is a leader does not count as a pause.
     let leads = Client::new(args.tcp.clone(), WRITE_TIMEOUT).call(&[b"GET", name.as_bytes()]);
     leads.ok_or_else(|| miette::miette!("no leader responded within 60 s; check --tcp and run kv info"))?;
     let began = now();

@@ -1,7 +1,7 @@
 //! A client: finds the leader, follows changes of leader, and retries until there is a response.
 //!
 //! Each command of [`Client::call`] is numbered. A server that has already applied it returns the same result
-//! again, so a retry is safe whatever became of the first attempt.
+//! again, so a retry is safe whatever the outcome of the first attempt.
 
 use crate::resp::{self, Value};
 use crate::server::random_u64;
@@ -42,15 +42,16 @@ impl Client {
         self.try_until(&[&[b"ONCE", id.as_bytes(), number.as_bytes()], words].concat(), true)
     }
 
-    /// Executes a command without a number at most once: retries only if a server reported that it did
-    /// nothing. Returns the leader's response, or `None` if the command may or may not have been applied, or
-    /// may be applied later.
+    /// Executes a command without a number at most once: retries only if a server reported that it did not
+    /// execute the command. Returns the leader's response, or `None` if the command may or may not have been
+    /// applied, or may be applied later.
     pub(crate) fn call_at_most_once(&mut self, words: &[&[u8]]) -> Option<Value> {
         self.try_until(words, false)
     }
 
-    /// Tries one server after another. With `retries_unknown`, retries also after an attempt whose outcome is unknown.
-    fn try_until(&mut self, words: &[&[u8]], retries_unknown: bool) -> Option<Value> {
+    /// Tries one server after another. With `retry_unknown`, retries also after an attempt whose outcome is
+    /// unknown.
+    fn try_until(&mut self, words: &[&[u8]], retry_unknown: bool) -> Option<Value> {
         let mut command = Vec::new();
         resp::encode_command(words, &mut command);
         let began = now();
@@ -70,7 +71,7 @@ impl Client {
                     thread::sleep(PAUSE / 10);
                 }
                 Ok(Value::Error(error)) if error.starts_with("UNKNOWN ") => {
-                    if !retries_unknown {
+                    if !retry_unknown {
                         return None;
                     }
                 }
@@ -82,7 +83,7 @@ impl Client {
                 Err(_) => {
                     thread::sleep(PAUSE);
                     self.use_next_server();
-                    if !retries_unknown {
+                    if !retry_unknown {
                         return None;
                     }
                 }

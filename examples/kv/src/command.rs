@@ -38,7 +38,7 @@ pub(crate) enum Request {
     Command(Command),
 }
 
-/// The reason for which a client's words are not a request.
+/// Reason why a client's words are not a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InvalidRequest {
     #[error("unknown command '{0}'; use PING, INFO, GET, SET, DEL, INCR, ONCE or BOOTSTRAP")]

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn values_from_the_future_or_from_nowhere_are_found() {
+    fn reads_before_the_write_and_of_unwritten_values_are_found() {
         assert_wrong(&[(Read(1), 1, 2), (Write(1), 3, 4)], "written after");
         assert_wrong(&[(Read(3), 1, 2)], "never written");
         assert_wrong(&[(Increment(Some(2)), 1, 2)], "became 2 by 1");

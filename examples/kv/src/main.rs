@@ -49,8 +49,8 @@ enum Command {
     Incr(KeyArgs),
     /// Bootstrap the group with an empty store: once, when all servers run for the first time
     ///
-    /// Bootstrap again only when all servers have lost their memory, to give up the previous contents. It is
-    /// refused while any server is a member.
+    /// Bootstrap again only if all servers have lost their memory; the previous contents are then given up.
+    /// The command is refused while any server is a member.
     Bootstrap {
         #[command(flatten)]
         servers: Servers,
@@ -136,15 +136,15 @@ fn call(args: KeyArgs, name: &str, value: Option<&str>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Makes one of the servers bootstrap the group, as soon as it sees all others. Fails if the group has
-/// already begun.
+/// Makes one of the servers bootstrap the group, as soon as it is connected to all other servers. Fails if
+/// the group was bootstrapped before.
 fn bootstrap(servers: &[SocketAddr], patience: Duration) -> ExitCode {
     let began = client::now();
     let mut why = String::from("no server responds");
     for server in servers.iter().cycle() {
         match client::bootstrap(*server) {
             Ok(Value::Simple(_)) => {
-                println!("The group has begun.");
+                println!("The group is bootstrapped.");
                 return ExitCode::SUCCESS;
             }
             Ok(Value::Error(error)) if error.starts_with("BEGUN ") => {
@@ -160,7 +160,7 @@ fn bootstrap(servers: &[SocketAddr], patience: Duration) -> ExitCode {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    eprintln!("The group has not begun: {why}");
+    eprintln!("The group was not bootstrapped: {why}");
     ExitCode::FAILURE
 }
 

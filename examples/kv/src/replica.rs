@@ -28,8 +28,8 @@ pub(crate) enum Response {
     TooLong(usize),
     /// The requested status
     Info(Info),
-    /// Whether the group has begun by this request
-    Begun(Result<(), BootstrapError>),
+    /// Whether this request bootstrapped the group
+    Bootstrapped(Result<(), BootstrapError>),
 }
 
 /// Status of a server.
@@ -38,8 +38,8 @@ pub(crate) struct Info {
     pub(crate) id: u8,
     pub(crate) leads: bool,
     pub(crate) leader: Option<u8>,
-    pub(crate) standing: Membership,
-    /// What it waits for while it is not a member
+    pub(crate) membership: Membership,
+    /// Reason for which it is not a member yet
     pub(crate) waits_for: Option<WaitReason>,
     /// Requests of hosts that are not servers of the group
     pub(crate) refused: u64,
@@ -90,7 +90,7 @@ impl Replica {
             id: self.config.id,
             leads: self.server.is_leader(),
             leader: self.server.leader(),
-            standing: self.server.membership(),
+            membership: self.server.membership(),
             waits_for: self.server.waits_for(),
             refused: self.server.refused(),
             term: self.server.term(),
@@ -105,8 +105,8 @@ impl Replica {
     /// Bootstraps the group with an empty store, if all servers run and none has entries. The request is not
     /// kept for later.
     pub(crate) fn bootstrap(&mut self, ticket: Ticket) {
-        let begun = self.server.bootstrap();
-        self.respond(ticket, Response::Begun(begun));
+        let result = self.server.bootstrap();
+        self.respond(ticket, Response::Bootstrapped(result));
     }
 
     fn respond(&self, ticket: Ticket, response: Response) {

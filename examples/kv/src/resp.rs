@@ -109,7 +109,7 @@ impl Parser {
 pub(crate) enum Value {
     /// `OK`, `PONG`
     Simple(&'static str),
-    /// An error. It begins with a word in capitals that tells programs the kind of error.
+    /// An error. It begins with a word in capitals by which programs identify the kind of error.
     Error(String),
     Number(i64),
     /// A value, or null

@@ -63,10 +63,10 @@ pub(crate) struct ServerArgs {
     /// CPU that the worker has to itself; without it, the worker sleeps when it is idle
     #[arg(long)]
     cpu: Option<usize>,
-    /// Most bytes of a key and its value together; has to be the same at all servers
+    /// Maximum length of a key and its value together, in bytes; has to be the same at all servers
     #[arg(long, value_name = "BYTES", default_value_t = 1024)]
     max_value: usize,
-    /// Most megabytes of all keys and values; has to be the same at all servers
+    /// Maximum size of all keys and values together, in megabytes; has to be the same at all servers
     #[arg(long, value_name = "MB", default_value_t = 16)]
     max_state_mb: usize,
 }

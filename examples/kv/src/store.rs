@@ -4,8 +4,7 @@ use crate::codec::{Reader, len_of_bytes, put_bytes, put_number};
 use crate::command::{Command, Once, Operation};
 use std::collections::BTreeMap;
 
-/// Number of clients whose last result is remembered. The client with the oldest write is forgotten for a new
-/// one.
+/// Number of clients whose last result is stored. A new client replaces the one with the oldest write.
 const SESSIONS: usize = 1024;
 /// Bytes of a session in a snapshot
 const SESSION_LEN: usize = 5 * 8;
@@ -93,7 +92,7 @@ impl Store {
             }
         };
         if let Some(once) = once {
-            self.remember(once, outcome.clone());
+            self.store_result(once, outcome.clone());
         }
         outcome
     }
@@ -110,7 +109,7 @@ impl Store {
         Outcome::Done
     }
 
-    fn remember(&mut self, Once { client, number }: Once, outcome: Outcome) {
+    fn store_result(&mut self, Once { client, number }: Once, outcome: Outcome) {
         if self.sessions.len() >= SESSIONS && !self.sessions.contains_key(&client) {
             let oldest =
                 self.sessions.iter().min_by_key(|(_, session)| session.at).map(|(client, _)| *client);
@@ -135,7 +134,7 @@ impl Store {
                 Outcome::Number(number) => (1, *number as u64),
                 Outcome::NotANumber => (2, 0),
                 Outcome::Full => (3, 0),
-                Outcome::Found(_) | Outcome::Old => unreachable!("these are not remembered"),
+                Outcome::Found(_) | Outcome::Old => unreachable!("these results are not stored"),
             };
             for number in [*client, *number, *at, kind, result] {
                 put_number(number, &mut out);
@@ -218,7 +217,7 @@ mod tests {
         assert_eq!(store.apply(once(2, 5, incr())), Outcome::Number(2));
         assert_eq!(store.apply(once(1, 6, incr())), Outcome::Number(3));
         assert_eq!(store.apply(once(1, 5, incr())), Outcome::Old);
-        // Only the client with the oldest write is forgotten.
+        // Only the result of the client with the oldest write is replaced.
         for client in 3..=SESSIONS as u64 + 1 {
             store.apply(once(client, 1, set("k", "v")));
         }

@@ -105,7 +105,7 @@ fn reply(words: &[Vec<u8>], request_sender: &RequestSender) -> Reply {
 
 fn to_value(response: Response, servers: &[SocketAddr]) -> Value {
     match response {
-        Response::Applied(Outcome::Done) | Response::Begun(Ok(())) => Value::Simple("OK"),
+        Response::Applied(Outcome::Done) | Response::Bootstrapped(Ok(())) => Value::Simple("OK"),
         Response::Applied(Outcome::Number(number)) => Value::Number(number),
         Response::Applied(Outcome::Found(value)) => Value::Bulk(value),
         Response::Applied(Outcome::NotANumber) => Value::error("value is not an integer or out of range"),
@@ -126,10 +126,10 @@ fn to_value(response: Response, servers: &[SocketAddr]) -> Value {
         Response::Unknown => Value::Error(
             "UNKNOWN this server lost the leadership; the command may or may not have been executed".into(),
         ),
-        Response::Begun(Err(why @ (BootstrapError::Unseen(_) | BootstrapError::MayHoldEntries(_)))) => {
-            Value::Error(format!("WAIT {why}"))
-        }
-        Response::Begun(Err(why)) => Value::Error(format!("BEGUN {why}")),
+        Response::Bootstrapped(Err(
+            why @ (BootstrapError::Unseen(_) | BootstrapError::MayHoldEntries(_)),
+        )) => Value::Error(format!("WAIT {why}")),
+        Response::Bootstrapped(Err(why)) => Value::Error(format!("BEGUN {why}")),
         Response::Info(info) => Value::Bulk(Some(describe(&info, servers).into_bytes())),
     }
 }
@@ -143,7 +143,7 @@ fn describe(info: &Info, servers: &[SocketAddr]) -> String {
          used_bytes:{}\r\n",
         info.id,
         if info.leads { "leader" } else { "follower" },
-        format!("{:?}", info.standing).to_lowercase(),
+        format!("{:?}", info.membership).to_lowercase(),
         info.waits_for.map_or("nothing".into(), |waiting| waiting.to_string()),
         info.refused,
         info.term,

@@ -340,7 +340,7 @@ fn servers_that_are_all_killed_wait_for_a_bootstrap() {
     let _rack = cluster.rack();
     let servers = [0, 1, 2].map(|id| cluster.server(id));
     cluster.wait_for(0, "waits_for", "all servers run, and none has begun: bootstrap the group");
-    assert_eq!(cluster.call(&["bootstrap"]), "The group has begun.");
+    assert_eq!(cluster.call(&["bootstrap"]), "The group is bootstrapped.");
     assert_eq!(cluster.call(&["set", "key", "value"]), "OK");
     let again = cluster.client(&["bootstrap"]).output().unwrap();
     assert!(
@@ -357,7 +357,7 @@ fn servers_that_are_all_killed_wait_for_a_bootstrap() {
             "-NOLEADER there is no leader; try again\r\n"
         );
     }
-    assert_eq!(cluster.call(&["bootstrap", "--patience", "20"]), "The group has begun.");
-    // The new group has begun with an empty store.
+    assert_eq!(cluster.call(&["bootstrap", "--patience", "20"]), "The group is bootstrapped.");
+    // The new group begins with an empty store.
     assert_is_missing(&cluster, "key");
 }

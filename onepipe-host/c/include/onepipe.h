@@ -43,9 +43,11 @@ enum onepipe_failure {
     ONEPIPE_FAILED_LATE = 2,    /* it arrived when later messages might have been delivered already */
     ONEPIPE_FAILED_NO_ROOM = 3, /* the receiver had no room for it */
     /* In the following cases, the message may have been delivered. */
-    ONEPIPE_FAILED_NO_ANSWER = 4, /* it was not acknowledged in time */
-    ONEPIPE_FAILED_DEAD = 5,      /* the receiver is known to have failed */
-    ONEPIPE_FAILED_LEFT = 6       /* this process left before it was acknowledged */
+    ONEPIPE_FAILED_NOT_ACKNOWLEDGED = 4, /* it was not acknowledged in time */
+    ONEPIPE_FAILED_DEAD = 5,             /* the receiver is known to have failed */
+    ONEPIPE_FAILED_LEFT = 6,             /* this process left before it was acknowledged */
+    /* Previous name of ONEPIPE_FAILED_NOT_ACKNOWLEDGED */
+    ONEPIPE_FAILED_NO_ANSWER = ONEPIPE_FAILED_NOT_ACKNOWLEDGED
 };
 
 /* In place of a timestamp: the scattering was not stamped, or the endpoint is null. */

@@ -64,7 +64,7 @@ const FAILURES: [(Failure, &str, &CStr); 6] = [
     (Failure::Lost, "ONEPIPE_FAILED_LOST", c"lost in the network"),
     (Failure::Late, "ONEPIPE_FAILED_LATE", c"arrived too late"),
     (Failure::NoRoom, "ONEPIPE_FAILED_NO_ROOM", c"no room at the receiver"),
-    (Failure::NotAcknowledged, "ONEPIPE_FAILED_NO_ANSWER", c"not acknowledged in time"),
+    (Failure::NotAcknowledged, "ONEPIPE_FAILED_NOT_ACKNOWLEDGED", c"not acknowledged in time"),
     (Failure::Dead, "ONEPIPE_FAILED_DEAD", c"the receiver has failed"),
     (Failure::Left, "ONEPIPE_FAILED_LEFT", c"this process has left"),
 ];
@@ -115,6 +115,8 @@ mod tests {
         let failures = FAILURES.iter().map(|(failure, name, _)| (*name, failure_number(*failure)));
         let ours: BTreeMap<_, _> = errors.chain(failures).chain([("ONEPIPE_OK", 0)]).collect();
         assert_eq!(listed, ours);
+        // The alias of a renamed constant, for programs that use the previous name
+        assert!(HEADER.contains("ONEPIPE_FAILED_NO_ANSWER = ONEPIPE_FAILED_NOT_ACKNOWLEDGED"));
     }
 
     /// The header declares every function defined here, with the same number of arguments, and no others.

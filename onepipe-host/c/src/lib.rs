@@ -102,7 +102,7 @@ pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut
         .map_err(|report| (Error::Config, report.render()))
         .and_then(|mut config| {
             // The C API has no function that returns `Settled` events.
-            config.process.tell_settled = false;
+            config.process.settled_events = false;
             Endpoint::init(config).map_err(|error| (Error::Start, error.to_string()))
         });
     match started {

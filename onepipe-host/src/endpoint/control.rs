@@ -210,7 +210,7 @@ fn start_runtime(
     // Published before the polling thread's first turn, so that `timestamp` never goes back.
     shared.clock.store(process.timestamp(Nanos::ZERO).nanos(), Ordering::Release);
     let counters = process.counters();
-    let host = ProcessFunction::new(process, settings.tell_settled, rings, shared);
+    let host = ProcessFunction::new(process, settings.settled_events, rings, shared);
     let plane = Plane {
         clock: settings.clock,
         started: now(),

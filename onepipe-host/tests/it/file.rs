@@ -33,7 +33,7 @@ fn small_file_has_defaults_for_the_rest() {
     let config = read(&[HEAD, PROCESS, BEACONS, PEER].concat()).unwrap();
     let process = &config.process.process;
     assert_eq!(
-        (config.process.mac, config.process.clock, config.process.tell_settled),
+        (config.process.mac, config.process.clock, config.process.settled_events),
         (None, Clock::Realtime, false)
     );
     assert_eq!(
@@ -57,7 +57,7 @@ fn every_key_is_read() {
                    qpn = 0x102\ndetour = [\"10.255.0.1\"]\n";
     let config = read(&[HEAD, PROCESS, keys, beacons, PEER, "qpn = 0x21\n"].concat()).unwrap().process;
     assert_eq!(
-        (config.mac.unwrap().0, config.clock, config.tell_settled),
+        (config.mac.unwrap().0, config.clock, config.settled_events),
         ([2, 0, 0, 0, 0, 1], Clock::Tai, true)
     );
     assert_eq!((config.switch.as_str(), config.prefix), ("tor1", 24));

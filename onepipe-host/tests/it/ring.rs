@@ -49,7 +49,7 @@ fn config() -> Config {
             prefix: 24,
             switch: "itself".into(),
             clock: Clock::Realtime,
-            tell_settled: true,
+            settled_events: true,
         },
     }
 }
@@ -149,7 +149,7 @@ fn failed_messages_are_called_back() {
 fn receiver_that_does_not_receive_stops_the_sender() {
     alone!();
     let mut config = config();
-    config.process.tell_settled = false;
+    config.process.settled_events = false;
     config.process.process.max_unsettled = 512;
     // The rings and the window have room for less than is sent, however fast the polling thread is; and the
     // timeout is so long that no zero window is probed.
@@ -242,7 +242,7 @@ fn dropped_endpoint_leaves() {
 fn receiver_gets_everything_while_the_endpoint_leaves() {
     alone!();
     let mut config = config();
-    config.process.tell_settled = false;
+    config.process.settled_events = false;
     let (mut sender, mut receiver) = Endpoint::init(config).unwrap().split();
     let handle = receiver.handle().clone();
     let (sent, taken) = std::thread::scope(|scope| {
@@ -316,7 +316,7 @@ fn exit_calls_back_for_messages_that_have_failed() {
 fn exit_does_not_wait_for_a_receiver_that_never_receives() {
     alone!();
     let mut config = config();
-    config.process.tell_settled = false;
+    config.process.settled_events = false;
     config.process.process.timeout = switch::Nanos::from_millis(20);
     config.process.process.receive_window = 1 << 16;
     let (mut sender, mut receiver) = Endpoint::init(config).unwrap().split();

@@ -2,16 +2,16 @@ use super::*;
 use crate::header::{OnePipeOpcode, Timestamp};
 use proptest::prelude::*;
 use rocev2::Psn;
-use rocev2::route::RouteFields;
+use rocev2::path_headers::PathHeaderFields;
 
 const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 7]);
 const QPN: Qpn = Qpn::new(0x12_3456);
 const OTHER: Qpn = Qpn::new(0x65_4321);
 
-fn ends(v6: bool) -> RouteFields {
+fn ends(v6: bool) -> PathHeaderFields {
     let addresses = if v6 { ["fd00::1", "fd00::2"] } else { ["10.0.0.1", "10.0.0.2"] };
     let [src, dst] = addresses.map(|address| address.parse().unwrap());
-    RouteFields {
+    PathHeaderFields {
         src_mac: MacAddr([2, 0, 0, 0, 0, 1]),
         dst_mac: MAC,
         vlan: None,
@@ -47,7 +47,7 @@ fn read_with_parser(frame: &[u8], v6: bool) -> Option<Datagram<'_>> {
 }
 
 fn frames(v6: bool, payload: &[u8], times: u32) -> Vec<Vec<u8>> {
-    let route = Route::new(&ends(v6)).unwrap();
+    let route = PathHeaders::new(&ends(v6)).unwrap();
     let mut template = Template::new(route, QPN, OnePipe::QKEY, OTHER);
     let mut frame = vec![0xa5; payload.len() % 7 * 30];
     (0..times)
@@ -64,7 +64,7 @@ fn template_emits_what_a_route_emits() {
     for v6 in [false, true] {
         for len in (0..80).chain([999, 1000, 4072]) {
             let payload: Vec<u8> = (0..len).map(|n: usize| n as u8).collect();
-            let mut route = Route::new(&ends(v6)).unwrap();
+            let mut route = PathHeaders::new(&ends(v6)).unwrap();
             for (n, frame) in (0..).zip(frames(v6, &payload, 3)) {
                 let mut expected_frame = Vec::new();
                 let bth = Bth::new(Opcode::UD_SEND_ONLY, QPN, Psn::new(n));

@@ -5,7 +5,7 @@ use crate::header::{OnePipe, Timestamp};
 use core::net::IpAddr;
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
-use rocev2::route::{Route, RouteFields};
+use rocev2::path_headers::{PathHeaderFields, PathHeaders};
 use switch::Nanos;
 use switch::table::mix;
 use switch::tunnel::{self, EncapsulationError};
@@ -163,7 +163,7 @@ impl Config {
         let own = &self.own;
         // One path for each pair of queue pairs, different from pair to pair (IB A17.4.5)
         let mixed = mix(u64::from(own.qpn.get()) << 24 | u64::from(qpn.get()));
-        Route::new(&RouteFields {
+        PathHeaders::new(&PathHeaderFields {
             src_mac: own.mac,
             dst_mac: mac,
             vlan: None,

@@ -5,7 +5,7 @@ use crate::datagram::Template;
 use crate::header::{AckBody, NakBody, OnePipe, OnePipeOpcode};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rocev2::ethernet::MacAddr;
-use rocev2::route::{Route, RouteFields};
+use rocev2::path_headers::{PathHeaderFields, PathHeaders};
 use rocev2::{Packet, Psn, Qpn};
 
 mod answers;
@@ -155,7 +155,7 @@ impl Group {
 
 /// Builds a frame for process `to`.
 fn frame(from: Peer, to: Peer, header: &OnePipe, payload: &[u8]) -> Vec<u8> {
-    let route = Route::new(&RouteFields {
+    let route = PathHeaders::new(&PathHeaderFields {
         src_mac: from.mac,
         dst_mac: to.mac,
         vlan: None,

@@ -105,7 +105,7 @@ impl Control {
         let Self { groups, admission, config, .. } = self;
         let Some(group) = groups.get_mut(&id) else { return };
         if !core::mem::replace(&mut group.setup_done, true) {
-            admission.on_answered(group.request.peer.remote, group.since, &config.limits);
+            admission.on_answered(group.request.addresses.remote, group.since, &config.limits);
         }
     }
 
@@ -116,7 +116,7 @@ impl Control {
             self.qpns.free(qpn.get());
         }
         self.ids.free(id.0);
-        self.admission.end(group.request.peer.remote);
+        self.admission.end(group.request.addresses.remote);
         self.counters.closed += 1;
     }
 }

@@ -9,7 +9,8 @@ use crate::secret::Envelope;
 use crate::wire::{GroupRequest, MemberRequest, Refusal, Region, Replicas};
 use core::net::IpAddr;
 use rnic::cm::{
-    self, Accept, Conn, ConnectRequest, PortSpace, RemoteReply, RemoteRequest, Transport, service_id_of,
+    self, Accept, Conn, ConnectRequest, ConnectedTransport, PortSpace, RemoteReply, RemoteRequest,
+    service_id_of,
 };
 use rocev2::cm::RejReason;
 use rocev2::{Psn, Qpn};
@@ -36,11 +37,11 @@ impl Control {
 
     fn begin(&mut self, leader: Conn, request: Box<RemoteRequest>, now: Nanos) -> Result<(), Refusal> {
         let requested = GroupRequest::from_bytes(&request.private_data).map_err(|_| Refusal::Request)?;
-        if request.transport != Transport::Rc {
+        if request.transport != ConnectedTransport::Rc {
             return Err(Refusal::Request);
         }
         let len = requested.to_bytes().map_err(|_| Refusal::Request)?.len();
-        let cm::Peer { local: to, remote: from } = request.peer;
+        let cm::AddressPair { local: to, remote: from } = request.addresses;
         if !(Envelope { secret: self.config.secret.as_ref(), from, to }).verifies(&request.private_data, len)
         {
             return Err(Refusal::Secret);
@@ -50,10 +51,10 @@ impl Control {
             Replicas::Configured(id) => self.config.lists.get(&id).ok_or(Refusal::NoSuchList)?.clone(),
         };
         let quorum = self.check(&replicas, requested.quorum, &request)?;
-        self.admission.begin(request.peer.remote, &self.config.limits, now)?;
+        self.admission.begin(request.addresses.remote, &self.config.limits, now)?;
         let Some((id, local_qp, qpns)) = self.allocate_numbers(replicas.len()) else {
             // No REQ was sent to a replica.
-            self.admission.withdraw(request.peer.remote);
+            self.admission.withdraw(request.addresses.remote);
             return Err(Refusal::Full);
         };
         self.roles.insert(leader, (id, Role::Leader));
@@ -108,7 +109,7 @@ impl Control {
 
     /// Checks whether a group is valid. Returns the number of replicas in a quorum.
     fn check(&self, replicas: &[IpAddr], quorum: u8, request: &RemoteRequest) -> Result<usize, Refusal> {
-        let leader = request.peer.remote;
+        let leader = request.addresses.remote;
         if replicas.is_empty() || replicas.len() > self.config.max_replicas.min(MAX_MEMBERS) {
             return Err(Refusal::Count);
         }
@@ -139,9 +140,9 @@ impl Control {
         now: Nanos,
     ) -> Option<Conn> {
         let local = self.config.interface.source_for(ip)?;
-        let peer = cm::Peer { local, remote: ip };
+        let addresses = cm::AddressPair { local, remote: ip };
         let leader_port = request.cma.map_or(0, |cma| cma.src_port.get());
-        let member = MemberRequest { leader: request.peer.remote, port: leader_port };
+        let member = MemberRequest { leader: request.addresses.remote, port: leader_port };
         let envelope = Envelope { secret: self.config.secret.as_ref(), from: local, to: ip };
         let unused = Psn::new(self.rng.bits() as u32);
         let connect = ConnectRequest {
@@ -155,7 +156,7 @@ impl Control {
             ack_timeout: request.ack_timeout,
             flow_control: request.flow_control,
             traffic_class: request.traffic_class,
-            ..ConnectRequest::new(peer, service_id_of(PortSpace::Tcp, port), local_qp, unused)
+            ..ConnectRequest::new(addresses, service_id_of(PortSpace::Tcp, port), local_qp, unused)
         };
         self.endpoint.cm_mut().connect(&connect, now).ok()
     }
@@ -193,7 +194,7 @@ impl Control {
             Some(Peer { local, remote, mac, port, local_qp, remote_qp, first })
         };
         let request = &group.request;
-        let Some(leader) = peer(request.peer.remote, request.qpn, group.local_qp, group.first) else {
+        let Some(leader) = peer(request.addresses.remote, request.qpn, group.local_qp, group.first) else {
             return;
         };
         let mut replicas = Vec::with_capacity(replies.len());
@@ -278,7 +279,7 @@ impl Control {
             let waited = now.since(group.since);
             if waited >= self.config.setup_timeout {
                 let missing = group.members.iter().find(|member| member.reply.is_none());
-                let ip = missing.map_or(group.request.peer.remote, |member| member.ip);
+                let ip = missing.map_or(group.request.addresses.remote, |member| member.ip);
                 self.close_group(id, Some(Refusal::Unreachable(ip)), now);
                 continue;
             }

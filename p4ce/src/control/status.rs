@@ -54,7 +54,7 @@ impl Control {
     pub fn groups(&self) -> impl Iterator<Item = GroupStatus> + '_ {
         self.groups.iter().map(|(id, group)| GroupStatus {
             id: *id,
-            leader: group.request.peer.remote,
+            leader: group.request.addresses.remote,
             replicas: group.members.iter().map(|member| (member.ip, member.in_group)).collect(),
             quorum: group.quorum,
             open: group.stage == Stage::Open,
@@ -62,7 +62,7 @@ impl Control {
                 .into_iter()
                 .chain(group.members.iter().map(|member| member.local_qp))
                 .collect(),
-            peers: [(group.request.peer.remote, group.request.qpn)]
+            peers: [(group.request.addresses.remote, group.request.qpn)]
                 .into_iter()
                 .chain(
                     group.members.iter().filter_map(|member| Some((member.ip, member.reply.as_ref()?.0.qpn))),

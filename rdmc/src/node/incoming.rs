@@ -176,7 +176,7 @@ impl Node {
             let joined = in_network::requested_group(&request.private_data).and_then(|(root, number)| {
                 let is_from_switch = |group: &&mut Group| {
                     let switch = group.config.switch.map(|switch| switch.address);
-                    group.ip(0) == root && switch == Some(request.peer.remote)
+                    group.ip(0) == root && switch == Some(request.addresses.remote)
                 };
                 let group = self.groups.get_mut(&number).filter(is_from_switch)?;
                 let resources = self.resources.as_mut()?;

@@ -11,7 +11,7 @@ use rocev2::repr::{Ip, Repr};
 use rocev2::reth::Reth;
 use rocev2::{Bth, Psn};
 use switch::DropReason;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::memory::{FrameCollector, run_frame};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -66,7 +66,7 @@ fn link(n: u8, side: Side) -> Link {
 /// Returns a configuration: links 0 and 1 lead down, 2 and 3 up; port 4 has no link of 1Pipe's.
 fn config(incarnation: Incarnation) -> Config {
     let mut forward = forward::Config::bridge(5, 16);
-    if let Topology::Mac(table) = &mut forward.topology {
+    if let ForwardingMode::Mac(table) = &mut forward.mode {
         table.fixed = (0..5).map(|n| (mac(n), PortId(n.into()))).collect();
     }
     Config {

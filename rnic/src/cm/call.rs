@@ -17,7 +17,8 @@ impl Cm {
     pub fn connect(&mut self, request: &ConnectRequest, now: Nanos) -> Result<Conn, ConnectError> {
         wire::check(request)?;
         let transaction = self.transaction();
-        let mut connection = Connection::new(State::ReqSent, request.peer, request.service_id, transaction);
+        let mut connection =
+            Connection::new(State::ReqSent, request.addresses, request.service_id, transaction);
         connection.local_qpn = Some(request.qpn);
         // The ACK timeout is twice the packet lifetime plus the adapter's ACK delay (IB 12.7.34).
         connection.round_trip =

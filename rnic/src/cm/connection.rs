@@ -1,7 +1,7 @@
 //! The connection table: connections by local ID, by remote ID and queue pair, and by deadline.
 
 use super::state::State;
-use super::types::{Conn, ConnInfo, Peer};
+use super::types::{AddressPair, Conn, ConnInfo};
 use core::cmp::Reverse;
 use core::net::IpAddr;
 use rocev2::cm::{Kind, MAD_LEN};
@@ -15,7 +15,7 @@ use switch::{Full, Nanos};
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) state: State,
-    pub(super) peer: Peer,
+    pub(super) addresses: AddressPair,
     pub(super) active: bool,
     pub(super) service_id: u64,
     /// Transaction ID of the REQ, which all messages except DREQ and DREP carry
@@ -42,10 +42,10 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(state: State, peer: Peer, service_id: u64, transaction: u64) -> Self {
+    pub(super) fn new(state: State, addresses: AddressPair, service_id: u64, transaction: u64) -> Self {
         Self {
             state,
-            peer,
+            addresses,
             active: state == State::ReqSent,
             service_id,
             transaction,
@@ -67,7 +67,7 @@ impl Connection {
     pub(super) fn info(&self) -> ConnInfo {
         ConnInfo {
             state: self.state,
-            peer: self.peer,
+            addresses: self.addresses,
             active: self.active,
             service_id: self.service_id,
             remote_comm_id: self.remote_id,
@@ -231,7 +231,7 @@ impl Table {
         let Some(connection) = self.slots[number].connection.take() else { return };
         self.free.push_back(number as u32);
         if let Some(id) = connection.remote_id {
-            self.by_remote_id.unbind(connection.peer.remote, id, conn);
+            self.by_remote_id.unbind(connection.addresses.remote, id, conn);
         }
     }
 
@@ -240,7 +240,7 @@ impl Table {
         let Some(connection) = self.get_mut(conn) else { return Err(Full) };
         connection.remote_id = Some(remote_id);
         connection.remote_qpn = Some(remote_qpn);
-        let host = connection.peer.remote;
+        let host = connection.addresses.remote;
         self.by_remote_id.bind(host, remote_id, conn)?;
         self.by_remote_qpn.bind(host, remote_qpn.get(), conn)
     }
@@ -249,7 +249,7 @@ impl Table {
     pub(super) fn unbind_qpn(&mut self, conn: Conn) {
         let Some(connection) = self.get(conn) else { return };
         if let Some(qpn) = connection.remote_qpn {
-            let host = connection.peer.remote;
+            let host = connection.addresses.remote;
             self.by_remote_qpn.unbind(host, qpn.get(), conn);
         }
     }

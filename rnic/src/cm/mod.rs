@@ -29,8 +29,8 @@ mod wire;
 pub use service::{PortSpace, port_of, service_id_of};
 pub use state::State;
 pub use types::{
-    Accept, CallError, Config, Conn, ConnInfo, ConnectError, ConnectRequest, Event, ListenError, Listener,
-    Peer, RemoteReply, RemoteRequest, Transport, private_data,
+    Accept, AddressPair, CallError, Config, Conn, ConnInfo, ConnectError, ConnectRequest, ConnectedTransport,
+    Event, ListenError, Listener, RemoteReply, RemoteRequest, private_data,
 };
 
 use connection::{Connection, Table};
@@ -53,7 +53,7 @@ pub struct Cm {
     rng: Rng,
     listeners: BTreeSet<u64>,
     table: Table,
-    out: VecDeque<(Peer, [u8; MAD_LEN])>,
+    out: VecDeque<(AddressPair, [u8; MAD_LEN])>,
     dropped: u64,
     events: VecDeque<Event>,
 }
@@ -119,7 +119,7 @@ impl Cm {
 
     /// Returns the next message, to be sent as a UD SEND Only to QP 1. At most [`MAX_MESSAGES`] messages are
     /// queued.
-    pub fn poll_transmit(&mut self) -> Option<(Peer, [u8; MAD_LEN])> {
+    pub fn poll_transmit(&mut self) -> Option<(AddressPair, [u8; MAD_LEN])> {
         self.out.pop_front()
     }
 
@@ -173,9 +173,9 @@ impl Cm {
 
     /// Queues a message. Beyond the limit, the message is dropped and counted: one of the two sides
     /// retransmits every message that matters.
-    fn enqueue(&mut self, peer: Peer, mad: [u8; MAD_LEN]) {
+    fn enqueue(&mut self, addresses: AddressPair, mad: [u8; MAD_LEN]) {
         if self.out.len() < MAX_MESSAGES {
-            self.out.push_back((peer, mad));
+            self.out.push_back((addresses, mad));
         } else {
             self.dropped += 1;
         }
@@ -190,8 +190,8 @@ impl Cm {
     fn send(&mut self, conn: Conn, kind: Kind, mad: [u8; MAD_LEN]) {
         let Some(connection) = self.table.get_mut(conn) else { return };
         connection.last = Some((kind, mad));
-        let peer = connection.peer;
-        self.enqueue(peer, mad);
+        let addresses = connection.addresses;
+        self.enqueue(addresses, mad);
     }
 
     /// Retransmits a connection's last message.
@@ -199,8 +199,8 @@ impl Cm {
         if let Some(connection) = self.table.get(conn)
             && let Some((_, mad)) = connection.last
         {
-            let peer = connection.peer;
-            self.enqueue(peer, mad);
+            let addresses = connection.addresses;
+            self.enqueue(addresses, mad);
         }
     }
 

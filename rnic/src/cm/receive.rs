@@ -1,7 +1,7 @@
 //! Processing of received messages.
 
 use super::connection::Connection;
-use super::types::{Conn, Event, Listener, Peer};
+use super::types::{AddressPair, Conn, Event, Listener};
 use super::wire::{self, MessageType};
 use super::{Cm, State};
 use rocev2::Qpn;
@@ -14,66 +14,66 @@ const METHOD_SEND: u8 = 3;
 impl Cm {
     /// Processes a MAD that arrived on QP 1: the payload that [`mad_of`](rocev2::cm::mad_of) returns. A MAD
     /// that is not a CM message, or belongs to no connection, is ignored or rejected as IB 12.9.8 requires.
-    pub fn on_mad(&mut self, peer: Peer, mad: &[u8], now: Nanos) {
+    pub fn on_mad(&mut self, addresses: AddressPair, mad: &[u8], now: Nanos) {
         let Ok(message) = Message::parse(mad) else { return };
         if message.header.method != METHOD_SEND {
             return;
         }
         let transaction = message.header.transaction_id.get();
         match message.body {
-            Body::Req(req) => self.on_req(peer, transaction, req, now),
-            Body::Mra(mra) => self.on_mra(peer, mra, now),
-            Body::Rej(rej) => self.on_rej(peer, rej, now),
-            Body::Rep(rep) => self.on_rep(peer, transaction, rep, now),
-            Body::Rtu(rtu) => self.on_rtu(peer, rtu),
-            Body::Dreq(dreq) => self.on_dreq(peer, transaction, dreq, now),
-            Body::Drep(drep) => self.on_drep(peer, drep, now),
+            Body::Req(req) => self.on_req(addresses, transaction, req, now),
+            Body::Mra(mra) => self.on_mra(addresses, mra, now),
+            Body::Rej(rej) => self.on_rej(addresses, rej, now),
+            Body::Rep(rep) => self.on_rep(addresses, transaction, rep, now),
+            Body::Rtu(rtu) => self.on_rtu(addresses, rtu),
+            Body::Dreq(dreq) => self.on_dreq(addresses, transaction, dreq, now),
+            Body::Drep(drep) => self.on_drep(addresses, drep, now),
             // RoCE has no alternate paths; Linux ignores these messages, too.
             Body::Opaque(..) => {}
         }
     }
 
     /// Returns the local connection that matches both IDs of a message.
-    fn find(&self, peer: Peer, local_id: u32, remote_id: u32) -> Option<(Conn, &Connection)> {
+    fn find(&self, addresses: AddressPair, local_id: u32, remote_id: u32) -> Option<(Conn, &Connection)> {
         let conn = Conn(local_id);
         let connection = self.table.get(conn)?;
-        let same = connection.peer.remote == peer.remote && connection.remote_id == Some(remote_id);
+        let same = connection.addresses.remote == addresses.remote && connection.remote_id == Some(remote_id);
         same.then_some((conn, connection))
     }
 
-    fn on_req(&mut self, peer: Peer, transaction: u64, req: &Req, now: Nanos) {
+    fn on_req(&mut self, addresses: AddressPair, transaction: u64, req: &Req, now: Nanos) {
         let remote_id = req.local_comm_id.get();
-        let by_id = self.table.by_remote_id.get(peer.remote, remote_id);
+        let by_id = self.table.by_remote_id.get(addresses.remote, remote_id);
         if let Some(conn) = by_id
             && let Some(connection) = self.table.get(conn)
             && wire::is_retransmission(connection, transaction, req.qpn(), req.starting_psn())
         {
-            self.resend_response(conn, peer, transaction, remote_id);
+            self.resend_response(conn, addresses, transaction, remote_id);
             return;
         }
-        if let Err(reason) = self.on_new_req(peer, transaction, req, by_id, now) {
-            self.enqueue(peer, wire::rej_of(MessageType::Req, transaction, remote_id, 0, reason));
+        if let Err(reason) = self.on_new_req(addresses, transaction, req, by_id, now) {
+            self.enqueue(addresses, wire::rej_of(MessageType::Req, transaction, remote_id, 0, reason));
         }
     }
 
     /// Processes a REQ that is not a retransmission.
     fn on_new_req(
         &mut self,
-        peer: Peer,
+        addresses: AddressPair,
         transaction: u64,
         req: &Req,
         by_id: Option<Conn>,
         now: Nanos,
     ) -> Result<(), RejReason> {
-        if self.close_stale_connections(peer, by_id, req.qpn(), None, now) {
+        if self.close_stale_connections(addresses, by_id, req.qpn(), None, now) {
             return Err(RejReason::STALE_CONNECTION);
         }
         let service_id = req.service_id.get();
         if !self.listeners.contains(&service_id) {
             return Err(RejReason::INVALID_SERVICE_ID);
         }
-        let request = wire::read_req(peer, req)?;
-        let mut connection = Connection::new(State::ReqReceived, peer, service_id, transaction);
+        let request = wire::read_req(addresses, req)?;
+        let mut connection = Connection::new(State::ReqReceived, addresses, service_id, transaction);
         connection.request_psn = request.starting_psn;
         connection.timeout = self.bounded_timeout(wire::span(request.response_timeout));
         connection.max_retries = request.max_cm_retries;
@@ -93,13 +93,13 @@ impl Cm {
     /// Closes other connections with the same remote ID or queue pair. Returns whether there was one.
     fn close_stale_connections(
         &mut self,
-        peer: Peer,
+        addresses: AddressPair,
         by_id: Option<Conn>,
         qpn: Qpn,
         except: Option<Conn>,
         now: Nanos,
     ) -> bool {
-        let by_qpn = self.table.by_remote_qpn.get(peer.remote, qpn.get());
+        let by_qpn = self.table.by_remote_qpn.get(addresses.remote, qpn.get());
         let mut stale = false;
         for conn in [by_id, by_qpn].into_iter().flatten() {
             let Some(old) = self.table.get(conn).filter(|_| Some(conn) != except) else { continue };
@@ -114,7 +114,7 @@ impl Cm {
     }
 
     /// Answers a retransmitted REQ: the remote side did not receive the first response.
-    fn resend_response(&mut self, conn: Conn, peer: Peer, transaction: u64, remote_id: u32) {
+    fn resend_response(&mut self, conn: Conn, addresses: AddressPair, transaction: u64, remote_id: u32) {
         let Some(connection) = self.table.get(conn) else { return };
         let last_kind = connection.last.map(|(kind, _)| kind);
         match connection.state {
@@ -123,18 +123,18 @@ impl Cm {
             State::TimeWait => {
                 let rej =
                     wire::rej_of(MessageType::Req, transaction, remote_id, 0, RejReason::STALE_CONNECTION);
-                self.enqueue(peer, rej);
+                self.enqueue(addresses, rej);
             }
             // The owner has not decided yet, or the remote side has already answered the REP.
             _ => {}
         }
     }
 
-    fn on_rep(&mut self, peer: Peer, transaction: u64, rep: &Rep, now: Nanos) {
+    fn on_rep(&mut self, addresses: AddressPair, transaction: u64, rep: &Rep, now: Nanos) {
         let conn = Conn(rep.remote_comm_id.get());
         let remote_id = rep.local_comm_id.get();
         let state = match self.table.get(conn) {
-            Some(connection) if connection.active && connection.peer.remote == peer.remote => {
+            Some(connection) if connection.active && connection.addresses.remote == addresses.remote => {
                 // A second REP arrives if the remote side took a retransmitted REQ for a new one.
                 let other = connection.remote_id.is_some_and(|id| id != remote_id);
                 if other { State::TimeWait } else { connection.state }
@@ -143,9 +143,9 @@ impl Cm {
         };
         match state {
             State::ReqSent | State::MraReqReceived => {
-                if let Err(reason) = self.on_first_rep(conn, peer, remote_id, rep, now) {
+                if let Err(reason) = self.on_first_rep(conn, addresses, remote_id, rep, now) {
                     let rej = wire::rej_of(MessageType::Rep, transaction, remote_id, conn.comm_id(), reason);
-                    self.enqueue(peer, rej);
+                    self.enqueue(addresses, rej);
                     self.close_connection(
                         conn,
                         Some(Event::Rejected { conn, reason, private_data: Vec::new() }),
@@ -159,7 +159,7 @@ impl Cm {
                 let reason = RejReason::INVALID_COMM_ID;
                 let rej =
                     wire::rej_of(MessageType::Rep, transaction, remote_id, rep.remote_comm_id.get(), reason);
-                self.enqueue(peer, rej);
+                self.enqueue(addresses, rej);
             }
             _ => {}
         }
@@ -169,13 +169,13 @@ impl Cm {
     fn on_first_rep(
         &mut self,
         conn: Conn,
-        peer: Peer,
+        addresses: AddressPair,
         remote_id: u32,
         rep: &Rep,
         now: Nanos,
     ) -> Result<(), RejReason> {
-        let by_id = self.table.by_remote_id.get(peer.remote, remote_id);
-        if self.close_stale_connections(peer, by_id, rep.qpn(), Some(conn), now) {
+        let by_id = self.table.by_remote_id.get(addresses.remote, remote_id);
+        if self.close_stale_connections(addresses, by_id, rep.qpn(), Some(conn), now) {
             return Err(RejReason::STALE_CONNECTION);
         }
         self.table.bind(conn, remote_id, rep.qpn()).map_err(|Full| RejReason::NO_RESOURCES)?;
@@ -184,8 +184,9 @@ impl Cm {
         Ok(())
     }
 
-    fn on_rtu(&mut self, peer: Peer, rtu: &Rtu) {
-        let Some((conn, connection)) = self.find(peer, rtu.remote_comm_id.get(), rtu.local_comm_id.get())
+    fn on_rtu(&mut self, addresses: AddressPair, rtu: &Rtu) {
+        let Some((conn, connection)) =
+            self.find(addresses, rtu.remote_comm_id.get(), rtu.local_comm_id.get())
         else {
             return;
         };
@@ -195,12 +196,12 @@ impl Cm {
         }
     }
 
-    fn on_mra(&mut self, peer: Peer, mra: &Mra, now: Nanos) {
+    fn on_mra(&mut self, addresses: AddressPair, mra: &Mra, now: Nanos) {
         let conn = Conn(mra.remote_comm_id.get());
         let Some(connection) = self.table.get(conn) else { return };
         let remote_id = mra.local_comm_id.get();
-        let ours =
-            connection.peer.remote == peer.remote && connection.remote_id.is_none_or(|id| id == remote_id);
+        let ours = connection.addresses.remote == addresses.remote
+            && connection.remote_id.is_none_or(|id| id == remote_id);
         let state = match (MessageType::read(mra.acknowledged), connection.state) {
             (Some(MessageType::Req), State::ReqSent | State::MraReqReceived) => State::MraReqReceived,
             (Some(MessageType::Rep), State::RepSent | State::MraRepReceived) => State::MraRepReceived,
@@ -219,10 +220,10 @@ impl Cm {
     }
 
     /// Returns the connection that a REJ closes.
-    fn connection_of_rej(&self, peer: Peer, rej: &Rej) -> Option<Conn> {
+    fn connection_of_rej(&self, addresses: AddressPair, rej: &Rej) -> Option<Conn> {
         let (local_id, remote_id) = (rej.remote_comm_id.get(), rej.local_comm_id.get());
         if rej.reason() == RejReason::TIMEOUT
-            && let Some(conn) = self.table.by_remote_id.get(peer.remote, remote_id)
+            && let Some(conn) = self.table.by_remote_id.get(addresses.remote, remote_id)
         {
             return Some(conn);
         }
@@ -233,11 +234,11 @@ impl Cm {
             // The REQ was answered by a REP since, or the REJ refers to this connection.
             Some(id) => MessageType::read(rej.rejected) != Some(MessageType::Req) && id == remote_id,
         };
-        (same && connection.peer.remote == peer.remote).then_some(Conn(local_id))
+        (same && connection.addresses.remote == addresses.remote).then_some(Conn(local_id))
     }
 
-    fn on_rej(&mut self, peer: Peer, rej: &Rej, now: Nanos) {
-        let Some(conn) = self.connection_of_rej(peer, rej) else { return };
+    fn on_rej(&mut self, addresses: AddressPair, rej: &Rej, now: Nanos) {
+        let Some(conn) = self.connection_of_rej(addresses, rej) else { return };
         let Some(connection) = self.table.get_mut(conn) else { return };
         let event = match connection.state {
             State::TimeWait => return,
@@ -248,8 +249,8 @@ impl Cm {
         self.close_connection(conn, Some(event), now);
     }
 
-    fn on_dreq(&mut self, peer: Peer, transaction: u64, dreq: &Dreq, now: Nanos) {
-        let known = self.find(peer, dreq.remote_comm_id.get(), dreq.local_comm_id.get());
+    fn on_dreq(&mut self, addresses: AddressPair, transaction: u64, dreq: &Dreq, now: Nanos) {
+        let known = self.find(addresses, dreq.remote_comm_id.get(), dreq.local_comm_id.get());
         if let Some((conn, connection)) = known {
             match connection.state {
                 // The remote side has no established connection to close. A wrong queue pair number belongs
@@ -271,11 +272,12 @@ impl Cm {
         }
         // Forgotten connections are answered as well: the remote side retransmits its DREQ until it receives
         // a DREP.
-        self.enqueue(peer, wire::drep(transaction, dreq));
+        self.enqueue(addresses, wire::drep(transaction, dreq));
     }
 
-    fn on_drep(&mut self, peer: Peer, drep: &Drep, now: Nanos) {
-        if let Some((conn, connection)) = self.find(peer, drep.remote_comm_id.get(), drep.local_comm_id.get())
+    fn on_drep(&mut self, addresses: AddressPair, drep: &Drep, now: Nanos) {
+        if let Some((conn, connection)) =
+            self.find(addresses, drep.remote_comm_id.get(), drep.local_comm_id.get())
             && connection.state == State::DreqSent
         {
             self.close_connection(conn, Some(Event::Disconnected { conn }), now);

@@ -10,8 +10,8 @@ mod table;
 
 const A: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 const B: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-const A_TO_B: Peer = Peer { local: A, remote: B };
-const B_TO_A: Peer = Peer { local: B, remote: A };
+const A_TO_B: AddressPair = AddressPair { local: A, remote: B };
+const B_TO_A: AddressPair = AddressPair { local: B, remote: A };
 const SERVICE: u64 = service_id_of(PortSpace::Tcp, 7174);
 const T0: Nanos = Nanos::ZERO;
 
@@ -34,16 +34,16 @@ fn two() -> (Cm, Cm) {
     (cm(1), b)
 }
 
-fn reversed(peer: Peer) -> Peer {
-    Peer { local: peer.remote, remote: peer.local }
+fn reversed(addresses: AddressPair) -> AddressPair {
+    AddressPair { local: addresses.remote, remote: addresses.local }
 }
 
 /// Delivers all messages that `from` has to send, and returns their names.
 fn pass(from: &mut Cm, to: &mut Cm, now: Nanos) -> Vec<&'static str> {
     let mut names = Vec::new();
-    while let Some((peer, mad)) = from.poll_transmit() {
+    while let Some((addresses, mad)) = from.poll_transmit() {
         names.push(Message::parse(&mad).unwrap().kind().name());
-        to.on_mad(reversed(peer), &mad, now);
+        to.on_mad(reversed(addresses), &mad, now);
     }
     names
 }
@@ -256,9 +256,11 @@ fn invalid_requests_are_rejected_at_once() {
     assert_eq!(names(&mut b), ["REJ invalid_service_id (8)"]);
     // UC is supported.
     b.listen(SERVICE).unwrap();
-    a.connect(&ConnectRequest { transport: Transport::Uc, ..request(21) }, T0).unwrap();
+    a.connect(&ConnectRequest { transport: ConnectedTransport::Uc, ..request(21) }, T0).unwrap();
     pass(&mut a, &mut b, T0);
-    assert!(matches!(event(&mut b), Event::Requested { request, .. } if request.transport == Transport::Uc));
+    assert!(
+        matches!(event(&mut b), Event::Requested { request, .. } if request.transport == ConnectedTransport::Uc)
+    );
 }
 
 #[test]
@@ -354,7 +356,7 @@ fn messages_of_unknown_connections_are_answered() {
     let (ours, theirs) = established(&mut a, &mut b, 30);
     b.disconnect(theirs, &[], T0).unwrap();
     let dreq = sent(&mut b)[0];
-    let outsider = Peer { local: A, remote: "10.0.0.9".parse().unwrap() };
+    let outsider = AddressPair { local: A, remote: "10.0.0.9".parse().unwrap() };
     a.on_mad(outsider, &dreq, T0);
     assert_eq!((a.state(ours), names(&mut a)), (Some(State::Established), vec!["DREP".to_owned()]));
 }
@@ -378,11 +380,11 @@ fn both_sides_may_disconnect_at_once() {
 fn a_host_may_connect_to_itself() {
     let mut cm = cm(1);
     cm.listen(SERVICE).unwrap();
-    let peer = Peer { local: A, remote: A };
-    let active = cm.connect(&ConnectRequest { peer, ..request(17) }, T0).unwrap();
+    let addresses = AddressPair { local: A, remote: A };
+    let active = cm.connect(&ConnectRequest { addresses, ..request(17) }, T0).unwrap();
     let step = |cm: &mut Cm| {
-        let (peer, mad) = cm.poll_transmit().unwrap();
-        cm.on_mad(reversed(peer), &mad, T0);
+        let (addresses, mad) = cm.poll_transmit().unwrap();
+        cm.on_mad(reversed(addresses), &mad, T0);
         cm.poll_event()
     };
     let passive = step(&mut cm).unwrap().conn();
@@ -420,7 +422,7 @@ proptest! {
         let (mut a, mut b) = (Cm::new(config, 1), Cm::new(config, 2));
         b.listen(SERVICE).unwrap();
         let mut conns = [vec![], vec![]];
-        let mut past: Vec<(Peer, [u8; MAD_LEN])> = Vec::new();
+        let mut past: Vec<(AddressPair, [u8; MAD_LEN])> = Vec::new();
         let mut now = T0;
         for (what, number, noise, left) in steps {
             let (side, cm) = if left { (0, &mut a) } else { (1, &mut b) };
@@ -441,14 +443,14 @@ proptest! {
                 8 => cm.abort(conn),
                 // An earlier message, unchanged or with noise
                 9..=19 if !past.is_empty() => {
-                    let (peer, mut mad) = past[number as usize % past.len()];
+                    let (addresses, mut mad) = past[number as usize % past.len()];
                     if what > 15 {
                         let at = noise[0] as usize % (MAD_LEN - 24);
                         let end = (at + noise[1] as usize % 24).min(MAD_LEN);
                         mad[at..end].copy_from_slice(&noise[2..][..end - at]);
                     }
-                    let to = if peer.local == A { &mut b } else { &mut a };
-                    to.on_mad(reversed(peer), &mad, now);
+                    let to = if addresses.local == A { &mut b } else { &mut a };
+                    to.on_mad(reversed(addresses), &mad, now);
                 }
                 _ => {
                     let mut mad = [0; MAD_LEN];

@@ -81,19 +81,19 @@ impl Listener {
     }
 }
 
-/// The addresses between which MADs are sent.
+/// Local and remote address between which MADs are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Peer {
+pub struct AddressPair {
     /// Local address
     pub local: IpAddr,
     /// Remote address
     pub remote: IpAddr,
 }
 
-/// Transport service of a connection's queue pairs (IB 12.6.5).
+/// ConnectedTransport service of a connection's queue pairs (IB 12.6.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Transport {
+pub enum ConnectedTransport {
     /// Reliable connection
     Rc = 0,
     /// Unreliable connection
@@ -104,17 +104,17 @@ pub enum Transport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectRequest {
     /// Addresses
-    pub peer: Peer,
+    pub addresses: AddressPair,
     /// Service ID; see [`service_id_of`](super::service_id_of)
     pub service_id: u64,
     /// Local port, if the private data is to start with the RDMA IP CM header (IB A11.4); its addresses are
-    /// those of `peer`
+    /// /// those of `addresses`
     pub cma_src_port: Option<u16>,
     /// The application's private data: at most 56 bytes after the RDMA IP CM header, at most 92 bytes without
     /// it
     pub private_data: Vec<u8>,
-    /// Transport service
-    pub transport: Transport,
+    /// ConnectedTransport service
+    pub transport: ConnectedTransport,
     /// Local queue pair
     pub qpn: Qpn,
     /// PSN of the remote side's first request
@@ -150,13 +150,13 @@ pub struct ConnectRequest {
 impl ConnectRequest {
     /// Returns a request as `rdma_cm` makes it on RoCE, without private data: RC, MTU 1,024, one READ each
     /// way, seven retries, ACK timeout 2.1 s, the default partition.
-    pub const fn new(peer: Peer, service_id: u64, qpn: Qpn, starting_psn: Psn) -> Self {
+    pub const fn new(addresses: AddressPair, service_id: u64, qpn: Qpn, starting_psn: Psn) -> Self {
         Self {
-            peer,
+            addresses,
             service_id,
             cma_src_port: None,
             private_data: Vec::new(),
-            transport: Transport::Rc,
+            transport: ConnectedTransport::Rc,
             qpn,
             starting_psn,
             path_mtu: 1024,
@@ -217,13 +217,13 @@ impl Accept {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteRequest {
     /// Addresses
-    pub peer: Peer,
+    pub addresses: AddressPair,
     /// Service ID
     pub service_id: u64,
     /// GUID of the sender's channel adapter
     pub ca_guid: u64,
-    /// Transport service
-    pub transport: Transport,
+    /// ConnectedTransport service
+    pub transport: ConnectedTransport,
     /// The sender's queue pair
     pub qpn: Qpn,
     /// PSN of our first request
@@ -260,7 +260,7 @@ pub struct RemoteRequest {
     pub flow_label: u32,
     /// Service level of the path
     pub service_level: u8,
-    /// The sender's GID in the REQ; the MAD itself came from `peer.remote`
+    /// The sender's GID in the REQ; the MAD itself came from `addresses.remote`
     pub local_gid: [u8; 16],
     /// Our GID in the REQ
     pub remote_gid: [u8; 16],
@@ -378,7 +378,7 @@ pub struct ConnInfo {
     /// State
     pub state: State,
     /// Addresses
-    pub peer: Peer,
+    pub addresses: AddressPair,
     /// Whether the local side requested the connection
     pub active: bool,
     /// Service ID

@@ -3,8 +3,8 @@
 use super::connection::Connection;
 use super::state::State;
 use super::types::{
-    Accept, CallError, Config, Conn, ConnectError, ConnectRequest, Peer, RemoteReply, RemoteRequest,
-    Transport, private_data,
+    Accept, AddressPair, CallError, Config, Conn, ConnectError, ConnectRequest, ConnectedTransport,
+    RemoteReply, RemoteRequest, private_data,
 };
 use core::net::IpAddr;
 use rocev2::cm::{CmaHeader, Drep, Dreq, Kind, MAD_LEN, MadHeader, Mra, Rej, RejReason, Rep, Req, Rtu, emit};
@@ -71,7 +71,7 @@ pub(super) fn fill(field: &mut [u8], data: &[u8]) -> Result<(), CallError> {
 
 /// Checks that the values of a request fit the fields of a REQ.
 pub(super) fn check(request: &ConnectRequest) -> Result<(), ConnectError> {
-    let Peer { local, remote } = request.peer;
+    let AddressPair { local, remote } = request.addresses;
     if local.is_ipv4() != remote.is_ipv4() {
         return Err(ConnectError::Families(local, remote));
     }
@@ -118,8 +118,8 @@ pub(super) fn req(config: &Config, request: &ConnectRequest, conn: Conn, transac
     // Ethernet has no LIDs; Linux sets the permissive LID for every path that may be routed.
     path.local_lid = 0xffff.into();
     path.remote_lid = 0xffff.into();
-    path.local_gid = gid(request.peer.local);
-    path.remote_gid = gid(request.peer.remote);
+    path.local_gid = gid(request.addresses.local);
+    path.remote_gid = gid(request.addresses.remote);
     path.flow_rate = (request.flow_label << 12).into();
     path.traffic_class = request.traffic_class;
     path.hop_limit = request.hop_limit;
@@ -129,10 +129,10 @@ pub(super) fn req(config: &Config, request: &ConnectRequest, conn: Conn, transac
     if let Some(port) = request.cma_src_port {
         let header = CmaHeader {
             version: 0,
-            ip_version: if request.peer.local.is_ipv4() { 0x40 } else { 0x60 },
+            ip_version: if request.addresses.local.is_ipv4() { 0x40 } else { 0x60 },
             src_port: port.into(),
-            src: cma_address(request.peer.local),
-            dst: cma_address(request.peer.remote),
+            src: cma_address(request.addresses.local),
+            dst: cma_address(request.addresses.remote),
         };
         req.private_data[..CmaHeader::LEN].copy_from_slice(header.as_bytes());
         application = CmaHeader::LEN;
@@ -142,16 +142,16 @@ pub(super) fn req(config: &Config, request: &ConnectRequest, conn: Conn, transac
 }
 
 /// Decodes a REQ. The error is the reason for which it is rejected.
-pub(super) fn read_req(peer: Peer, req: &Req) -> Result<RemoteRequest, RejReason> {
+pub(super) fn read_req(addresses: AddressPair, req: &Req) -> Result<RemoteRequest, RejReason> {
     let transport = match req.timeout_service_flow >> 1 & 3 {
-        0 => Transport::Rc,
-        1 => Transport::Uc,
+        0 => ConnectedTransport::Rc,
+        1 => ConnectedTransport::Uc,
         _ => return Err(RejReason::INVALID_TRANSPORT_SERVICE),
     };
     let cma = req.cma_header().copied();
     let application = if cma.is_some() { CmaHeader::LEN } else { 0 };
     Ok(RemoteRequest {
-        peer,
+        addresses,
         service_id: req.service_id.get(),
         ca_guid: req.local_ca_guid.get(),
         transport,

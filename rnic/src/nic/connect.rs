@@ -4,8 +4,8 @@
 
 use super::Rnic;
 use crate::cm::{
-    self, Accept, CallError, Conn, ConnectRequest, Event as CmEvent, ListenError, Listener, Peer, PortSpace,
-    RemoteReply, RemoteRequest,
+    self, Accept, AddressPair, CallError, Conn, ConnectRequest, Event as CmEvent, ListenError, Listener,
+    PortSpace, RemoteReply, RemoteRequest,
 };
 use crate::connections::{Binding, ConnError, ConnParam};
 use crate::path::{Path, PathMtu};
@@ -74,7 +74,7 @@ impl Rnic {
             flow_control: param.flow_control,
             traffic_class: param.traffic_class,
             hop_limit: HOP_LIMIT,
-            ..ConnectRequest::new(Peer { local, remote: to }, service_id, qpn, rq_psn)
+            ..ConnectRequest::new(AddressPair { local, remote: to }, service_id, qpn, rq_psn)
         };
         if self.qp_state(qpn) == Some(State::Reset) {
             self.modify_qp(qpn, Modify::Init { access: param.access, qkey: 0 })?;
@@ -124,7 +124,7 @@ impl Rnic {
         let path = Path {
             traffic_class: request.traffic_class,
             hop_limit: request.hop_limit.max(1),
-            ..Path::new(request.peer.local, request.peer.remote)
+            ..Path::new(request.addresses.local, request.addresses.remote)
         };
         let mtu = PathMtu::of_bytes(request.path_mtu).unwrap_or(self.config.mtu);
         if self.qp_state(qpn) == Some(State::Reset) {
@@ -240,7 +240,7 @@ impl Rnic {
     }
 
     /// Returns the transport service with which a queue pair can be connected.
-    fn connectable(&self, qpn: Qpn) -> Result<cm::Transport, ConnError> {
+    fn connectable(&self, qpn: Qpn) -> Result<cm::ConnectedTransport, ConnError> {
         let qp = self.qps.find(qpn).ok_or(QpError::Unknown)?;
         if self.connection_of(qpn).is_some() {
             return Err(ConnError::Busy);
@@ -249,8 +249,8 @@ impl Rnic {
             return Err(QpError::State(qp.state()).into());
         }
         match qp.init().transport {
-            Transport::Rc => Ok(cm::Transport::Rc),
-            Transport::Uc => Ok(cm::Transport::Uc),
+            Transport::Rc => Ok(cm::ConnectedTransport::Rc),
+            Transport::Uc => Ok(cm::ConnectedTransport::Uc),
             Transport::Ud => Err(QpError::Transport.into()),
         }
     }
@@ -300,9 +300,10 @@ impl Rnic {
     /// Handles the remote side's REP. Returns whether to report it to the application.
     fn on_replied(&mut self, conn: Conn, reply: &RemoteReply, now: Nanos) -> bool {
         let Some(binding) = self.connections.binding(conn) else { return false };
-        let Some(peer) = self.endpoint.cm().info(conn).map(|info| info.peer) else { return false };
+        let Some(addresses) = self.endpoint.cm().info(conn).map(|info| info.addresses) else { return false };
         let param = &binding.param;
-        let path = Path { traffic_class: param.traffic_class, ..Path::new(peer.local, peer.remote) };
+        let path =
+            Path { traffic_class: param.traffic_class, ..Path::new(addresses.local, addresses.remote) };
         let ready = ReadyToSend {
             sq_psn: reply.starting_psn,
             max_rd_atomic: param.initiator_depth.min(reply.responder_resources),

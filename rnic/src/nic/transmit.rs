@@ -3,7 +3,7 @@
 use super::Rnic;
 use crate::path::Path;
 use crate::qp::{Event, Transport};
-use crate::wire::Route;
+use crate::wire::PathHeaders;
 use core::net::IpAddr;
 use switch::Nanos;
 
@@ -115,17 +115,17 @@ impl Rnic {
         if qp.init().transport == Transport::Ud {
             return self.transmit_datagram(slot, now, frame);
         }
-        // A change of the neighbour table makes every route stale.
-        if !qp.has_route(self.endpoint.neighbours_version()) {
+        // A change of the neighbour table makes the headers of every path stale.
+        if !qp.has_path_headers(self.endpoint.neighbours_version()) {
             let Some((path, remote)) = qp.peer() else { return false };
             let src_port = qp.src_port(remote);
-            let Some(route) = self.route(&path, src_port, now) else {
+            let Some(path_headers) = self.path_headers(&path, src_port, now) else {
                 self.wait_for_neighbour(slot, now);
                 return false;
             };
             let version = self.endpoint.neighbours_version();
             if let Some(qp) = self.qps.at(slot) {
-                qp.set_route(route, version);
+                qp.set_path_headers(path_headers, version);
             }
         }
         self.context(slot).is_some_and(|mut ctx| ctx.transmit(now, frame))
@@ -138,23 +138,24 @@ impl Rnic {
         }
     }
 
-    /// Returns the route to a host if its next hop's MAC address is known; otherwise sends a request for it.
-    pub(super) fn route(&mut self, path: &Path, src_port: u16, now: Nanos) -> Option<Route> {
+    /// Returns the headers of packets to a host if its next hop's MAC address is known; otherwise sends a
+    /// request for it.
+    pub(super) fn path_headers(&mut self, path: &Path, src_port: u16, now: Nanos) -> Option<PathHeaders> {
         // ECT(0) unless the path sets the ECN bits: DCQCN cannot slow down a sender whose packets are not
         // ECN-capable.
         let capable = self.config.congestion.is_some() && path.traffic_class % 4 == NOT_ECT;
         let traffic_class = path.traffic_class | if capable { 2 } else { 0 };
-        self.endpoint.route(&Path { traffic_class, ..*path }, src_port, now)
+        self.endpoint.path_headers(&Path { traffic_class, ..*path }, src_port, now)
     }
 
     fn transmit_datagram(&mut self, slot: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
         let Some(qp) = self.qps.at(slot) else { return false };
         let Some(to) = qp.next_datagram() else { return false };
         let src_port = qp.src_port(to.qpn);
-        let Some(mut route) = self.route(&to.path, src_port, now) else {
+        let Some(mut path_headers) = self.path_headers(&to.path, src_port, now) else {
             self.wait_for_neighbour(slot, now);
             return false;
         };
-        self.context(slot).is_some_and(|mut ctx| ctx.transmit_datagram(&mut route, &to, frame))
+        self.context(slot).is_some_and(|mut ctx| ctx.transmit_datagram(&mut path_headers, &to, frame))
     }
 }

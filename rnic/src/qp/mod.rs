@@ -19,7 +19,7 @@ use crate::congestion::Pacer;
 use crate::memory::Access;
 use crate::path::{Path, PathMtu, packets_of};
 use crate::queue::{Data, Operation, ReceiveQueue, SendRequest, UdDestination};
-use crate::wire::{Route, src_port};
+use crate::wire::{PathHeaders, src_port};
 use core::net::IpAddr;
 use requester::Requester;
 use responder::Responder;
@@ -42,7 +42,7 @@ pub(crate) struct Qp {
     qkey: u32,
     path: Option<Path>,
     /// Headers that do not change, and the version of the neighbour table with which they were made
-    route: Option<(Route, u64)>,
+    path_headers: Option<(PathHeaders, u64)>,
     peer_qpn: Qpn,
     mtu: PathMtu,
     recv: ReceiveQueue,
@@ -69,7 +69,7 @@ impl Qp {
             access: Access::LOCAL_READ,
             qkey: 0,
             path: None,
-            route: None,
+            path_headers: None,
             peer_qpn: Qpn::new(0),
             mtu: PathMtu::B1024,
             recv: ReceiveQueue::new(init.max_recv),
@@ -210,15 +210,15 @@ impl Qp {
         if self.unresolved { self.destination() } else { None }
     }
 
-    /// Returns whether its route was made with this version of the neighbour table.
+    /// Returns whether its headers were built with this version of the neighbour table.
     #[inline]
-    pub(crate) fn has_route(&self, version: u64) -> bool {
-        self.route.is_some_and(|(_, made_with)| made_with == version)
+    pub(crate) fn has_path_headers(&self, version: u64) -> bool {
+        self.path_headers.is_some_and(|(_, built_with)| built_with == version)
     }
 
-    /// Sets its route, which was made with this version of the neighbour table.
-    pub(crate) const fn set_route(&mut self, route: Route, version: u64) {
-        self.route = Some((route, version));
+    /// Sets its headers, which were built with this version of the neighbour table.
+    pub(crate) const fn set_path_headers(&mut self, path_headers: PathHeaders, version: u64) {
+        self.path_headers = Some((path_headers, version));
     }
 
     /// Returns the UDP source port of its packets to a remote queue pair.

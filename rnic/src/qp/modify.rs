@@ -13,7 +13,7 @@ impl QpContext<'_> {
             Modify::Access(access) => qp.access = access,
             Modify::Rtr(ready) => {
                 (qp.state, qp.event_reported) = (State::Rtr, false);
-                (qp.path, qp.route) = (Some(ready.path), None);
+                (qp.path, qp.path_headers) = (Some(ready.path), None);
                 (qp.peer_qpn, qp.mtu) = (ready.dest_qp, ready.mtu);
                 qp.resp.make_ready(&ready);
             }

@@ -25,7 +25,7 @@ fn slow_down(pair: &mut Pair, nic: usize, qpn: Qpn) {
     let mut bth = Bth::new(Opcode::CNP, qpn, Psn::ZERO);
     bth.set_becn(true);
     let mut cnp = Vec::new();
-    pair.route(nic).emit(&mut cnp, bth, &[&[0; 16]], &[]);
+    pair.path_headers(nic).emit(&mut cnp, bth, &[&[0; 16]], &[]);
     pair.deliver(nic, &vec![cnp; 50]);
     assert_eq!(pair.nics[nic].qp_rate_bps(qpn), Some(10_000_000));
 }

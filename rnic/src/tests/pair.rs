@@ -1,6 +1,6 @@
 //! Two NICs and a link between them, in virtual time.
 
-use crate::wire::{Route, RouteFields};
+use crate::wire::{PathHeaderFields, PathHeaders};
 use crate::*;
 use core::cmp::Reverse;
 use rocev2::aeth::RnrTimer;
@@ -196,12 +196,21 @@ impl Pair {
     }
 
     /// Returns the headers of packets from the other NIC to this one, for forged packets.
-    pub(super) fn route(&self, to: usize) -> Route {
+    pub(super) fn path_headers(&self, to: usize) -> PathHeaders {
         let [src_mac, dst_mac] = [1 - to, to].map(|nic| self.nics[nic].config().interface.mac);
         let (src, dst) = (address(1 - to), address(to));
         let (vlan, traffic_class, hop_limit, src_port) = (None, 0, 64, 0xc000);
-        Route::new(&RouteFields { src_mac, dst_mac, vlan, src, dst, traffic_class, hop_limit, src_port })
-            .unwrap()
+        PathHeaders::new(&PathHeaderFields {
+            src_mac,
+            dst_mac,
+            vlan,
+            src,
+            dst,
+            traffic_class,
+            hop_limit,
+            src_port,
+        })
+        .unwrap()
     }
 
     fn transmit(&mut self, to: usize, mut frame: Vec<u8>) {

@@ -44,7 +44,7 @@ fn a_reserved_syndrome_completes_nothing() {
             aeth.syndrome = syndrome;
             let mut frame = Vec::new();
             let data: &[u8] = if opcode == Opcode::RC_ACKNOWLEDGE { &[] } else { &[0; 8] };
-            pair.route(0).emit(&mut frame, Bth::new(opcode, a.qpn, psn), &[aeth.as_bytes()], data);
+            pair.path_headers(0).emit(&mut frame, Bth::new(opcode, a.qpn, psn), &[aeth.as_bytes()], data);
             pair.deliver(0, &[frame]);
             dropped += 1;
         }

@@ -20,7 +20,7 @@ fn fetch_add(pair: &mut Pair, end: &End, psn: Psn) -> Option<u64> {
     let header = AtomicEth { va: VA.into(), rkey: end.mr.0.into(), swap_or_add: 1.into(), compare: 0.into() };
     let mut frame = Vec::new();
     let bth = Bth::new(Opcode::RC_FETCH_ADD, end.qpn, psn);
-    pair.route(1).emit(&mut frame, bth, &[header.as_bytes()], &[]);
+    pair.path_headers(1).emit(&mut frame, bth, &[header.as_bytes()], &[]);
     pair.deliver(1, &[frame]);
     let response = pair.frames(1);
     response.first().and_then(|frame| Some(Packet::parse(frame)?.atomic_ack()?.original.get()))
@@ -57,7 +57,12 @@ fn an_old_atomic_is_forgotten_before_its_psn_recurs() {
 fn read(pair: &mut Pair, end: &End, psn: Psn, skipped: u64, len: u32) -> bool {
     let reth = Reth { va: (VA + 8 + skipped).into(), rkey: end.mr.0.into(), len: len.into() };
     let mut frame = Vec::new();
-    pair.route(1).emit(&mut frame, Bth::new(Opcode::RC_READ_REQUEST, end.qpn, psn), &[reth.as_bytes()], &[]);
+    pair.path_headers(1).emit(
+        &mut frame,
+        Bth::new(Opcode::RC_READ_REQUEST, end.qpn, psn),
+        &[reth.as_bytes()],
+        &[],
+    );
     pair.deliver(1, &[frame]);
     let response = pair.frames(1);
     response.first().is_some_and(|frame| Packet::parse(frame).is_some_and(|packet| packet.bth().psn() == psn))
@@ -128,18 +133,18 @@ fn received_messages_are_acknowledged_before_the_error_state() {
 fn acknowledgements_that_cannot_leave_do_not_pile_up() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let [_, b] = pair.connect(Setup::default());
-    let (mut route, first) = (pair.route(1), Setup::default().psn);
-    let write = |psn, qpn, route: &mut crate::wire::Route| {
+    let (mut path_headers, first) = (pair.path_headers(1), Setup::default().psn);
+    let write = |psn, qpn, path_headers: &mut crate::wire::PathHeaders| {
         let (mut frame, mut bth) = (Vec::new(), Bth::new(Opcode::RC_WRITE_ONLY, qpn, psn));
         bth.set_ack_req(true);
-        route.emit(&mut frame, bth, &[&[0; 16]], &[]);
+        path_headers.emit(&mut frame, bth, &[&[0; 16]], &[]);
         frame
     };
     // The remote side's MAC address is not resolved here, so nothing leaves. Every second packet arrives out
     // of order first.
     for n in 0..3000 {
         for psn in [n + 1, n] {
-            let frame = write(first.add(psn), b.qpn, &mut route);
+            let frame = write(first.add(psn), b.qpn, &mut path_headers);
             pair.deliver(1, &[frame]);
             assert_eq!(pair.frames(1).iter().filter(|frame| Packet::parse(frame).is_some()).count(), 0);
         }

@@ -192,7 +192,7 @@ fn a_request_longer_than_2_to_the_31_bytes_is_refused() {
         let payload = if opcode == Opcode::RC_READ_REQUEST { &[][..] } else { &[0; 1024] };
         let mut frame = Vec::new();
         let bth = Bth::new(opcode, b.qpn, Psn::new(0xff_fff1));
-        pair.route(1).emit(&mut frame, bth, &[reth.as_bytes()], payload);
+        pair.path_headers(1).emit(&mut frame, bth, &[reth.as_bytes()], payload);
         pair.deliver(1, &[frame]);
         let response = pair.frames(1);
         let nak = Packet::parse(&response[0]).unwrap().aeth().unwrap().kind();

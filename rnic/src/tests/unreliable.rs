@@ -82,7 +82,7 @@ fn a_gap_of_half_the_psn_space_is_a_gap() {
     let b = ends[1];
     let send = |pair: &mut Pair, psn| {
         let (mut frame, bth) = (Vec::new(), Bth::new(Opcode::UC_SEND_ONLY, b.qpn, psn));
-        pair.route(1).emit(&mut frame, bth, &[], &[]);
+        pair.path_headers(1).emit(&mut frame, bth, &[], &[]);
         pair.nics[1].post_recv(b.qpn, RecvRequest { id: 0, data: None }).unwrap();
         pair.deliver(1, &[frame]);
         pair.completions(1, &b).len()

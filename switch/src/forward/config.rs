@@ -15,7 +15,7 @@ pub struct Config {
     /// Count of ports; every [`PortId`] below is smaller
     pub ports: u16,
     /// How frames are forwarded
-    pub topology: Topology,
+    pub mode: ForwardingMode,
     /// Faults whose frames are dropped; other malformed frames are counted and forwarded
     pub drop: FaultSet,
     /// Whether to verify the ICRC of every packet
@@ -42,7 +42,7 @@ impl Config {
         let ageing = Nanos::from_secs(300);
         Self {
             ports,
-            topology: Topology::Mac(MacTable { capacity, ageing, fixed: Vec::new() }),
+            mode: ForwardingMode::Mac(MacTable { capacity, ageing, fixed: Vec::new() }),
             drop: FaultSet::NONE,
             verify_icrc: false,
             verify_udp_checksum: false,
@@ -54,7 +54,7 @@ impl Config {
 
 /// How frames are forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Topology {
+pub enum ForwardingMode {
     /// Point-to-point wires: a frame received on one port of a pair is sent on the other. Each port is in one
     /// pair; a port paired with itself reflects its frames
     Pairs(Vec<(PortId, PortId)>),

@@ -15,7 +15,7 @@ pub use counters::Counters;
 use crate::drop::FaultSet;
 use crate::table::Salt;
 use crate::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
-use config::Topology;
+use config::ForwardingMode;
 use core::net::IpAddr;
 use counters::HostQp;
 use health::Monitor;
@@ -83,8 +83,8 @@ impl Forward {
 
     /// Creates an instance. `events` selects whether it generates events about the stations that it sees.
     fn with_events(config: &Config, events: bool) -> Self {
-        let table = match &config.topology {
-            Topology::Pairs(pairs) => {
+        let table = match &config.mode {
+            ForwardingMode::Pairs(pairs) => {
                 let mut peers: Vec<_> = (0..config.ports).map(PortId).collect();
                 for &(a, b) in pairs {
                     peers[a.index()] = b;
@@ -92,14 +92,14 @@ impl Forward {
                 }
                 Table::Pairs(peers)
             }
-            Topology::Mac(table) => {
+            ForwardingMode::Mac(table) => {
                 assert!(
                     table.fixed.iter().all(|(_, port)| port.0 < config.ports),
                     "a static entry names a port that does not exist"
                 );
                 Table::Mac(Stations::new(table, events))
             }
-            Topology::Routes(table) => {
+            ForwardingMode::Routes(table) => {
                 let mut hops = table.routes.iter().flat_map(|route| &route.via);
                 assert!(
                     hops.all(|hop| hop.port.0 < config.ports),

@@ -11,7 +11,7 @@ const RIGHT: PortId = PortId(1);
 fn wire() -> Config {
     Config {
         ports: 2,
-        topology: Topology::Pairs(vec![(LEFT, RIGHT)]),
+        mode: ForwardingMode::Pairs(vec![(LEFT, RIGHT)]),
         drop: FaultSet::NONE,
         verify_icrc: false,
         verify_udp_checksum: false,
@@ -23,7 +23,7 @@ fn wire() -> Config {
 fn bridge(ports: u16, capacity: usize) -> Config {
     let table =
         MacTable { capacity, ageing: Nanos::from_secs(300), fixed: vec![(mac(99), PortId(ports - 1))] };
-    Config { ports, topology: Topology::Mac(table), ..wire() }
+    Config { ports, mode: ForwardingMode::Mac(table), ..wire() }
 }
 
 fn mac(n: u16) -> MacAddr {
@@ -81,7 +81,7 @@ fn wire_forwards_to_the_other_port_of_its_pair() {
         "an empty frame is forwarded as well"
     );
     let mut mirror =
-        Forward::new(&Config { ports: 1, topology: Topology::Pairs(vec![(LEFT, LEFT)]), ..wire() });
+        Forward::new(&Config { ports: 1, mode: ForwardingMode::Pairs(vec![(LEFT, LEFT)]), ..wire() });
     assert_eq!(run(&mut mirror, &acknowledgement(), LEFT).0, Verdict::Forward(LEFT));
 }
 
@@ -262,7 +262,7 @@ fn chosen_colliding_queue_pairs_are_indexed_under_every_salt() {
 #[test]
 fn static_stations_survive_salting() {
     let config = Config {
-        topology: Topology::Mac(MacTable {
+        mode: ForwardingMode::Mac(MacTable {
             capacity: 4,
             ageing: Nanos::from_secs(300),
             fixed: (0..100).map(|n| (mac(n), RIGHT)).collect(),

@@ -25,7 +25,7 @@ pub use counters::Counters;
 pub use matching::{IpPrefix, Match, Operations, PsnRange};
 
 use crate::drop::FaultSet;
-use crate::forward::config::Topology;
+use crate::forward::config::ForwardingMode;
 use crate::forward::counters::HostQp;
 use crate::forward::{self, Forward};
 use crate::table::{Index, Salt, mix};
@@ -94,7 +94,7 @@ impl Impair {
     pub fn new(config: &Config, worker: usize) -> Self {
         let forward = Forward::new(&forward::Config {
             ports: config.ports,
-            topology: Topology::Pairs(Vec::new()),
+            mode: ForwardingMode::Pairs(Vec::new()),
             drop: FaultSet::NONE,
             verify_icrc: false,
             verify_udp_checksum: false,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::forward::config::Topology;
+use crate::forward::config::ForwardingMode;
 use crate::forward::{self, Forward};
 use crate::memory::{FrameCollector, MemoryFrame, run_frame};
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -38,7 +38,7 @@ fn next_hops() -> InnerForwarding {
 /// Returns a bridge with the host on port 0 and the neighbour on port 1.
 fn tunnel(inner_forwarding: InnerForwarding) -> Tunnel<Forward> {
     let mut bridge = forward::Config::bridge(2, 4);
-    if let Topology::Mac(table) = &mut bridge.topology {
+    if let ForwardingMode::Mac(table) = &mut bridge.mode {
         table.fixed = vec![(HOST, PortId(0)), (NEIGHBOUR, PortId(1))];
     }
     Tunnel::new(&config(inner_forwarding), Forward::new(&bridge))

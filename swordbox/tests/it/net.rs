@@ -11,7 +11,7 @@ use rocev2::reth::Reth;
 use rocev2::{Bth, Msn, Opcode, Packet, Psn, Qpn};
 use switch::drop::FaultSet;
 use switch::forward::Config as ForwardConfig;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::memory::{FrameCollector, run_frame};
 use switch::metrics::Metrics as _;
 use switch::{Function, Nanos, PortId, Verdict};
@@ -139,7 +139,7 @@ impl Net {
     pub(crate) fn new(change: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config::new(ForwardConfig {
             ports: 2,
-            topology: Topology::Pairs(vec![(CLIENTS, SERVERS)]),
+            mode: ForwardingMode::Pairs(vec![(CLIENTS, SERVERS)]),
             drop: FaultSet::NONE,
             verify_icrc: false,
             verify_udp_checksum: false,

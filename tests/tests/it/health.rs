@@ -1,9 +1,9 @@
-//! Health of queue pairs in the repository's captures, against what is known of them.
+//! Compares the health of queue pairs in the repository's captures with the known faults of the captures.
 
 use rocev2::rewrite::Rewriter;
 use rocev2::{Opcode, Packet, Psn};
 use std::net::IpAddr;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::forward::counters::QpCounter;
 use switch::forward::health::Health;
 use switch::forward::{Config, Forward};
@@ -12,16 +12,10 @@ use switch::metrics::Metrics as _;
 use switch::{Nanos, PortId};
 use understudy_tests::{captures, packets};
 
-/// Returns a wire that observes `queue_pairs` queue pairs.
+/// Returns a point-to-point forwarder that observes the health of `queue_pairs` queue pairs.
 fn wire(queue_pairs: usize) -> Forward {
-    let topology = Topology::Pairs(vec![(PortId(0), PortId(1))]);
-    Forward::new(&Config {
-        ports: 2,
-        topology,
-        counted_qps: queue_pairs,
-        health: true,
-        ..Config::bridge(2, 1)
-    })
+    let mode = ForwardingMode::Pairs(vec![(PortId(0), PortId(1))]);
+    Forward::new(&Config { ports: 2, mode, counted_qps: queue_pairs, health: true, ..Config::bridge(2, 1) })
 }
 
 /// Plays a capture at its times. Returns the wire.
@@ -40,11 +34,11 @@ fn nonzero(qp: &QpCounter<'_>) -> Vec<(&'static str, u64)> {
 }
 
 /// A queue pair's address and number, and its metrics
-type Known = (&'static str, u32, &'static [(&'static str, u64)]);
+type ExpectedMetrics = (&'static str, u32, &'static [(&'static str, u64)]);
 
-/// What the captures with faults show. The counts of retransmissions and NAKs are those that `tshark` shows; the
-/// losses were behind the point of capture, so that nothing is missing.
-const KNOWN: [(&str, &[Known]); 11] = [
+/// Expected metrics of the captures with faults. The counts of retransmissions and NAKs are those that
+/// `tshark` shows; the losses were behind the point of capture, so that nothing is missing.
+const EXPECTED: [(&str, &[ExpectedMetrics]); 11] = [
     (
         "damaged.pcap",
         &[
@@ -102,10 +96,10 @@ const KNOWN: [(&str, &[Known]); 11] = [
 ];
 
 #[test]
-fn captures_have_the_known_faults() {
+fn captures_have_the_expected_faults() {
     for path in captures::all() {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let known = KNOWN.iter().find(|(capture, _)| *capture == name).map_or(&[][..], |(_, known)| known);
+        let known = EXPECTED.iter().find(|(capture, _)| *capture == name).map_or(&[][..], |(_, known)| known);
         let counters = play(name, 64).counters();
         let found: Vec<_> = counters.qps.iter().map(|qp| (qp, nonzero(&qp))).collect();
         let found = found.iter().filter(|(_, values)| !values.is_empty());
@@ -134,7 +128,7 @@ fn captures_have_the_known_faults() {
     }
 }
 
-/// The frames of a capture without those that `lost` selects by their numbers, from 1
+/// Plays a capture without the frames that `lost` selects by their number, counted from 1
 fn play_without(name: &str, lost: impl Fn(usize) -> bool) -> Forward {
     let mut wire = wire(64);
     let frames = captures::timed_frames(&captures::path(name));
@@ -174,7 +168,7 @@ fn lost_packets_of_captures_are_gaps() {
 }
 
 #[test]
-fn round_trips_are_measured_between_the_ends_that_the_communication_manager_joins() {
+fn round_trips_are_measured_on_connections_of_the_communication_manager() {
     let counters = play("cm_rping.pcap", 64).counters();
     let of = |host: [u8; 4], qpn: u32| {
         let is = |qp: &QpCounter<'_>| qp.host == IpAddr::from(host) && qp.qpn.get() == qpn;
@@ -189,7 +183,7 @@ fn round_trips_are_measured_between_the_ends_that_the_communication_manager_join
 }
 
 #[test]
-fn congestion_notifications_belong_to_the_sender_that_has_to_slow_down() {
+fn congestion_notifications_are_counted_for_the_sender_to_which_they_are_addressed() {
     let cnp = packets::packet(Opcode::CNP, false, 0, &[]);
     for queue_pairs in [1, 64] {
         let mut wire = wire(queue_pairs);
@@ -209,7 +203,7 @@ fn congestion_notifications_belong_to_the_sender_that_has_to_slow_down() {
 }
 
 #[test]
-fn another_connection_with_the_same_number_has_no_gap() {
+fn a_new_connection_with_the_same_queue_pair_number_causes_no_gap() {
     let packet = |src: u8, psn: u32| {
         let mut frame = packets::packet(Opcode::RC_WRITE_ONLY, false, 0, &[0; 64]);
         let layout = Packet::parse(&frame).unwrap().layout();
@@ -233,7 +227,7 @@ fn another_connection_with_the_same_number_has_no_gap() {
 
 /// A device spreads one connection over two workers: each misses half of the packets.
 #[test]
-fn workers_that_share_a_connection_are_noticed() {
+fn workers_that_share_a_connection_are_detected() {
     let frames = captures::timed_frames(&captures::path("rc_write_4096.pcap"));
     let mut wires = [wire(64), wire(64)];
     let mut requests = 0;

@@ -1,7 +1,7 @@
-//! Health of queue pairs in a simulated network, against what its hosts sent and its links lost.
+//! Compares the health of queue pairs in a simulated network with what its hosts sent and its links lost.
 //!
 //! The order is: host, recorder, link that loses packets, wire, another such link, recorder, host. Links have a
-//! constant delay, so that it is known of each packet that a recorder saw whether it has passed the wire.
+//! constant delay, so that the test can compute for each recorded packet whether it has passed the wire.
 
 use rnic::{App, Data, Operation, Remote, Rnic, SendRequest, Sge, Status};
 use rocev2::aeth::Syndrome;
@@ -9,7 +9,7 @@ use rocev2::{Opcode, Packet, Qpn};
 use sim::{Clock, Host, Link, NodeId, Switch, World};
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::forward::health::Bug;
 use switch::forward::{Command, Config, Event, Forward};
 use switch::metrics::Metrics as _;
@@ -23,9 +23,9 @@ const OPERATIONS: u32 = 40;
 const LONGEST: u64 = 5_000;
 const DELAY: Nanos = Nanos::from_micros(1);
 
-/// A packet that was seen, without what health does not depend on.
+/// A recorded packet, reduced to the fields on which health depends.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct RecordedPacket {
     at: Nanos,
     port: PortId,
     to: (IpAddr, Qpn),
@@ -36,29 +36,29 @@ struct Seen {
     syndrome: Option<Syndrome>,
 }
 
-impl Seen {
+impl RecordedPacket {
     fn is_request(&self) -> bool {
         !(0x0d..=0x12).contains(&self.opcode.0)
     }
 }
 
 /// A wire that records the packets that it receives.
-struct Tap {
+struct Recorder {
     forward: Forward,
-    seen: Vec<Seen>,
+    packets: Vec<RecordedPacket>,
 }
 
-impl Tap {
+impl Recorder {
     fn new(health: bool, bug: Option<Bug>) -> Self {
-        let topology = Topology::Pairs(vec![(PortId(0), PortId(1))]);
-        let config = Config { topology, counted_qps: 2 * QPS, health, ..Config::bridge(2, 1) };
+        let mode = ForwardingMode::Pairs(vec![(PortId(0), PortId(1))]);
+        let config = Config { mode, counted_qps: 2 * QPS, health, ..Config::bridge(2, 1) };
         let mut forward = Forward::new(&config);
         forward.plant(bug);
-        Self { forward, seen: Vec::new() }
+        Self { forward, packets: Vec::new() }
     }
 }
 
-impl Function for Tap {
+impl Function for Recorder {
     type Command = Command;
     type Event = Event;
 
@@ -72,7 +72,7 @@ impl Function for Tap {
         if let Some(packet) = Packet::parse(frame.bytes()) {
             let (opcode, bth) = (packet.layout().opcode(), packet.bth());
             let read = packet.reth().filter(|_| opcode == Opcode::RC_READ_REQUEST);
-            self.seen.push(Seen {
+            self.packets.push(RecordedPacket {
                 at: now,
                 port,
                 to: (packet.dst(), bth.dest_qp()),
@@ -116,7 +116,7 @@ impl App for Client {
     }
 
     fn run(&mut self, nic: &mut Rnic, _now: Nanos) {
-        // The same NIC as that of the host, whose handles are equal
+        // A NIC that is built as the host's NIC is, so that handles are equal
         let (_, qpns, cq, mr) = understudy_tests::nics::nic(self.number, QPS);
         while let Some(done) = nic.poll_cq(cq) {
             assert_eq!(done.status, Status::Success);
@@ -127,7 +127,8 @@ impl App for Client {
                 let remote = Remote { va: VA, rkey: mr.0 };
                 let reads = self.rng.below(3) == 0;
                 let len = 1 + self.rng.below(LONGEST) as u32;
-                // The first message shows the path MTU, without which the PSNs behind a READ are not known.
+                // The first message shows the path MTU, without which the number of PSNs of a READ is
+                // unknown.
                 let (reads, len) = if self.left[at] == OPERATIONS { (false, 4096) } else { (reads, len) };
                 let operation = if reads { Operation::Read(remote) } else { Operation::Write(remote) };
                 let request = SendRequest::new(at as u64, operation, Data::Memory(Sge { mr, va: VA, len }));
@@ -139,67 +140,68 @@ impl App for Client {
     }
 }
 
-/// What was counted, or has to be counted, of a queue pair.
+/// Counts of a queue pair, expected or observed.
 #[derive(Debug, Default, PartialEq, Eq, Clone, Copy)]
 struct Counts {
     gaps: u64,
-    /// Packets sent again, and those of them that seemed to be only late
+    /// Retransmitted packets, including those that are counted as reordered
     retransmitted: u64,
     naks: u64,
 }
 
 type ByQueuePair = BTreeMap<(IpAddr, Qpn), Counts>;
 
-/// What is known of one sequence of PSNs.
+/// State of one sequence of PSNs.
 #[derive(Default)]
 struct Sequence {
     /// PSNs that the sender has used
     used: HashSet<u32>,
     /// PSN behind the latest packet at the wire
     next: Option<u32>,
-    /// Whether the response to which the latest packet belongs goes on
-    goes_on: bool,
+    /// Whether the response to which the latest packet belongs continues
+    continues: bool,
 }
 
-/// Adds what the packets have to show that left the sender in this order, of which some have `passed` the wire.
-fn expect(all: &mut ByQueuePair, sent: &[Seen], passed: impl Fn(&Seen) -> bool) {
+/// Adds the expected counts of packets that left the sender in this order, of which some have `passed` the
+/// wire.
+fn expect(all: &mut ByQueuePair, sent: &[RecordedPacket], passed: impl Fn(&RecordedPacket) -> bool) {
     let mut sequences = BTreeMap::<_, Sequence>::new();
-    for seen in sent.iter().filter(|seen| seen.opcode != Opcode::RC_ACKNOWLEDGE) {
-        let sequence = sequences.entry((seen.to, seen.is_request())).or_default();
-        let again = !sequence.used.insert(seen.psn);
-        sequence.used.extend(seen.psn..seen.psn + seen.span);
-        if !passed(seen) {
+    for packet in sent.iter().filter(|packet| packet.opcode != Opcode::RC_ACKNOWLEDGE) {
+        let sequence = sequences.entry((packet.to, packet.is_request())).or_default();
+        let again = !sequence.used.insert(packet.psn);
+        sequence.used.extend(packet.psn..packet.psn + packet.span);
+        if !passed(packet) {
             continue;
         }
-        let counts = all.entry(seen.to).or_default();
-        // Without an earlier packet, the first is not known to be missing.
-        let next = *sequence.next.get_or_insert(seen.psn);
-        if seen.psn < next {
-            assert!(again, "{seen:?} is behind {next}");
+        let counts = all.entry(packet.to).or_default();
+        // Without an earlier packet, a loss of the first one cannot be detected.
+        let next = *sequence.next.get_or_insert(packet.psn);
+        if packet.psn < next {
+            assert!(again, "{packet:?} is behind {next}");
             counts.retransmitted += 1;
             continue;
         }
-        let starts = matches!(seen.opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_ONLY);
-        counts.gaps += match (seen.is_request(), starts, sequence.goes_on) {
-            (true, ..) | (_, false, true) => u64::from(seen.psn - next),
+        let starts = matches!(packet.opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_ONLY);
+        counts.gaps += match (packet.is_request(), starts, sequence.continues) {
+            (true, ..) | (_, false, true) => u64::from(packet.psn - next),
             // At least one packet of a response is missing.
-            (_, false, false) | (_, true, true) => u64::from(seen.psn > next),
+            (_, false, false) | (_, true, true) => u64::from(packet.psn > next),
             (_, true, false) => 0,
         };
-        sequence.next = Some(seen.psn + seen.span);
-        sequence.goes_on =
-            matches!(seen.opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE);
+        sequence.next = Some(packet.psn + packet.span);
+        sequence.continues =
+            matches!(packet.opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE);
     }
 }
 
 struct Outcome {
     expected: ByQueuePair,
     counted: ByQueuePair,
-    /// Packets sent again that seemed to be only late
+    /// Retransmitted packets that were counted as reordered
     reordered: u64,
     samples: u64,
     longest: u64,
-    /// Request packets sent again: by the NICs' own counters, and as recorded
+    /// Retransmitted request packets: by the NICs' counters, and as recorded
     repeated: [u64; 2],
 }
 
@@ -218,9 +220,9 @@ fn run(seed: u64, bug: Option<Bug>) -> Outcome {
         })
         .collect();
     let recorders: Vec<NodeId> = (0..2)
-        .map(|_| world.add("recorder", Switch::new(|| Tap::new(false, None)), Clock::default()))
+        .map(|_| world.add("recorder", Switch::new(|| Recorder::new(false, None)), Clock::default()))
         .collect();
-    let wire = world.add("wire", Switch::new(move || Tap::new(true, bug)), Clock::default());
+    let wire = world.add("wire", Switch::new(move || Recorder::new(true, bug)), Clock::default());
     let exact = Link { rate_bps: 0, delay: DELAY, mtu: 4200, ..Link::default() };
     for side in 0..2 {
         // No two packets leave a host at the same time.
@@ -234,28 +236,29 @@ fn run(seed: u64, bug: Option<Bug>) -> Outcome {
         assert_eq!(host(at).app.left, [0; QPS], "seed {seed}");
         assert_eq!(host(at).app.outstanding, [0; QPS], "seed {seed}");
     }
-    let tapped = |node| &world.node::<Switch<Tap>>(node).function.seen;
+    let recorded_packets = |node| &world.node::<Switch<Recorder>>(node).function.packets;
     let mut expected = BTreeMap::new();
     let mut recorded = 0;
     for (side, recorder) in recorders.iter().enumerate() {
-        let sent: Vec<_> = tapped(*recorder).iter().filter(|seen| seen.port == PortId(0)).copied().collect();
-        let at_wire = tapped(wire).iter().filter(|seen| seen.port == PortId(side as u16));
+        let sent: Vec<_> =
+            recorded_packets(*recorder).iter().filter(|packet| packet.port == PortId(0)).copied().collect();
+        let at_wire = recorded_packets(wire).iter().filter(|packet| packet.port == PortId(side as u16));
         let passed: HashSet<_> =
-            at_wire.clone().map(|seen| (seen.at.0, seen.psn, seen.to.1, seen.opcode.0)).collect();
-        expect(&mut expected, &sent, |seen| {
-            passed.contains(&((seen.at + DELAY).0, seen.psn, seen.to.1, seen.opcode.0))
+            at_wire.clone().map(|packet| (packet.at.0, packet.psn, packet.to.1, packet.opcode.0)).collect();
+        expect(&mut expected, &sent, |packet| {
+            passed.contains(&((packet.at + DELAY).0, packet.psn, packet.to.1, packet.opcode.0))
         });
-        for seen in at_wire {
-            let nak = matches!(seen.syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak(_)));
-            expected.entry(seen.to).or_default().naks += u64::from(nak);
+        for packet in at_wire {
+            let nak = matches!(packet.syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak(_)));
+            expected.entry(packet.to).or_default().naks += u64::from(nak);
         }
         let mut used = HashSet::new();
-        for seen in sent.iter().filter(|seen| seen.is_request()) {
-            recorded += u64::from(!used.insert((seen.to, seen.psn)));
-            used.extend((seen.psn..seen.psn + seen.span).map(|psn| (seen.to, psn)));
+        for packet in sent.iter().filter(|packet| packet.is_request()) {
+            recorded += u64::from(!used.insert((packet.to, packet.psn)));
+            used.extend((packet.psn..packet.psn + packet.span).map(|psn| (packet.to, psn)));
         }
     }
-    let counters = world.node::<Switch<Tap>>(wire).function.forward.counters();
+    let counters = world.node::<Switch<Recorder>>(wire).function.forward.counters();
     let mut outcome = Outcome {
         expected,
         counted: BTreeMap::new(),
@@ -279,33 +282,33 @@ fn run(seed: u64, bug: Option<Bug>) -> Outcome {
     outcome
 }
 
-/// Returns the first thing that is wrong.
+/// Returns the first difference.
 fn fault(outcome: &Outcome) -> Option<String> {
     let differs = outcome.expected.iter().find(|(qp, counts)| outcome.counted.get(*qp) != Some(*counts));
     if let Some((qp, counts)) = differs {
         return Some(format!("{qp:?}: expected {counts:?}, counted {:?}", outcome.counted.get(qp)));
     }
-    // Queue pairs that use the same PSNs at the same time are not told apart.
+    // Queue pairs that use the same PSNs at the same time cannot be distinguished.
     if outcome.samples == 0 {
         return None;
     }
-    // The way there and back takes at least this time, and a lost acknowledgement is made up for by the next.
+    // A round trip takes at least this time; after the loss of an acknowledgement, the next one ends it.
     let least = 4 * DELAY.0;
     (!(least..1_000_000).contains(&outcome.longest))
-        .then(|| format!("a round trip of {} ns", outcome.longest))
+        .then(|| format!("invalid round trip of {} ns", outcome.longest))
 }
 
 const SEEDS: u64 = 60;
 
 #[test]
-fn counts_are_those_of_the_hosts_and_links() {
+fn counts_equal_those_of_the_hosts_and_links() {
     let mut total = Counts::default();
     let (mut samples, mut reordered) = (0, 0);
     for seed in 1..=SEEDS {
         let outcome = run(seed, None);
         assert_eq!(
             outcome.repeated[0], outcome.repeated[1],
-            "seed {seed}: the recorder misses transmissions"
+            "seed {seed}: the recorder did not record all transmissions"
         );
         if let Some(fault) = fault(&outcome) {
             panic!("seed {seed}: {fault}");
@@ -326,7 +329,7 @@ fn counts_are_those_of_the_hosts_and_links() {
 fn planted_bugs_are_found() {
     if cfg!(debug_assertions) {
         for bug in Bug::ALL {
-            assert!((1..=SEEDS).any(|seed| fault(&run(seed, Some(bug))).is_some()), "{bug:?} is not found");
+            assert!((1..=SEEDS).any(|seed| fault(&run(seed, Some(bug))).is_some()), "{bug:?} was not found");
         }
     }
 }

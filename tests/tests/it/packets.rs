@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use switch::drop::FaultSet;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::forward::{Config, Forward};
 use switch::impair::{self, Action, Field, Impair, Match, Rule};
 use switch::memory::run_frame;
@@ -12,7 +12,7 @@ use understudy_tests::packets::table;
 fn forward(drop: FaultSet) -> Forward {
     Forward::new(&Config {
         ports: 2,
-        topology: Topology::Pairs(vec![(PortId(0), PortId(1))]),
+        mode: ForwardingMode::Pairs(vec![(PortId(0), PortId(1))]),
         drop,
         verify_icrc: true,
         verify_udp_checksum: true,

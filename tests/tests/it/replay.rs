@@ -1,5 +1,5 @@
-//! An rnic responds as soft-RoCE does: the requests of real captures, replayed against an rnic in the same
-//! state, result in the responses of the capture, field by field.
+//! Compares rnic's responses with those of soft-RoCE: requests of real captures are replayed against an rnic
+//! in the same state, and its responses have to equal those of the capture, field by field.
 //!
 //! These fields may differ, and are not compared: MigReq, which soft-RoCE leaves 0 and hardware sets (IB
 //! 17.2.8: the initial state is "migrated"; some hardware drops packets with the other value); the IPv4
@@ -43,7 +43,8 @@ fn spans(flow: &Flow<'_>, psn: Psn) -> bool {
     psn.distance(from) >= 0 && psn.distance(last.bth().psn()) < 16
 }
 
-/// Sorts the packets of a capture into flows by responder. The PSNs tell which queue pair sent a response.
+/// Sorts the packets of a capture into flows by responder. The PSNs identify the queue pair that sent a
+/// response.
 fn flows<'a>(frames: &'a [Vec<u8>]) -> Vec<Flow<'a>> {
     let packets: Vec<_> =
         frames.iter().enumerate().filter_map(|(n, frame)| Some((n, Packet::parse(frame)?))).collect();

@@ -83,7 +83,7 @@ fn files_of_processes_have_the_values_of_the_plan() {
             prefix: host.prefix,
             switch: network.topology.switches[switch].name.clone(),
             clock: onepipe_host::Clock::Realtime,
-            tell_settled: false,
+            settled_events: false,
         };
         assert_eq!(read, expected);
         assert!(onepipe::Process::new(read.process).is_ok());

@@ -176,7 +176,7 @@ impl Workload<'_> {
 fn run_workload(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, miette::Report> {
     let stop = catch_signals()?;
     let stop = stop.flag();
-    config.process.tell_settled = true;
+    config.process.settled_events = true;
     let own = config.process.process.own.id;
     interfaces::warn_of(&config.runtime.ports);
     let mut endpoint = Endpoint::init(config).map_err(explain)?;

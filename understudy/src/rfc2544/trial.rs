@@ -197,7 +197,7 @@ impl Tester for Runner<'_> {
         let local = LocalLosses {
             lost: lost(&run.devices).saturating_sub(lost(&run.devices_before)) + dropped,
             dropped,
-            held: used_ports.iter().map(|at| u64::from(ports[*at].descriptors)).min().unwrap_or(0),
+            rx_queue_frames: used_ports.iter().map(|at| u64::from(ports[*at].descriptors)).min().unwrap_or(0),
             agrees: invalid::by_devices(ports, &receiving, &run, &[])
                 .iter()
                 .all(|invalid| invalid.reason != "port_disagrees"),
@@ -214,7 +214,7 @@ struct LocalLosses {
     /// Of these, frames lost before they reached a port
     dropped: u64,
     /// Capacity of a port's queue, in frames
-    held: u64,
+    rx_queue_frames: u64,
     /// Whether the ports' counters agree with those of the worker
     agrees: bool,
 }
@@ -261,16 +261,16 @@ fn outcome(
         unseen: stream.unseen(),
         duplicates: stream.duplicates.get(),
         reordered: stream.late.get(),
-        lost_here: local.lost,
+        lost_locally: local.lost,
         sent_per_s,
         offered,
         // The queue pairs' own count of packets with no later one received has to equal `unseen`.
         adds_up: adds_up && stream.behind.get() == stream.unseen(),
         on_cpu: cpu_use.part(cpu_use.on_cpu),
         core: if descheduled { 0.0 } else { 1.0 - cpu_use.part(cpu_use.waited) },
-        away_ns,
-        away_frames: (sent_per_s * away_ns as f64 / 1e9) as u64,
-        held: local.held,
+        poll_gap_ns: away_ns,
+        poll_gap_frames: (sent_per_s * away_ns as f64 / 1e9) as u64,
+        rx_queue_frames: local.rx_queue_frames,
         latency: times(&stream.latency),
     }
 }

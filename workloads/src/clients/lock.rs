@@ -17,7 +17,7 @@ use super::ycsb::Zipf;
 use rnic::Remote;
 use switch::{Nanos, Rng};
 
-/// Way of releasing a lock.
+/// Method of releasing a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unlock {
     /// WRITE of 0
@@ -104,10 +104,10 @@ pub struct Locks {
     pub locks: Zipf,
     /// Distance between two locks in bytes
     pub stride: u64,
-    /// Way of releasing them
+    /// Method of releasing them
     pub unlock: Unlock,
     /// Action while a lock is held
-    pub under: WhileHeld,
+    pub while_held: WhileHeld,
     /// Acquisitions per thread
     pub times: u64,
     /// Number of this machine, below 2^31, which distinguishes its threads from those of other machines
@@ -120,8 +120,8 @@ impl Locks {
     /// Returns a program for Sherman's locks, eight bytes apart, that acquires and releases locks without
     /// end.
     pub const fn new(locks: Zipf, machine: u64, seed: u64) -> Self {
-        let (unlock, under) = (Unlock::Write, WhileHeld::Nothing);
-        Self { locks, stride: 8, unlock, under, times: u64::MAX, machine, seed }
+        let (unlock, while_held) = (Unlock::Write, WhileHeld::Nothing);
+        Self { locks, stride: 8, unlock, while_held, times: u64::MAX, machine, seed }
     }
 }
 
@@ -147,7 +147,7 @@ async fn run(locks: Locks, start: Start) -> Result<(), Stopped> {
         let began = verbs.now();
         table.lock(&verbs, lock, tag).await?;
         account.record(Kind::Lock, verbs.now().since(began));
-        match locks.under {
+        match locks.while_held {
             WhileHeld::Nothing => {}
             WhileHeld::Count => {
                 let counter = regions.get(1).ok_or(Stopped::Regions)?.at(lock * 8);

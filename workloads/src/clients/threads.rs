@@ -19,7 +19,7 @@ use switch::Nanos;
 
 /// Virtual address of the landing zone, where fetched bytes arrive
 const LANDING_VA: u64 = 0x5000_0000_0000;
-/// Maximum number of a thread's requests that the NIC has at once
+/// Maximum number of requests of a thread that are posted to the NIC and not complete
 const MAX_SEND: usize = 128;
 
 /// A thread's future. Only the completions of its requests and timers advance it.
@@ -38,7 +38,7 @@ pub struct Start {
     pub regions: Vec<Region>,
 }
 
-/// Code that threads run.
+/// Program of a client machine's threads.
 pub trait Program: Send + 'static {
     /// Returns the future of a thread that has a connection.
     fn thread(&mut self, start: Start) -> Thread;
@@ -50,7 +50,7 @@ impl<F: FnMut(Start) -> Thread + Send + 'static> Program for F {
     }
 }
 
-/// Way in which threads get their connections.
+/// Method by which threads get their connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectMode {
     /// Through the communication manager, with this server address and port (TCP port space).
@@ -65,7 +65,7 @@ pub enum ConnectMode {
 pub struct ThreadsConfig {
     /// Number of threads
     pub threads: usize,
-    /// Way in which they get their connections
+    /// Method by which they get their connections
     pub connect: ConnectMode,
     /// Exponent `n` of the NIC's acknowledgement timeout of 4.096 us times 2^n
     pub ack_timeout: u8,
@@ -94,7 +94,7 @@ enum State {
     Ended(Result<(), Stopped>),
 }
 
-/// A request that the NIC has.
+/// A request that was posted to the NIC and has not completed.
 #[derive(Debug)]
 struct Outstanding {
     id: u64,
@@ -288,7 +288,7 @@ impl<P: Program> Threads<P> {
             return;
         }
         let landing = &nic.bytes(resources.landing.0)[number * self.config.landing_len as usize..];
-        // Requests without a completion of their own complete with the next one that has one.
+        // Unsignaled requests complete with the next signaled one.
         while let Some(outstanding) = worker.outstanding.pop_front() {
             let (at, len) = outstanding.landing;
             let fetched = &landing[at as usize..][..len as usize];

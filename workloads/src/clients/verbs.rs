@@ -32,7 +32,7 @@ pub enum Stopped {
     Corrupt(&'static str),
 }
 
-/// A request that the NIC does not have yet.
+/// A request that was not yet posted to the NIC.
 #[derive(Debug)]
 pub(super) struct Posted {
     pub(super) id: u64,
@@ -182,7 +182,7 @@ pub(super) fn word(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// Future of a request.
+/// Future that is ready when a request has completed.
 struct Wait {
     mailbox: Arc<Mutex<Mailbox>>,
     id: u64,
@@ -209,7 +209,7 @@ impl Drop for Wait {
     }
 }
 
-/// Future of a point in time.
+/// Future that is ready at a point in time.
 struct Sleep {
     mailbox: Arc<Mutex<Mailbox>>,
     until: Nanos,

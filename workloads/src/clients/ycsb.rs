@@ -119,8 +119,8 @@ impl Iterator for Generator {
     fn next(&mut self) -> Option<(OperationKind, u64)> {
         let percent = self.rng.below(100);
         let reads = u64::from(self.workload.mix.reads_percent());
-        let ask = if percent < reads { OperationKind::Read } else { OperationKind::Update };
-        Some((ask, self.workload.keys.draw(&mut self.rng) as u64))
+        let operation = if percent < reads { OperationKind::Read } else { OperationKind::Update };
+        Some((operation, self.workload.keys.draw(&mut self.rng) as u64))
     }
 }
 
@@ -170,7 +170,8 @@ mod tests {
         assert_ne!(take(Mix::A, 1, 2), take(Mix::A, 1, 3));
         assert_ne!(take(Mix::A, 1, 2), take(Mix::A, 2, 2));
         for mix in [Mix::A, Mix::B, Mix::C, Mix::W, Mix::Reads(20)] {
-            let reads = take(mix, 1, 1).iter().filter(|(ask, _)| *ask == OperationKind::Read).count();
+            let reads =
+                take(mix, 1, 1).iter().filter(|(operation, _)| *operation == OperationKind::Read).count();
             assert!(reads.abs_diff(usize::from(mix.reads_percent()) * 10) < 50, "{mix:?}: {reads}");
         }
         let keys: std::collections::BTreeSet<_> = (0..1000).map(scattered).collect();

@@ -10,7 +10,7 @@ pub const OUTAGE: Nanos = Nanos::from_millis(5);
 /// Time until a group is open and the leader's rate is stable, with heartbeats of [`HEARTBEAT`]
 const WARM_UP: Nanos = Nanos::from_millis(25);
 const HEARTBEAT: Nanos = Nanos::from_micros(250);
-/// The same time with heartbeats of 100 us
+/// As [`WARM_UP`], with heartbeats of 100 us
 const WARM_UP_FAST: Nanos = Nanos::from_millis(10);
 
 /// Rates and latency of a leader.
@@ -36,7 +36,7 @@ pub struct Load {
     /// Size of a value (bytes)
     pub size: usize,
     /// Whether the switch replicates
-    pub through: bool,
+    pub through_switch: bool,
     /// Rate of every link, in bits per second
     pub rate_bps: u64,
     /// Undecided values that the leader proposes at once; `None` for as many as keep the link busy
@@ -56,7 +56,7 @@ impl Load {
         ClusterConfig {
             seed: self.seed,
             servers: self.replicas + 1,
-            through: self.through,
+            through_switch: self.through_switch,
             // A leader learns only from heartbeats what the other servers have removed from their logs.
             slots: 4 * self.max_window(),
             window: self.window.unwrap_or(self.max_window()),
@@ -74,7 +74,7 @@ impl Load {
         let mut cluster = Cluster::new(config);
         cluster.world.run_until(WARM_UP);
         let leader = cluster.app(0).server();
-        if !leader.is_leader() || leader.replicates_through_switch() != self.through {
+        if !leader.is_leader() || leader.replicates_through_switch() != self.through_switch {
             return Err(format!("after {WARM_UP:?} the leader does not replicate as configured"));
         }
         Ok(cluster)
@@ -84,7 +84,7 @@ impl Load {
     ///
     /// # Errors
     /// What went wrong in the run.
-    pub fn pace(&self) -> Result<LeaderRates, String> {
+    pub fn rates(&self) -> Result<LeaderRates, String> {
         let mut cluster = self.warmed_up(&self.config())?;
         let sample = |cluster: &Cluster| {
             let counters = cluster.nic_counters(0);
@@ -131,12 +131,12 @@ impl Load {
     }
 }
 
-/// Measures a leader with this number of replicas and values of this size.
+/// Measures the rates and the latency of a leader with this number of replicas and values of this size.
 ///
 /// # Errors
 /// What went wrong in the run.
-pub fn pace(replicas: u8, size: usize, through: bool, rate_bps: u64) -> Result<LeaderRates, String> {
-    Load { replicas, size, through, rate_bps, window: None, seed: 1 }.pace()
+pub fn rates(replicas: u8, size: usize, through_switch: bool, rate_bps: u64) -> Result<LeaderRates, String> {
+    Load { replicas, size, through_switch, rate_bps, window: None, seed: 1 }.rates()
 }
 
 /// Part of the cluster that fails.
@@ -172,25 +172,31 @@ impl Failure {
 /// What went wrong in a run.
 pub fn pause(
     failure: Failure,
-    through: bool,
+    through_switch: bool,
     replicas: u8,
     moments: u64,
     seed: u64,
 ) -> Result<(Nanos, Nanos), String> {
     let mut pauses = Vec::new();
     for moment in 0..moments {
-        pauses.push(pause_at(failure, through, replicas, moment, seed)?);
+        pauses.push(pause_at(failure, through_switch, replicas, moment, seed)?);
     }
     pauses.sort_unstable();
     Ok((pauses[pauses.len() / 2], pauses[pauses.len() - 1]))
 }
 
-fn pause_at(failure: Failure, through: bool, replicas: u8, moment: u64, seed: u64) -> Result<Nanos, String> {
+fn pause_at(
+    failure: Failure,
+    through_switch: bool,
+    replicas: u8,
+    moment: u64,
+    seed: u64,
+) -> Result<Nanos, String> {
     let config = ClusterConfig {
         // For `seed` 1, the runs' seeds are the moments' numbers.
         seed: seed.wrapping_sub(1) << 32 ^ moment,
         servers: replicas + 1,
-        through,
+        through_switch,
         // More entries than the leader writes before it detects the crash of a replica
         slots: 4096,
         ..ClusterConfig::default()

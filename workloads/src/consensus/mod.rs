@@ -46,7 +46,7 @@ pub struct ClusterConfig {
     /// Number of servers
     pub servers: u8,
     /// Whether leaders replicate through the switch when they can
-    pub through: bool,
+    pub through_switch: bool,
     /// Entries of a log
     pub slots: u64,
     /// Undecided values that a leader proposes at once
@@ -73,7 +73,7 @@ pub struct ClusterConfig {
     pub link: Link,
     /// Queues between the switch's function and its control plane
     pub queues: Queues,
-    /// Share of servers whose NICs forget old READs and atomics, as soft-RoCE does
+    /// Share of servers whose NICs keep no results of old READs and atomics, as soft-RoCE does not
     pub forgetful: Probability,
     /// Whether NICs give memory the same keys after a restart
     pub same_keys_after_restart: bool,
@@ -91,7 +91,7 @@ impl Default for ClusterConfig {
         Self {
             seed: 1,
             servers: 3,
-            through: false,
+            through_switch: false,
             slots: 64,
             window: 8,
             sizes: (9, 48),
@@ -201,7 +201,7 @@ impl Cluster {
                 window: config.window,
                 ack_timeout: config.ack_timeout,
                 retry_count: 6,
-                switch: config.through.then_some(SwitchAddress { address: ip(SWITCH), port: PORT }),
+                switch: config.through_switch.then_some(SwitchAddress { address: ip(SWITCH), port: PORT }),
                 incarnation: 0,
                 secret: match config.server_with_other_secret {
                     Some(other) if other == n => Some(Secret::new("another one")),

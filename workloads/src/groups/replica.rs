@@ -21,13 +21,13 @@ const RECEIVE_VA: u64 = 0x1000;
 pub enum JoinReply {
     /// Accepts
     #[default]
-    Joins,
+    Accept,
     /// Rejects
-    Refuses,
+    Reject,
     /// Accepts, but announces no memory
-    Nothing,
-    /// Accepts with a byte more memory than the other replicas
-    More,
+    NoMemory,
+    /// Accepts, and announces one byte of memory more than the other replicas
+    ExtraByte,
 }
 
 /// State of a replica in one group.
@@ -60,7 +60,7 @@ pub struct ReplicaApp {
     /// Groups that it was in when it crashed, with their memory's state
     before_crash: Vec<Membership>,
     /// Reaction to requests to join
-    pub answers: JoinReply,
+    pub join_reply: JoinReply,
     /// Revokes the right to write from one group as soon as the group has written this number of bytes
     pub revoke_after: Option<u64>,
 }
@@ -75,7 +75,7 @@ impl ReplicaApp {
             resources: None,
             joined: BTreeMap::new(),
             before_crash: Vec::new(),
-            answers: JoinReply::Joins,
+            join_reply: JoinReply::Accept,
             revoke_after: None,
         }
     }
@@ -117,7 +117,7 @@ impl ReplicaApp {
         match event {
             CmEvent::Requested { request, .. } => {
                 let member = MemberRequest::from_bytes(&request.private_data);
-                let member = member.filter(|_| self.answers != JoinReply::Refuses);
+                let member = member.filter(|_| self.join_reply != JoinReply::Reject);
                 let joined = member.and_then(|member| self.join(nic, conn, member, now));
                 if joined.is_none() {
                     _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
@@ -136,11 +136,11 @@ impl ReplicaApp {
     fn join(&mut self, nic: &mut Rnic, conn: Conn, member: MemberRequest, now: Nanos) -> Option<()> {
         let (pd, cq) = self.resources?;
         let seed = seed_of(self.seed, member.leader, member.port);
-        let size = self.groups.memory(seed) + u64::from(self.answers == JoinReply::More);
+        let size = self.groups.memory(seed) + u64::from(self.join_reply == JoinReply::ExtraByte);
         let (memory, mr) = nic.register_new(pd, size as usize, MEMORY_VA, Access::ALL).ok()?;
         let (count, each) = (self.groups.receives, self.groups.max_size.max(1));
         let receives = nic.register_new(pd, (count * each) as usize, RECEIVE_VA, Access::ALL).ok()?;
-        let announced = if self.answers == JoinReply::Nothing { 0 } else { size };
+        let announced = if self.join_reply == JoinReply::NoMemory { 0 } else { size };
         let param = ConnParam {
             private_data: Region::new(MEMORY_VA, mr.0, announced).to_bytes(),
             min_rnr_timer: rocev2::aeth::RnrTimer(1),

@@ -9,7 +9,7 @@ use representative::Representative;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, EPOCH, Link as Wire, NodeId, Switch, World};
-use switch::forward::config::{NextHop, Prefix, Route, RouteTable, Topology, Ttl};
+use switch::forward::config::{ForwardingMode, NextHop, Prefix, Route, RouteTable, Ttl};
 use switch::forward::{self, Forward};
 use switch::{Nanos, PortId, Rng};
 
@@ -198,7 +198,7 @@ impl FatTree {
             routes: site.routes.iter().cloned().chain(beacons).collect(),
         };
         let ports = (links + beside) as u16;
-        forward::Config { topology: Topology::Routes(routes), ..forward::Config::bridge(ports, 1) }
+        forward::Config { mode: ForwardingMode::Routes(routes), ..forward::Config::bridge(ports, 1) }
     }
 
     fn config(&self, number: usize, site: &Site, seed: u64) -> Config {

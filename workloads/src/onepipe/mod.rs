@@ -29,7 +29,7 @@ use rocev2::ethernet::MacAddr;
 use sim::{Clock, EPOCH, Link as Wire, LinkId, NodeId, Switch, World};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::forward::{self, Forward};
 use switch::{Nanos, PortId, Rng};
 
@@ -198,7 +198,7 @@ impl Tree {
         let others = neighbours.iter().zip(0..).filter(|(neighbour, _)| neighbour.switch.is_some());
         let others = others.map(|(neighbour, port)| (neighbour.at.mac, PortId(port)));
         let own = [(switch_addresses(n, 0).mac, PortId(ports as u16 - 1))].into_iter().take(own);
-        if let Topology::Mac(table) = &mut bridge.topology {
+        if let ForwardingMode::Mac(table) = &mut bridge.mode {
             table.fixed = hosts.chain(others).chain(own).collect();
         }
         bridge

@@ -18,7 +18,7 @@ use representative::Representative;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, EPOCH, Link as Wire, Switch, World};
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::forward::{self, Forward};
 use switch::tunnel::{self, InnerForwarding, Tunnel};
 use switch::{Nanos, PortId, Rng};
@@ -57,7 +57,7 @@ fn hosts_of(n: usize) -> impl Iterator<Item = usize> + Clone {
 
 fn bridge(ports: usize, stations: impl Iterator<Item = (Addresses, usize)>) -> Forward {
     let mut bridge = forward::Config::bridge(ports as u16, 1);
-    if let Topology::Mac(table) = &mut bridge.topology {
+    if let ForwardingMode::Mac(table) = &mut bridge.mode {
         table.fixed = stations.map(|(at, port)| (at.mac, PortId(port as u16))).collect();
     }
     Forward::new(&bridge)

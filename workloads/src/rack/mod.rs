@@ -45,8 +45,8 @@ pub struct RackConfig {
     pub costs: Option<Costs>,
     /// Link of each host to the switch
     pub link: Link,
-    /// [`Link::reorder_by`] of the machines' links, if it differs from that of the server's link
-    pub late: Option<Nanos>,
+    /// [`Link::reorder_by`] of the machines' links; `None` for that of [`link`](Self::link)
+    pub machine_reorder_by: Option<Nanos>,
     /// Path MTU
     pub mtu: PathMtu,
     /// First PSN of both ends of a connection that is set up without the communication manager; random if
@@ -55,7 +55,7 @@ pub struct RackConfig {
     /// Whether the communication manager sets up the connections; if not, the simulator exchanges QPNs and
     /// PSNs
     pub cm: bool,
-    /// Share of hosts whose NICs forget old READs and atomics, as soft-RoCE does
+    /// Share of hosts whose NICs keep no results of old READs and atomics, as soft-RoCE does not
     pub forgetful: Probability,
     /// ACK timeout of the clients' NICs: 4.096 us * 2^`ack_timeout`
     pub ack_timeout: u8,
@@ -82,7 +82,7 @@ impl Default for RackConfig {
             threads: 1,
             costs: None,
             link: Link::default(),
-            late: None,
+            machine_reorder_by: None,
             first_psn: None,
             mtu: PathMtu::B1024,
             cm: true,
@@ -180,7 +180,7 @@ impl<P: Program> Rack<P> {
                 Host::new(nic(Some(machine)), app),
                 Clock::default(),
             );
-            let reorder_by = config.late.unwrap_or(config.link.reorder_by);
+            let reorder_by = config.machine_reorder_by.unwrap_or(config.link.reorder_by);
             links.push(world.connect(node, switch, Link { reorder_by, ..config.link }));
             machines.push(node);
         }

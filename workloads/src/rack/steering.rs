@@ -87,41 +87,41 @@ impl fmt::Display for Row {
 }
 
 /// Compares threads that read and update lists, without Swordbox and with it: a single thread, all threads,
-/// layer by layer, and with fewer and fewer tracked keys. Calls `tell` for each row when it is measured.
+/// layer by layer, and with fewer tracked keys. Calls `on_row` for each row when it is measured.
 ///
 /// # Errors
 /// What went wrong in a run.
-pub fn compare(run: &Run, mix: Mix, mut tell: impl FnMut(&Row)) -> Result<Vec<Row>, String> {
+pub fn compare(run: &Run, mix: Mix, mut on_row: impl FnMut(&Row)) -> Result<Vec<Row>, String> {
     let layout = Layout { keys: 1024, node_len: 128 };
     let keys = layout.keys as usize;
-    let alone = Run { threads: 1, machines: 1, ..*run };
+    let single = Run { threads: 1, machines: 1, ..*run };
     let writes = Layers { steer_reads: false, ..Layers::STEER };
-    // Nodes that any thread may still take for the last one of a list; and as many as in the paper
+    // All nodes that any thread may still assume to be the last one of a list; and the paper's number
     let (many, few) = (256 * keys, 3 * keys);
     let runs = [
-        ("alone, without", &alone, 0.99, None),
-        ("alone, steered", &alone, 0.99, Some((keys, many, Layers::STEER))),
-        ("together, without", run, 0.99, None),
-        ("together, CAS steered", run, 0.99, Some((keys, many, writes))),
-        ("together, CAS and READs steered", run, 0.99, Some((keys, many, Layers::STEER))),
-        ("the same, 3 nodes a key remembered", run, 0.99, Some((keys, few, Layers::STEER))),
-        ("Zipf 1.5, without", run, 1.5, None),
-        ("Zipf 1.5, 8 keys", run, 1.5, Some((8, many, Layers::STEER))),
-        ("Zipf 1.5, 64 keys", run, 1.5, Some((64, many, Layers::STEER))),
-        ("Zipf 1.5, all keys", run, 1.5, Some((keys, many, Layers::STEER))),
+        ("1 thread, no Swordbox", &single, 0.99, None),
+        ("1 thread, steered", &single, 0.99, Some((keys, many, Layers::STEER))),
+        ("all threads, no Swordbox", run, 0.99, None),
+        ("all threads, CAS steered", run, 0.99, Some((keys, many, writes))),
+        ("all threads, CAS and READs steered", run, 0.99, Some((keys, many, Layers::STEER))),
+        ("the same, 3 cached nodes per key", run, 0.99, Some((keys, few, Layers::STEER))),
+        ("Zipf 1.5, no Swordbox", run, 1.5, None),
+        ("Zipf 1.5, 8 tracked keys", run, 1.5, Some((8, many, Layers::STEER))),
+        ("Zipf 1.5, 64 tracked keys", run, 1.5, Some((64, many, Layers::STEER))),
+        ("Zipf 1.5, all keys tracked", run, 1.5, Some((keys, many, Layers::STEER))),
     ];
     let mut rows = Vec::new();
     for (name, run, theta, steered) in runs {
         let options = Options::default();
         let outcome = match steered {
             None => clover(run, mix, layout, theta, options, forward(run.machines))?,
-            Some((tracked, remembered, layers)) => {
-                let switch = steer(run, lists(layout, tracked, remembered), layers);
+            Some((tracked, cached, layers)) => {
+                let switch = steer(run, lists(layout, tracked, cached), layers);
                 clover(run, mix, layout, theta, options, switch)?
             }
         };
         let row = Row { name: name.into(), outcome };
-        tell(&row);
+        on_row(&row);
         rows.push(row);
     }
     Ok(rows)

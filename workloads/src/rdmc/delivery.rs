@@ -30,26 +30,26 @@ fn digest(bytes: &[u8]) -> [u8; DIGEST] {
     digest
 }
 
-/// Behaviour of a receiver, perhaps faulty
+/// Behaviour of a receiver, which may be faulty
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiverBehaviour {
-    /// Works
-    Sound,
-    /// Has no disk space
-    Full,
-    /// Writes a wrong byte
-    Careless,
-    /// Writes a segment only at every n-th call
-    Slow(u32),
-    /// Needs this time to write a segment
-    Disk(Nanos),
+    /// No fault
+    Correct,
+    /// The disk has no space: the receiver refuses the object
+    NoSpace,
+    /// Changes a bit of the first segment
+    Corrupts,
+    /// Writes segments at every n-th call only
+    WritesEveryNthCall(u32),
+    /// Takes this time to write a segment
+    WriteTime(Nanos),
     /// Writes this number of segments, then none
-    Stuck(u64),
-    /// Needs this time to create the file
-    Begins(Nanos),
-    /// Has this much memory for segments (bytes)
-    Small(u64),
-    /// Does not run
+    StopsAfter(u64),
+    /// Takes this time to create the file
+    CreateTime(Nanos),
+    /// Has this amount of memory for segments (bytes)
+    MemoryLimit(u64),
+    /// Is not running
     Absent,
 }
 
@@ -69,17 +69,17 @@ pub struct Receiver {
     configs: Box<(Config, ReceiverConfig)>,
     behaviour: ReceiverBehaviour,
     written: Vec<u8>,
-    /// Object whose digest was right; it stays on the disk when the receiver crashes
+    /// Object whose digest matched; it stays on the disk when the receiver crashes
     stored: Vec<u8>,
     segments: u64,
     polls: u32,
-    /// For [`ReceiverBehaviour::Disk`]: end of the write in progress
+    /// For [`ReceiverBehaviour::WriteTime`]: end of the write in progress
     writing_until: Option<Nanos>,
     /// Time at which the receiver accepts or refuses, once an object was offered
     begins_at: Option<Nanos>,
     begun: bool,
-    /// Largest number of segments that had arrived and were not written
-    most_unwritten: u64,
+    /// Largest number of segments that had arrived and were not yet written
+    max_unwritten: u64,
 }
 
 impl Receiver {
@@ -96,16 +96,16 @@ impl Receiver {
             writing_until: None,
             begins_at: None,
             begun: false,
-            most_unwritten: 0,
+            max_unwritten: 0,
         }
     }
 
     /// Returns whether the receiver can write a segment now.
     fn writes(&mut self, now: Nanos) -> bool {
         match self.behaviour {
-            ReceiverBehaviour::Slow(every) => self.polls.is_multiple_of(every),
-            ReceiverBehaviour::Stuck(after) => self.segments < after,
-            ReceiverBehaviour::Disk(_) => self.writing_until.is_none_or(|until| until <= now),
+            ReceiverBehaviour::WritesEveryNthCall(every) => self.polls.is_multiple_of(every),
+            ReceiverBehaviour::StopsAfter(after) => self.segments < after,
+            ReceiverBehaviour::WriteTime(_) => self.writing_until.is_none_or(|until| until <= now),
             _ => true,
         }
     }
@@ -113,19 +113,22 @@ impl Receiver {
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.delivery.run(nic, now);
         if self.delivery.offered().is_some() && self.begins_at.is_none() {
-            let duration =
-                if let ReceiverBehaviour::Begins(duration) = self.behaviour { duration } else { Nanos::ZERO };
+            let duration = if let ReceiverBehaviour::CreateTime(duration) = self.behaviour {
+                duration
+            } else {
+                Nanos::ZERO
+            };
             self.begins_at = Some(now + duration);
         }
         if self.begins_at.is_some_and(|at| at <= now) && !self.begun {
             self.begun = true;
-            if self.behaviour == ReceiverBehaviour::Full {
+            if self.behaviour == ReceiverBehaviour::NoSpace {
                 self.delivery.refuse(nic, Refusal::NoSpace, now);
             } else {
                 self.delivery.accept(nic, now);
             }
         }
-        self.most_unwritten = self.most_unwritten.max(self.delivery.unwritten());
+        self.max_unwritten = self.max_unwritten.max(self.delivery.unwritten());
         self.polls += 1;
         // The disk has finished its write.
         if self.writing_until.take_if(|until| *until <= now).is_some() {
@@ -136,11 +139,11 @@ impl Receiver {
         {
             self.written.extend_from_slice(&bytes);
             self.segments += 1;
-            if self.behaviour == ReceiverBehaviour::Careless && self.segments == 1 {
+            if self.behaviour == ReceiverBehaviour::Corrupts && self.segments == 1 {
                 self.written[0] ^= 1;
             }
             match self.behaviour {
-                ReceiverBehaviour::Disk(duration) => self.writing_until = Some(now + duration),
+                ReceiverBehaviour::WriteTime(duration) => self.writing_until = Some(now + duration),
                 _ => self.delivery.segment_written(nic),
             }
         }
@@ -220,7 +223,7 @@ impl App for Role {
     }
 }
 
-/// A delivery from host 0 to all others.
+/// A delivery from host 0 to all other hosts.
 #[derive(Debug)]
 pub struct Delivery {
     /// The network
@@ -260,8 +263,11 @@ impl Delivery {
         let delivery = Box::new(ObjectSender::new(node_config(setup, 0), config)?);
         let root = Role::Root(Root { delivery, read: 0, read_limit: u64::MAX });
         let receiver = |(host, behaviour): (u16, &ReceiverBehaviour)| {
-            let max_memory =
-                if let ReceiverBehaviour::Small(bytes) = behaviour { *bytes } else { ReceiverConfig::MEMORY };
+            let max_memory = if let ReceiverBehaviour::MemoryLimit(bytes) = behaviour {
+                *bytes
+            } else {
+                ReceiverConfig::MEMORY
+            };
             let configs = (node_config(setup, host), ReceiverConfig { from: ip(0), patience, max_memory });
             Role::Receiver(Receiver::new(Box::new(configs), *behaviour))
         };
@@ -298,7 +304,7 @@ impl Delivery {
         }
     }
 
-    /// Makes the application of a host give up.
+    /// Makes the application of a host stop the delivery.
     pub fn stop(&mut self, host: u16) {
         let node = self.hosts[usize::from(host)];
         self.world.with::<Host<Role>, _>(node, |host, now| match &mut host.app {
@@ -325,16 +331,16 @@ impl Delivery {
         }
     }
 
-    /// Returns the largest number of segments that a receiver had and had not written.
+    /// Returns the largest number of segments that a receiver had received and not yet written.
     pub fn max_unwritten(&self, host: u16) -> u64 {
         match self.role(host) {
-            Role::Receiver(receiver) => receiver.most_unwritten,
+            Role::Receiver(receiver) => receiver.max_unwritten,
             Role::Root(_) => 0,
         }
     }
 
     /// Returns whether a receiver has stored exactly the object.
-    pub fn is_right(&self, host: u16) -> bool {
+    pub fn has_stored_object(&self, host: u16) -> bool {
         let Role::Receiver(Receiver { stored, .. }) = self.role(host) else { return false };
         let Role::Root(Root { delivery, .. }) = self.role(0) else { return false };
         let object = (0..delivery.segments()).flat_map(|n| segment(n, delivery.segment_len(n) as usize));
@@ -342,7 +348,7 @@ impl Delivery {
     }
 
     /// Runs until the root and these receivers have an outcome. Returns false if one has none by `until`.
-    pub fn settle(&mut self, until: Nanos, receivers: &[u16]) -> bool {
+    pub fn run_until_outcome(&mut self, until: Nanos, receivers: &[u16]) -> bool {
         loop {
             if self.root_outcome().is_some()
                 && receivers.iter().all(|host| self.receiver_outcome(*host).is_some())

@@ -282,19 +282,19 @@ impl Cluster {
         self.member(host).group_state(group)
     }
 
-    /// Runs while `goes_on` returns true. Returns false if it still does at `until`, or when no event is
+    /// Runs while `continues` returns true. Returns false if it still does at `until`, or when no event is
     /// left.
-    pub fn run_while(&mut self, until: Nanos, mut goes_on: impl FnMut(&Self) -> bool) -> bool {
-        while goes_on(self) {
+    pub fn run_while(&mut self, until: Nanos, mut continues: impl FnMut(&Self) -> bool) -> bool {
+        while continues(self) {
             if !self.world.step(until) {
-                return !goes_on(self);
+                return !continues(self);
             }
         }
         true
     }
 
     /// Runs until the group is closed or failed at all of these hosts. Returns false if it is not by `until`.
-    pub fn settle(&mut self, until: Nanos, group: u32, hosts: &[u16]) -> bool {
+    pub fn run_until_ended(&mut self, until: Nanos, group: u32, hosts: &[u16]) -> bool {
         let ended = |cluster: &Self| {
             hosts.iter().all(|host| {
                 matches!(cluster.group_state(*host, group), GroupState::Closed | GroupState::Failed(_))

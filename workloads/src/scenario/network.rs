@@ -41,7 +41,7 @@ pub struct HostSpec {
     pub credits: NumberRange,
     /// Whether it limits its rate by DCQCN
     pub dcqcn: NumberRange,
-    /// Whether it forgets old READs and atomics, as soft-RoCE does
+    /// Whether it keeps no results of old READs and atomics, as soft-RoCE does not
     pub forgetful: NumberRange,
 }
 

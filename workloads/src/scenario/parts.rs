@@ -14,8 +14,8 @@ use sim::{Clock, Controlled, Ecn, Forger, ForgerConfig, Link, NodeId, Switch, Wo
 use switch::forward::{Config as ForwardConfig, Forward};
 use switch::{Nanos, Probability, Rng};
 
-/// MAC addresses that a switch has capacity for
-const MAX_STATIONS: usize = 4096;
+/// Capacity of a switch's MAC table
+const MAX_MACS: usize = 4096;
 /// Addresses of outsiders, from the blocks for documentation (RFC 5737, RFC 3849)
 const OUTSIDER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 66));
 const OUTSIDER_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x66));
@@ -68,7 +68,7 @@ pub(super) fn add_switch(
 ) -> NodeId {
     let linked = scenario.links.iter().filter(|link| link.ends.contains(&spec.name)).count();
     let ports = (linked + outsiders(scenario, &spec.name).count()) as u16;
-    let forward = ForwardConfig::bridge(ports, MAX_STATIONS);
+    let forward = ForwardConfig::bridge(ports, MAX_MACS);
     let SwitchKind::P4ce { address, silent_after } = spec.kind else {
         return world.add(&spec.name, Switch::new(move || Forward::new(&forward)), Clock::default());
     };

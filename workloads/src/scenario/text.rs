@@ -72,9 +72,9 @@ pub fn to_toml(scenario: &Scenario) -> String {
                 text.line(&format!("link = {ends:?}"));
                 text.scaled("mtu", *mtu, 1.0);
             }
-            FaultKind::Outsider(switch, lies) => {
+            FaultKind::Outsider(switch, rounds) => {
                 text.quoted("stranger", switch);
-                text.scaled("lies", *lies, 1.0);
+                text.scaled("lies", *rounds, 1.0);
             }
             FaultKind::Swap(hosts) => text.line(&format!("swap = {hosts:?}")),
             FaultKind::Rehash(node, salt) => {

@@ -260,7 +260,7 @@ impl Cluster {
     pub fn partition(&mut self, client: u16, server: u16, at: Nanos, until: Nanos) {
         let (client, server) = (mac(self.config.servers + client), mac(server));
         // A shared connection of the switch may be dead while neither host can notify the switch. Until the
-        // switch gives the connection up, the other clients reconnect in vain, and once more if the
+        // switch gives the connection up, the other clients fail to reconnect, and once more if the
         // connection is first used when the partition ends.
         if self.config.shares_fate {
             let dead_for = Nanos(self.config.forwarded_for.0 * 2) + until.since(at);

@@ -47,7 +47,7 @@ pub(super) enum Affected {
 /// A page of a server.
 #[derive(Clone, Copy, Debug, Default)]
 struct Page {
-    /// Section that has learnt that it holds the lock
+    /// Section whose client knows that it holds the lock
     holder: Option<u64>,
     /// Section that wrote the page last
     newest: u64,
@@ -55,7 +55,7 @@ struct Page {
 
 /// Record of a server's memory.
 #[derive(Clone, Debug)]
-struct Served {
+struct MemoryRecord {
     /// Logical time of its loss; `u64::MAX` if it was not lost
     lost: u64,
     words: Vec<Vec<Op>>,
@@ -84,8 +84,8 @@ pub(super) struct History {
     /// Number of unique values handed out
     values: u64,
     /// Memories by number; a server that restarts without its memory gets another number
-    memories: Vec<Served>,
-    empty_memory: Served,
+    memories: Vec<MemoryRecord>,
+    empty_memory: MemoryRecord,
     /// Number of each server's present memory
     current: Vec<usize>,
     /// Begin of each fault, and what it affects
@@ -114,7 +114,7 @@ pub(super) struct History {
 impl History {
     fn new(config: &Config) -> Self {
         let table = (config.words + config.pages) as usize;
-        let memory = Served {
+        let memory = MemoryRecord {
             lost: u64::MAX,
             words: vec![Vec::new(); table],
             newest: vec![0; table],
@@ -306,7 +306,7 @@ impl History {
 
     /// Checks the words of a memory. `table` is its contents at the end; `None` if the memory is lost.
     pub(super) fn check(&self, memory: usize, table: Option<&[u8]>, rules: Rules) -> Result<(), String> {
-        let Served { words, lost, .. } = &self.memories[memory];
+        let MemoryRecord { words, lost, .. } = &self.memories[memory];
         for (word, ops) in words.iter().enumerate() {
             let over = |op: &Op| self.ended.get(&op.connection).map_or(*lost, |ended| *ended.min(lost));
             let ops: Vec<Op> = ops.iter().map(|op| Op { until: over(op), ..*op }).collect();

@@ -97,7 +97,7 @@ pub struct Config {
     pub window: u32,
     /// When servers acknowledge
     pub ack: AckPolicy,
-    /// Share of hosts whose NICs forget old READs and atomics, as soft-RoCE does
+    /// Share of hosts whose NICs keep no results of old READs and atomics, as soft-RoCE does not
     pub forgetful: Probability,
     /// Receive requests that a server keeps posted for each connection
     pub receives: u32,
@@ -214,9 +214,9 @@ impl SwitchConnection {
     /// Returns the private data of a REQ that requests this treatment.
     pub const fn private_data(self) -> &'static [u8] {
         match self {
-            Self::Good => b"lane: good",
-            Self::OtherDomain => b"lane: other domain",
-            Self::Refused => b"lane: refused",
+            Self::Good => b"switch: good",
+            Self::OtherDomain => b"switch: other domain",
+            Self::Refused => b"switch: refused",
         }
     }
 

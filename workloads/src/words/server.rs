@@ -37,7 +37,7 @@ struct Resources {
 
 /// A server's end of a connection.
 #[derive(Debug)]
-struct Served {
+struct ServerEnd {
     conn_id: u32,
     conn: Option<Conn>,
     own: Buffer,
@@ -56,7 +56,7 @@ pub struct ServerApp {
     history: Shared,
     resources: Option<Resources>,
     /// Ends of connections, by the queue pair number since the last start
-    served: BTreeMap<u32, Served>,
+    served: BTreeMap<u32, ServerEnd>,
     /// Queue pairs of the switch's own connections
     switch_qps: BTreeMap<Conn, Qpn>,
     by_conn_id: BTreeMap<u32, u32>,
@@ -134,7 +134,7 @@ impl ServerApp {
         let (own, own_key) = nic.register_new(pd, config.max_size as usize, OWN_VA, Access::ALL).ok()?;
         let size = (config.receives * config.max_size) as usize;
         let receives = nic.register_new(pd, size, RECEIVE_VA, Access::ALL).ok()?;
-        let served = Served { conn_id, conn: None, own, receives, messages: 0, is_over: false };
+        let served = ServerEnd { conn_id, conn: None, own, receives, messages: 0, is_over: false };
         self.by_conn_id.insert(conn_id, qpn.get());
         self.history.get().grant(conn_id);
         self.served.insert(qpn.get(), served);

@@ -24,7 +24,7 @@ fn values_are_decided_at_all_servers() {
 
 #[test]
 fn a_leader_replicates_through_the_switch_and_without_it_when_it_fails() {
-    let mut net = Cluster::new(&ClusterConfig { through: true, ..ClusterConfig::default() });
+    let mut net = Cluster::new(&ClusterConfig { through_switch: true, ..ClusterConfig::default() });
     net.run_until(Nanos::from_millis(20));
     assert!(net.app(0).server().replicates_through_switch());
     let before = net.app(0).next();
@@ -80,7 +80,7 @@ fn a_server_that_lost_its_memory_becomes_a_member_again() {
 
 #[test]
 fn a_server_that_lost_its_memory_rejoins_the_switch_group() {
-    let mut net = Cluster::new(&ClusterConfig { through: true, ..ClusterConfig::default() });
+    let mut net = Cluster::new(&ClusterConfig { through_switch: true, ..ClusterConfig::default() });
     net.world.schedule(Nanos::from_millis(20), Fault::Crash(net.servers[2]));
     net.world.schedule(Nanos::from_millis(25), Fault::Restart(net.servers[2]));
     net.run_until(Nanos::from_millis(24));
@@ -100,8 +100,8 @@ fn a_server_that_lost_its_memory_rejoins_the_switch_group() {
 
 #[test]
 fn a_server_that_lost_its_memory_becomes_a_member_again_through_a_switch() {
-    let mut net = Cluster::new(&ClusterConfig { through: true, ..ClusterConfig::default() });
-    // One server that is missed while it is down, and one that is back before it is missed
+    let mut net = Cluster::new(&ClusterConfig { through_switch: true, ..ClusterConfig::default() });
+    // One server whose absence is detected while it is down, and one that restarts before that
     for (n, down_us) in [(1, 2000), (2, 300)] {
         let at = Nanos::from_millis(100 * n as u64 - 80);
         net.world.schedule(at, Fault::Crash(net.servers[n]));
@@ -154,7 +154,7 @@ fn links_of(net: &Cluster, servers: &[usize]) -> Vec<LinkId> {
 }
 
 #[test]
-fn entries_below_a_snapshot_are_not_taken_for_decided() {
+fn entries_before_a_snapshot_are_not_considered_decided() {
     let mut installed = 0;
     for (phase, max_proposals) in
         (0..12).flat_map(|phase| [57, 58, 59].map(|max_proposals| (phase, max_proposals)))
@@ -185,7 +185,7 @@ fn entries_below_a_snapshot_are_not_taken_for_decided() {
         at = at + Nanos::from_millis(50);
         change(&mut net, at, &[], &[3]);
         at = at + Nanos::from_millis(40) + Nanos::from_micros(100 * phase);
-        // Server 2 leads, and must not take what server 3 held before for decided values.
+        // Server 2 leads, and must not consider decided what server 3 held before.
         change(&mut net, at, &[], &[2]);
         for server in [0, 1] {
             net.world.schedule(at, Fault::Crash(net.servers[server]));
@@ -198,7 +198,7 @@ fn entries_below_a_snapshot_are_not_taken_for_decided() {
 }
 
 #[test]
-fn a_server_with_a_higher_promise_of_its_own_is_asked_in_a_later_term() {
+fn a_reconnected_candidate_catches_up_in_a_later_term() {
     for us in (0..16_000).step_by(2000) {
         let mut net = Cluster::new(&ClusterConfig::default());
         let link = links_of(&net, &[2]);
@@ -230,10 +230,11 @@ fn a_flapping_link_leaks_no_queue_pairs() {
 }
 
 #[test]
-fn a_copy_lost_behind_the_switch_does_not_stop_the_group() {
+fn a_copy_lost_after_the_switch_does_not_stop_the_group() {
     for (loss, servers) in [(0.01, 3), (0.0001, 3), (0.0001, 5)] {
         let link = Link { loss: Probability::new(loss).unwrap(), ..Link::default() };
-        let config = ClusterConfig { seed: 7, through: true, link, servers, ..ClusterConfig::default() };
+        let config =
+            ClusterConfig { seed: 7, through_switch: true, link, servers, ..ClusterConfig::default() };
         let mut net = Cluster::new(&config);
         net.run_until(Nanos::from_millis(10));
         let mut before = net.entries();
@@ -252,9 +253,12 @@ fn a_copy_lost_behind_the_switch_does_not_stop_the_group() {
 
 #[test]
 fn requests_of_a_host_that_is_not_a_server_change_nothing() {
-    for through in [false, true] {
-        let config =
-            ClusterConfig { through, outsider: Some(Nanos::from_micros(50)), ..ClusterConfig::default() };
+    for through_switch in [false, true] {
+        let config = ClusterConfig {
+            through_switch,
+            outsider: Some(Nanos::from_micros(50)),
+            ..ClusterConfig::default()
+        };
         let mut net = Cluster::new(&config);
         net.run_until(Nanos::from_millis(20));
         let before = net.entries();
@@ -268,7 +272,8 @@ fn requests_of_a_host_that_is_not_a_server_change_nothing() {
             "the leader has changed"
         );
         assert!(
-            net.app(0).server().is_leader() && net.app(0).server().replicates_through_switch() == through
+            net.app(0).server().is_leader()
+                && net.app(0).server().replicates_through_switch() == through_switch
         );
         let refused: u64 = net.apps().map(|app| app.server().refused()).sum();
         let node = net.outsider.expect("the cluster has an outsider");
@@ -279,7 +284,7 @@ fn requests_of_a_host_that_is_not_a_server_change_nothing() {
 
 #[test]
 fn servers_and_switch_that_share_a_secret_work_together() {
-    let config = ClusterConfig { through: true, secret: true, ..ClusterConfig::default() };
+    let config = ClusterConfig { through_switch: true, secret: true, ..ClusterConfig::default() };
     let mut net = Cluster::new(&config);
     net.run_until(Nanos::from_millis(30));
     net.check().unwrap();
@@ -345,7 +350,7 @@ fn servers_bootstrap_only_on_command() {
 }
 
 #[test]
-fn a_bootstrap_command_is_void_while_a_member_lives() {
+fn a_bootstrap_command_has_no_effect_while_a_member_is_live() {
     let mut net = Cluster::new(&ClusterConfig::default());
     let crash = |net: &mut Cluster, servers: &[usize], at: Nanos| {
         for server in servers {

@@ -198,7 +198,7 @@ fn restart_rng(seed: u64) -> Option<Rng> {
     (rng.below(3) == 0).then_some(rng)
 }
 
-/// Restarts servers with empty memory repeatedly, sometimes before any client notices.
+/// Restarts servers with empty memory repeatedly, sometimes before any client detects it.
 fn restart_servers(net: &mut Cluster) {
     let Some(mut rng) = restart_rng(net.seed()) else { return };
     let mut at = Nanos::from_micros(rng.between(20, 400));

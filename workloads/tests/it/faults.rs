@@ -10,7 +10,7 @@ const SUITES: [(&str, &[&str]); 8] = [
     ("words", &["tests/it/words.rs", "tests/it/drawn.rs", "src/words/cluster.rs"]),
     ("Swordbox", &["tests/it/swordbox.rs", "tests/it/drawn.rs", "src/words/cluster.rs"]),
     ("steering", &["tests/it/steering.rs"]),
-    ("P4CE", &["tests/it/groups.rs"]),
+    ("P4CE", &["tests/it/groups.rs", "tests/it/groups/net.rs"]),
     ("consensus", &["tests/it/consensus/seeds.rs"]),
     ("RDMC", &["tests/it/rdmc/seeds.rs", "tests/it/rdmc/deliveries.rs"]),
     ("1Pipe", &["tests/it/onepipe/seeds.rs"]),
@@ -121,7 +121,7 @@ const FAULTS: [Row; 31] = [
     ),
     row(
         "receive buffers are missing for a while, or receivers are slow",
-        &["starve", "repost_us", "receives:", "ReceiverBehaviour::Disk", "reads_every"],
+        &["starve", "repost_us", "receives:", "ReceiverBehaviour::WriteTime", "reads_every"],
         &[(
             &["steering", "consensus"],
             "nodes and logs are written into memory: no message needs a receive buffer",

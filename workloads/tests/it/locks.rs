@@ -42,7 +42,8 @@ fn count(config: RackConfig, locks: &Locks) -> Rack<Locks> {
 fn a_lock_excludes_all_other_threads() {
     let zipf = Zipf::new(1, 0.0);
     for (unlock, cm) in [(Unlock::Write, true), (Unlock::CompareSwap, false)] {
-        let locks = Locks { unlock, under: WhileHeld::Count, times: 50, ..Locks::new(zipf.clone(), 0, 1) };
+        let locks =
+            Locks { unlock, while_held: WhileHeld::Count, times: 50, ..Locks::new(zipf.clone(), 0, 1) };
         let config = RackConfig { machines: 4, threads: 4, cm, ..RackConfig::default() };
         let rack = count(config, &locks);
         assert!(rack.account.lock().tally.cas_failed > 100, "too little contention");
@@ -54,7 +55,8 @@ fn a_lock_excludes_on_a_lossy_link_and_with_costs() {
     let percent = Probability::percent;
     let (duplicate, reorder, corrupt) = (percent(2), percent(5), percent(1));
     for seed in 0..20 {
-        let locks = Locks { under: WhileHeld::Count, times: 20, ..Locks::new(Zipf::new(4, 0.99), 0, seed) };
+        let locks =
+            Locks { while_held: WhileHeld::Count, times: 20, ..Locks::new(Zipf::new(4, 0.99), 0, seed) };
         let link = Link { loss: percent(2), duplicate, reorder, corrupt, ..Link::default() };
         let config = RackConfig {
             seed,
@@ -84,7 +86,7 @@ fn a_run_is_reproducible_to_the_byte() {
 #[test]
 fn threads_reconnect_after_the_server_restarts() {
     let locks =
-        Locks { under: WhileHeld::Hold(Nanos::from_micros(3)), ..Locks::new(Zipf::new(16, 0.0), 0, 3) };
+        Locks { while_held: WhileHeld::Hold(Nanos::from_micros(3)), ..Locks::new(Zipf::new(16, 0.0), 0, 3) };
     let config = RackConfig {
         threads: 2,
         ack_timeout: 6,

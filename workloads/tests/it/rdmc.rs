@@ -46,7 +46,7 @@ fn messages_arrive_and_groups_close() {
                 cluster.send(0, 7, len).unwrap();
             }
             cluster.destroy(7, &hosts);
-            assert!(cluster.settle(END, 7, &hosts), "{name}: {:?}", cluster.group_state(0, 7));
+            assert!(cluster.run_until_ended(END, 7, &hosts), "{name}: {:?}", cluster.group_state(0, 7));
             cluster.check().unwrap_or_else(|wrong| panic!("{name}: {wrong}"));
             cluster.check_memory(&hosts).unwrap_or_else(|wrong| panic!("{name}: {wrong}"));
             for host in hosts {
@@ -108,7 +108,7 @@ fn invalid_calls_are_refused_with_the_reason() {
         member.destroy(1).unwrap();
     });
     assert_eq!(cluster.send(0, 1, 10), Err(CallError::Closing(1)));
-    assert!(cluster.settle(END, 1, &[0, 1]));
+    assert!(cluster.run_until_ended(END, 1, &[0, 1]));
     assert_eq!(
         (cluster.group_state(0, 1), cluster.group_state(1, 1)),
         (GroupState::Closed, GroupState::Closed)
@@ -118,7 +118,7 @@ fn invalid_calls_are_refused_with_the_reason() {
 
 /// One member never creates the group, one has another configuration of it, and one has no memory.
 #[test]
-fn members_that_do_not_take_part_are_named() {
+fn members_that_do_not_join_are_named() {
     let hosts = [0, 1, 2, 3];
     let mut cluster = Cluster::new(&Setup { max_message_bytes: 5000, ..Setup::default() });
     let members: Vec<_> = hosts.iter().map(|host| ip(*host)).collect();
@@ -126,7 +126,7 @@ fn members_that_do_not_take_part_are_named() {
     for host in [0, 1, 3] {
         cluster.with(host, |member, nic, now| member.create(nic, config.clone(), now)).unwrap();
     }
-    assert!(cluster.settle(END, 1, &[0, 1, 3]));
+    assert!(cluster.run_until_ended(END, 1, &[0, 1, 3]));
     for host in [0, 1, 3] {
         assert_eq!(
             cluster.group_state(host, 1),
@@ -136,7 +136,7 @@ fn members_that_do_not_take_part_are_named() {
     }
     // The group is created too late: the other members have already failed.
     cluster.with(2, |member, nic, now| member.create(nic, config, now)).unwrap();
-    assert!(cluster.settle(END, 1, &[2]));
+    assert!(cluster.run_until_ended(END, 1, &[2]));
     assert!(
         matches!(cluster.group_state(2, 1), GroupState::Failed(Failure::NotCreated(_))),
         "{:?}",
@@ -148,7 +148,7 @@ fn members_that_do_not_take_part_are_named() {
         config.block_bytes = if host == 3 { 2000 } else { 1000 };
         cluster.with(host, |member, nic, now| member.create(nic, config.clone(), now)).unwrap();
     }
-    assert!(cluster.settle(END, 2, &hosts));
+    assert!(cluster.run_until_ended(END, 2, &hosts));
     for host in hosts {
         assert!(
             matches!(cluster.group_state(host, 2), GroupState::Failed(Failure::Mismatch(_))),
@@ -159,7 +159,7 @@ fn members_that_do_not_take_part_are_named() {
     cluster.create(&group(3, Algorithm::Pipeline, 1000), &hosts).unwrap();
     cluster.send(0, 3, 5000).unwrap();
     cluster.send(0, 3, 5001).unwrap();
-    assert!(cluster.settle(END, 3, &hosts));
+    assert!(cluster.run_until_ended(END, 3, &hosts));
     for host in hosts {
         let GroupState::Failed(Failure::NoMemory(named)) = cluster.group_state(host, 3) else {
             panic!("{host}")
@@ -167,7 +167,7 @@ fn members_that_do_not_take_part_are_named() {
         assert_ne!(named, ip(0));
         assert_eq!(cluster.member(host).seen().complete[&3], [5000], "host {host}");
         assert_eq!(cluster.member(host).buffers(), 0);
-        // Destroying the group also returns the failure, and then forgets it.
+        // Destroying the group also returns the failure, and removes it.
         let destroyed = cluster.with(host, |member, _, _| member.destroy(3));
         assert_eq!(destroyed, Err(CallError::Failed(Failure::NoMemory(named))));
         assert_eq!(cluster.with(host, |member, _, _| member.destroy(3)), Err(CallError::Unknown(3)));
@@ -176,14 +176,14 @@ fn members_that_do_not_take_part_are_named() {
     cluster.create(&group(3, Algorithm::Chain, 1000), &hosts).unwrap();
     cluster.send(0, 3, 4000).unwrap();
     cluster.destroy(3, &[0]);
-    assert!(cluster.settle(END, 3, &hosts));
+    assert!(cluster.run_until_ended(END, 3, &hosts));
     assert!(hosts.iter().all(|host| cluster.group_state(*host, 3) == GroupState::Closed));
     cluster.check().unwrap();
 }
 
-/// There is nothing to send; the survivors are notified anyway.
+/// Survivors are notified even if there is nothing to send.
 #[test]
-fn an_idle_group_notices_that_a_member_has_crashed() {
+fn an_idle_group_detects_that_a_member_has_crashed() {
     for victim in 0..5 {
         let hosts = [0, 1, 2, 3, 4];
         let mut cluster = Cluster::new(&Setup { hosts: 5, ..Setup::default() });
@@ -194,7 +194,7 @@ fn an_idle_group_notices_that_a_member_has_crashed() {
         let now = cluster.world.now();
         cluster.world.schedule(now, sim::Fault::Crash(cluster.hosts[victim as usize]));
         let survivors: Vec<_> = hosts.into_iter().filter(|host| *host != victim).collect();
-        assert!(cluster.settle(now + Nanos::from_millis(100), 1, &survivors), "without {victim}");
+        assert!(cluster.run_until_ended(now + Nanos::from_millis(100), 1, &survivors), "without {victim}");
         for host in survivors {
             assert_eq!(
                 cluster.group_state(host, 1),
@@ -222,7 +222,7 @@ fn crash_at_moments(algorithm: &Algorithm, every: u64) {
         cluster
     };
     let mut whole = begin(1);
-    assert!(whole.settle(END, 1, &hosts));
+    assert!(whole.run_until_ended(END, 1, &hosts));
     let (events, _) = whole.world.events();
     let (mut closed, mut failed) = (0, 0);
     for at in (1..=events + 1).step_by(every as usize) {
@@ -233,7 +233,7 @@ fn crash_at_moments(algorithm: &Algorithm, every: u64) {
             cluster.world.schedule(now, sim::Fault::Crash(cluster.hosts[usize::from(victim)]));
             let context = format!("{}: {victim} crashes at event {at}", algorithm.name());
             let survivors: Vec<_> = hosts.into_iter().filter(|host| *host != victim).collect();
-            cluster.settle(now + Nanos::from_millis(400), 1, &survivors);
+            cluster.run_until_ended(now + Nanos::from_millis(400), 1, &survivors);
             cluster.check_end(1, &hosts, &[victim], 2).unwrap_or_else(|wrong| panic!("{context}: {wrong}"));
             if survivors.iter().any(|host| cluster.group_state(*host, 1) == GroupState::Closed) {
                 closed += 1;
@@ -247,7 +247,7 @@ fn crash_at_moments(algorithm: &Algorithm, every: u64) {
             cluster.create(&group(1, Algorithm::Chain, 1000), &survivors).unwrap();
             cluster.send(root, 1, 2000).unwrap();
             cluster.destroy(1, &survivors);
-            assert!(cluster.settle(now + Nanos::from_secs(1), 1, &survivors), "{context}");
+            assert!(cluster.run_until_ended(now + Nanos::from_secs(1), 1, &survivors), "{context}");
             let again = survivors.iter().all(|host| cluster.group_state(*host, 1) == GroupState::Closed);
             assert!(again, "{context}: the survivors' group is {:?}", cluster.group_state(root, 1));
             let checked = cluster.check().and_then(|()| cluster.check_memory(&survivors));
@@ -259,33 +259,33 @@ fn crash_at_moments(algorithm: &Algorithm, every: u64) {
 }
 
 #[test]
-fn a_group_survives_crashes_of_a_pipeline_at_any_moment() {
+fn survivors_agree_after_a_crash_at_any_moment_of_a_pipeline() {
     crash_at_moments(&Algorithm::Pipeline, 17);
 }
 
 #[test]
-fn a_group_survives_crashes_of_a_chain_at_any_moment() {
+fn survivors_agree_after_a_crash_at_any_moment_of_a_chain() {
     crash_at_moments(&Algorithm::Chain, 29);
 }
 
 #[test]
-fn a_group_survives_crashes_of_a_sequence_at_any_moment() {
+fn survivors_agree_after_a_crash_at_any_moment_of_a_sequential_send() {
     crash_at_moments(&Algorithm::Sequential, 41);
 }
 
 #[test]
-fn a_group_survives_crashes_in_racks_at_any_moment() {
+fn survivors_agree_after_a_crash_at_any_moment_of_a_hybrid_of_racks() {
     let racks = Racks::new(&["a", "a", "b", "b", "b"]).unwrap();
     crash_at_moments(&Algorithm::Hybrid(racks), 41);
 }
 
 #[test]
-fn a_group_survives_crashes_of_a_tree_at_any_moment() {
+fn survivors_agree_after_a_crash_at_any_moment_of_a_tree() {
     crash_at_moments(&Algorithm::Tree, 29);
 }
 
 #[test]
-fn a_group_survives_crashes_behind_a_copying_switch_at_any_moment() {
+fn survivors_agree_after_a_crash_at_any_moment_behind_a_copying_switch() {
     crash_at_moments(&Algorithm::InNetwork, 29);
 }
 
@@ -306,7 +306,7 @@ fn messages_keep_their_order_behind_a_slow_link() {
                 cluster.send(0, 1, len).unwrap();
             }
             cluster.destroy(1, &hosts);
-            assert!(cluster.settle(END, 1, &hosts));
+            assert!(cluster.run_until_ended(END, 1, &hosts));
             for host in &hosts {
                 let context = format!("{host} of {n}, {slow} is slow");
                 assert_eq!(cluster.group_state(*host, 1), GroupState::Closed, "{context}");
@@ -323,7 +323,7 @@ fn an_absent_switch_is_named() {
     let hosts = [0, 1, 2, 3];
     let mut cluster = Cluster::new(&Setup { switch_address: ip(99), ..Setup::default() });
     cluster.create(&group(1, Algorithm::InNetwork, 1000), &hosts).unwrap();
-    assert!(cluster.settle(END, 1, &hosts));
+    assert!(cluster.run_until_ended(END, 1, &hosts));
     for host in hosts {
         assert_eq!(cluster.group_state(host, 1), GroupState::Failed(Failure::Switch(ip(0))), "host {host}");
     }
@@ -339,7 +339,7 @@ fn a_switch_that_cannot_reach_a_member_is_named() {
         let mut cluster = Cluster::new(&Setup::default());
         cluster.world.schedule(Nanos::ZERO, Fault::PartitionPair(SWITCH_MAC, mac(apart)));
         cluster.create(&group(1, Algorithm::InNetwork, 1000), &hosts).unwrap();
-        assert!(cluster.settle(END, 1, &hosts));
+        assert!(cluster.run_until_ended(END, 1, &hosts));
         for host in hosts {
             let now = cluster.group_state(host, 1);
             assert_eq!(now, GroupState::Failed(Failure::Switch(ip(0))), "{apart} is apart; host {host}");
@@ -356,7 +356,7 @@ fn members_that_cannot_reach_each_other_are_named() {
         let mut cluster =
             Cluster::new(&Setup { hosts: 5, unreachable_pairs: vec![(a, b)], ..Setup::default() });
         cluster.create(&group(1, Algorithm::Pipeline, 1000), &hosts).unwrap();
-        assert!(cluster.settle(END, 1, &hosts));
+        assert!(cluster.run_until_ended(END, 1, &hosts));
         for host in hosts {
             let now = cluster.group_state(host, 1);
             let GroupState::Failed(Failure::NotCreated(named) | Failure::NotJoined(named)) = now else {
@@ -374,7 +374,7 @@ fn a_failure_long_ago_does_not_affect_a_new_group() {
     let mut cluster = Cluster::new(&Setup { hosts: 2, ..Setup::default() });
     let config = GroupConfig { members: vec![ip(0), ip(1)], ..group(1, Algorithm::Chain, 1000) };
     cluster.with(0, |member, nic, now| member.create(nic, config.clone(), now)).unwrap();
-    assert!(cluster.settle(END, 1, &[0]));
+    assert!(cluster.run_until_ended(END, 1, &[0]));
     cluster.world.run_until(cluster.world.now() + Nanos::from_millis(300));
     for host in [1, 0] {
         cluster.with(host, |member, nic, now| member.create(nic, config.clone(), now)).unwrap();
@@ -400,14 +400,14 @@ fn members_agree_on_the_end_after_a_crash_of_the_switch() {
         let at = Nanos::from_micros(at);
         cluster.world.schedule(at, sim::Fault::Crash(cluster.switch));
         cluster.world.schedule(at + Nanos::from_micros(300), sim::Fault::Restart(cluster.switch));
-        assert!(cluster.settle(at + Nanos::from_secs(4), 1, &hosts), "{at:?}");
+        assert!(cluster.run_until_ended(at + Nanos::from_secs(4), 1, &hosts), "{at:?}");
         cluster.check_end(1, &hosts, &[], 20).unwrap();
         cluster.destroy(1, &hosts);
         cluster.create(&group(1, Algorithm::Pipeline, 1000), &hosts).unwrap();
         cluster.send(0, 1, 100_000).unwrap();
         cluster.destroy(1, &hosts);
         let end = cluster.world.now() + Nanos::from_secs(4);
-        assert!(cluster.settle(end, 1, &hosts));
+        assert!(cluster.run_until_ended(end, 1, &hosts));
         for host in hosts {
             assert_eq!(cluster.group_state(host, 1), GroupState::Closed, "host {host}, {at:?}");
         }
@@ -441,7 +441,11 @@ fn a_thousand_overlapping_groups_complete() {
         cluster.destroy(*number, hosts);
     }
     for (number, hosts) in &groups {
-        assert!(cluster.settle(END, *number, hosts), "group {number}: {:?}", cluster.group_state(0, *number));
+        assert!(
+            cluster.run_until_ended(END, *number, hosts),
+            "group {number}: {:?}",
+            cluster.group_state(0, *number)
+        );
         assert!(
             hosts.iter().all(|host| cluster.group_state(*host, *number) == GroupState::Closed),
             "group {number}"

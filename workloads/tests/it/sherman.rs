@@ -18,7 +18,7 @@ const LOCKS_VA: u64 = 0x1000_0000;
 const TREE_VA: u64 = 0x7000_0000_0000;
 
 #[test]
-fn one_thread_observes_a_map() {
+fn the_tree_behaves_as_a_map_for_one_thread() {
     for (mtu, keys) in [(PathMtu::B1024, 3000), (PathMtu::B256, 700), (PathMtu::B4096, 90)] {
         let model = Arc::<Mutex<BTreeMap<u64, u64>>>::default();
         let shared = model.clone();
@@ -150,7 +150,7 @@ fn check(config: RackConfig, run: Run) {
 const RUN: Run = Run { keys: 1500, times: 150, unlock: Unlock::Write, ascend: false };
 
 #[test]
-fn many_threads_observe_registers() {
+fn each_key_behaves_as_a_register_for_many_threads() {
     for (run, cm, mtu) in [
         (RUN, true, PathMtu::B1024),
         (Run { unlock: Unlock::CompareSwap, ..RUN }, false, PathMtu::B1024),
@@ -164,7 +164,7 @@ fn many_threads_observe_registers() {
 }
 
 #[test]
-fn many_threads_observe_registers_on_a_lossy_link_and_with_costs() {
+fn each_key_behaves_as_a_register_on_a_lossy_link_and_with_costs() {
     let percent = Probability::percent;
     for seed in 0..10 {
         let link = Link {

@@ -179,7 +179,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Rng) {
         // Only connections made by the CM can be re-established.
         cm: may_fail || rng.below(2) == 0,
         ack_timeout: rng.between(5, 7) as u8,
-        late: None,
+        machine_reorder_by: None,
         first_psn: environment::psns_near_the_wrap(seed),
         retry_count: if may_fail { rng.between(4, 7) as u8 } else { rnic::ReadyToSend::NO_LIMIT },
         forgetful: Probability::percent(50),
@@ -189,7 +189,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Rng) {
         forged_rounds: if forgery.below(3) == 0 { forgery.between(10, 100) } else { 0 } as u32,
         forged_words: (*forgery.pick(&[INDEX_VA, NODES_VA]), layout.keys),
     };
-    let rack = RackConfig { late: late(seed, may_fail, rack.ack_timeout), ..rack };
+    let rack = RackConfig { machine_reorder_by: late(seed, may_fail, rack.ack_timeout), ..rack };
     let work = Work {
         layout,
         options: Options {
@@ -380,7 +380,7 @@ fn seeds(partition: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
     crate::environment::seeds("steering", count).filter(move |seed| seed % parts == partition)
 }
 
-fn bad_wires(partition: u64) {
+fn lossy_links(partition: u64) {
     let mut counter_totals = CounterTotals::default();
     for seed in seeds(partition, 2, 200) {
         let (drawn, _) = drawn(seed, false);
@@ -393,13 +393,13 @@ fn bad_wires(partition: u64) {
 }
 
 #[test]
-fn bad_wires_leave_lists_correct_in_the_first_half_of_the_seeds() {
-    bad_wires(0);
+fn lossy_links_leave_lists_correct_in_the_first_half_of_the_seeds() {
+    lossy_links(0);
 }
 
 #[test]
-fn bad_wires_leave_lists_correct_in_the_second_half_of_the_seeds() {
-    bad_wires(1);
+fn lossy_links_leave_lists_correct_in_the_second_half_of_the_seeds() {
+    lossy_links(1);
 }
 
 fn schedule_faults(net: &mut Net, rng: &mut Rng, seed: u64) -> Vec<(Nanos, Layers)> {

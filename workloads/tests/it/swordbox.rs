@@ -190,7 +190,7 @@ fn dead_after(config: &words::Config) -> Nanos {
     match () {
         // Before all words have been requested on a dead shared QP
         () if config.same_keys_after_restart => Nanos::from_millis(rng.between(2, 20)),
-        // Until then, all connections that need the shared QP reconnect in vain.
+        // Until then, all connections that need the shared QP fail to reconnect.
         () if config.may_fail && drawn::partition_rng(config.seed).is_some() => {
             Nanos::from_millis(rng.between(2, 6))
         }
@@ -424,7 +424,7 @@ fn operate(net: &mut words::Cluster) {
     }
 }
 
-fn bad_wires(part: u64) {
+fn lossy_links(part: u64) {
     let mut all = words::Totals::default();
     let mut counter_totals = CounterTotals::default();
     for seed in seeds(part, 3, 600) {
@@ -458,18 +458,18 @@ fn bad_wires(part: u64) {
 }
 
 #[test]
-fn bad_wires_leave_words_correct_in_the_first_third_of_the_seeds() {
-    bad_wires(0);
+fn lossy_links_leave_words_correct_in_the_first_third_of_the_seeds() {
+    lossy_links(0);
 }
 
 #[test]
-fn bad_wires_leave_words_correct_in_the_second_third_of_the_seeds() {
-    bad_wires(1);
+fn lossy_links_leave_words_correct_in_the_second_third_of_the_seeds() {
+    lossy_links(1);
 }
 
 #[test]
-fn bad_wires_leave_words_correct_in_the_last_third_of_the_seeds() {
-    bad_wires(2);
+fn lossy_links_leave_words_correct_in_the_last_third_of_the_seeds() {
+    lossy_links(2);
 }
 
 fn crashes(part: u64) {

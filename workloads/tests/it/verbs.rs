@@ -213,7 +213,7 @@ fn verbs_complete_after_links_and_hosts_have_recovered() {
 
 #[cfg(debug_assertions)]
 #[test]
-fn planted_neglect_of_access_rights_is_found() {
+fn planted_writes_without_a_right_are_found() {
     let scenario = revoking();
     let violation = |seed, bug| run(&scenario, seed, Planted { bug }, Vec::new()).violation;
     let found = (0..100).find_map(|seed| {
@@ -264,6 +264,6 @@ fn planted_starvation_of_requests_is_found() {
 
 #[cfg(debug_assertions)]
 #[test]
-fn planted_deadlines_that_are_never_due_are_found() {
+fn planted_timeout_that_the_rate_limit_suppresses_is_found() {
     stalls(&congested(), rnic::Bug::PaceExcuses);
 }

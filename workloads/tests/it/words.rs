@@ -60,7 +60,7 @@ fn a_seed_determines_the_whole_run() {
 }
 
 #[test]
-fn contended_words_and_locks_need_no_fault_to_be_consistent() {
+fn contended_words_and_locks_are_consistent_without_faults() {
     let (totals, _) = run(&Config { operations: 200, sections: 20, depth: 3, ..Config::default() }, |_| {});
     assert_eq!((totals.broken, totals.unknown), (0, 0));
     for (verb, count) in Verb::ALL.into_iter().zip(totals.operations) {
@@ -70,7 +70,7 @@ fn contended_words_and_locks_need_no_fault_to_be_consistent() {
 }
 
 #[test]
-fn clients_and_servers_may_have_a_switch_each() {
+fn clients_and_servers_work_with_a_switch_each() {
     let config = Config { clients: 6, servers: 2, ..Config::default() };
     let mut net = Cluster::new(&config, |world, wiring| {
         assert_eq!((wiring.ports, wiring.servers.len(), wiring.clients.len()), (8, 2, 6));
@@ -86,7 +86,7 @@ fn clients_and_servers_may_have_a_switch_each() {
 }
 
 #[test]
-fn bad_wires_break_no_connection() {
+fn lossy_links_break_no_connection() {
     let (mut all, mut forged) = (Totals::default(), 0);
     for seed in environment::seeds("words", 120) {
         let (config, _) = drawn(seed, FORGETFUL);
@@ -115,7 +115,7 @@ fn crashes_leave_words_consistent() {
     assert!(!environment::selects_default_seeds() || all.broken.min(all.unknown) > 500, "{all:?}");
 }
 
-/// An error of a switch that responds for a server. It occurs now and then.
+/// An error of a switch that responds for a server. It occurs for some packets, at random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Forgery {
     /// The response to an atomic carries the previous atomic's original value: a stale cached word.

@@ -102,7 +102,7 @@ fn article(page: &mut String, figure: &Figure, state: &State, content: &Content<
             let command = escaped(&record.command);
             term(
                 page,
-                "Again",
+                "Command",
                 &format!(
                     "<code>{command}</code> (seed {}, {} s of CPU)",
                     record.settings.seed,

@@ -78,7 +78,7 @@ fn section(text: &mut String, figure: &Figure, state: &State, content: &Content<
     };
     _ = writeln!(
         text,
-        "- Again: `{}` (seed {}, {} s of CPU)",
+        "- Command: `{}` (seed {}, {} s of CPU)",
         record.command,
         record.settings.seed,
         number(record.cpu_seconds)

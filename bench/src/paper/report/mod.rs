@@ -177,7 +177,7 @@ fn json(content: &Content<'_>) -> Value {
     })
 }
 
-/// Formats a number of ours for people.
+/// Formats a measured number.
 pub(super) fn number(value: f64) -> String {
     shape::text(value)
 }

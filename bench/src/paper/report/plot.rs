@@ -21,7 +21,7 @@ const GRID: RGBColor = placeholder(201);
 const BACK: RGBColor = placeholder(202);
 
 /// Returns the number of the colour variable of a curve. The paper's curve `paper, NAME` has the colour of
-/// our curve `NAME`, so that curves to compare look alike.
+/// the measured curve `NAME`, so that curves to be compared look alike.
 pub(super) fn colour(plot: &Plot, series: usize) -> usize {
     let one = &plot.series[series];
     let index_among =
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_papers_curve_has_the_colour_of_ours_of_the_same_name() {
+    fn a_papers_curve_has_the_colour_of_the_measured_curve_of_the_same_name() {
         let mut plot = plot(false);
         assert_eq!([0, 1, 2].map(|n| colour(&plot, n)), [0, 0, 1]);
         plot.series[1].name = "paper, c".into();

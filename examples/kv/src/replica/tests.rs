@@ -58,7 +58,7 @@ impl Net {
         }
         let mut net = Self { world, servers, responses, next: 0 };
         net.run_for(Nanos::from_millis(2));
-        assert_eq!(net.bootstrap(0), Some(Response::Begun(Ok(()))));
+        assert_eq!(net.bootstrap(0), Some(Response::Bootstrapped(Ok(()))));
         net
     }
 
@@ -238,7 +238,7 @@ fn servers_that_all_restart_wait_for_the_operator() {
     let mut net = Net::new(1);
     net.run_for(Nanos::from_millis(10));
     assert_eq!(net.execute_with_retries(0, &incr(1)), Outcome::Number(1));
-    assert_eq!(net.bootstrap(1), Some(Response::Begun(Err(BootstrapError::Member))));
+    assert_eq!(net.bootstrap(1), Some(Response::Bootstrapped(Err(BootstrapError::Member))));
     let (now, later) = (net.world.now(), net.after(Nanos::from_millis(1)));
     for server in net.servers.clone() {
         net.world.schedule(now, Fault::Crash(server));
@@ -253,6 +253,6 @@ fn servers_that_all_restart_wait_for_the_operator() {
             "a blank server executed a command"
         );
     }
-    assert_eq!(net.bootstrap(2), Some(Response::Begun(Ok(()))));
+    assert_eq!(net.bootstrap(2), Some(Response::Bootstrapped(Ok(()))));
     assert_eq!(net.execute_with_retries(0, &incr(1)), Outcome::Number(1), "the new group has to begin empty");
 }

@@ -31,7 +31,7 @@ fn frames_are_refused_with_the_right_reason() {
     let mut commits = OnePipe::new(OnePipeOpcode::BEACON, clock, Psn::ZERO);
     commits.set_commit(Some(ahead));
     let key = {
-        let route = Route::new(&RouteFields {
+        let route = PathHeaders::new(&PathHeaderFields {
             src_mac: zero.mac,
             dst_mac: one.mac,
             vlan: None,

@@ -41,7 +41,7 @@ fn pass_switch(frame: &[u8], n: u8, source: IpAddr, next: (IpAddr, MacAddr)) -> 
         inner_forwarding: InnerForwarding::NextHops(vec![next]),
     };
     let mut bridge = forward::Config::bridge(2, 4);
-    if let Topology::Mac(table) = &mut bridge.topology {
+    if let ForwardingMode::Mac(table) = &mut bridge.mode {
         table.fixed = vec![(next.1, PortId(1))];
     }
     let mut tunnel = Tunnel::new(&config, Forward::new(&bridge));

@@ -9,7 +9,8 @@ fn router(incarnation: Incarnation) -> Representative {
     let to = |to: &str, n| Route { to: to.parse().unwrap(), via: via(n) };
     // Packets of these tests go to address 77.
     let routes = vec![to("10.0.0.77/32", 2), to("10.0.0.0/24", 0), to("fd00::/16", 2)];
-    config.forward.topology = Topology::Routes(RouteTable { mac: OWN, ttl: Ttl::Decrement, seed: 1, routes });
+    config.forward.mode =
+        ForwardingMode::Routes(RouteTable { mac: OWN, ttl: Ttl::Decrement, seed: 1, routes });
     Representative::new(config).unwrap()
 }
 

@@ -42,7 +42,13 @@ const LINUX: Config = Config {
 };
 
 /// Replays a captured connection with a manager on both sides: every message is the same except for the IDs.
-fn replay(capture: &str, peer: Peer, request: &ConnectRequest, reply: &Accept, passive_disconnects: bool) {
+fn replay(
+    capture: &str,
+    addresses: AddressPair,
+    request: &ConnectRequest,
+    reply: &Accept,
+    passive_disconnects: bool,
+) {
     let captured = mads(capture);
     let mut a = Cm::new(LINUX, 1);
     let mut b = Cm::new(Config { ca_guid: 0x5054_00ff_fe00_0001, ..LINUX }, 2);
@@ -81,8 +87,8 @@ fn replay(capture: &str, peer: Peer, request: &ConnectRequest, reply: &Accept, p
     assert!(log[..3].iter().all(|mad| mad[8..16] == log[0][8..16]) && log[3][8..16] == log[4][8..16]);
     // The decoded contents match what was sent.
     assert_eq!(
-        (seen.peer, seen.service_id, seen.ca_guid),
-        (reversed(peer), request.service_id, LINUX.ca_guid)
+        (seen.addresses, seen.service_id, seen.ca_guid),
+        (reversed(addresses), request.service_id, LINUX.ca_guid)
     );
     assert_eq!((seen.qpn, seen.starting_psn), (request.qpn, request.starting_psn));
     assert_eq!((seen.path_mtu, seen.flow_label, seen.hop_limit), (request.path_mtu, request.flow_label, 64));
@@ -93,7 +99,7 @@ fn replay(capture: &str, peer: Peer, request: &ConnectRequest, reply: &Accept, p
         (request.responder_resources, request.initiator_depth)
     );
     let cma = seen.cma.unwrap();
-    assert_eq!((cma.src_addr(), cma.dst_addr()), (peer.local, peer.remote));
+    assert_eq!((cma.src_addr(), cma.dst_addr()), (addresses.local, addresses.remote));
     assert_eq!(Some(cma.src_port.get()), request.cma_src_port);
     assert_eq!(seen.private_data[..request.private_data.len()], request.private_data);
     assert_eq!(seen.private_data.len(), private_data::REQ_CMA);
@@ -114,13 +120,19 @@ fn messages_match_a_capture_of_rping() {
 
 #[test]
 fn messages_match_a_capture_of_rping_over_ipv6() {
-    let peer = Peer { local: "fd00::2".parse().unwrap(), remote: "fd00::1".parse().unwrap() };
+    let addresses = AddressPair { local: "fd00::2".parse().unwrap(), remote: "fd00::1".parse().unwrap() };
     let request = ConnectRequest {
         cma_src_port: Some(0xb338),
         flow_label: 0x5cfce,
-        ..ConnectRequest::new(peer, SERVICE, Qpn::new(0x16), Psn::new(0x9e_735f))
+        ..ConnectRequest::new(addresses, SERVICE, Qpn::new(0x16), Psn::new(0x9e_735f))
     };
-    replay("ipv6_cm_rping.pcap", peer, &request, &Accept::new(Qpn::new(0x16), Psn::new(0xf8_d751)), false);
+    replay(
+        "ipv6_cm_rping.pcap",
+        addresses,
+        &request,
+        &Accept::new(Qpn::new(0x16), Psn::new(0xf8_d751)),
+        false,
+    );
 }
 
 #[test]
@@ -178,7 +190,7 @@ fn requests_that_do_not_fit_a_req_are_refused() {
         (with(|r| r.flow_label = 1 << 20), "flow_label is 1048576; use at most 1048575"),
         (with(|r| r.service_level = 16), "service_level is 16; use at most 15"),
         (
-            with(|r| r.peer.local = "fd00::2".parse().unwrap()),
+            with(|r| r.addresses.local = "fd00::2".parse().unwrap()),
             "fd00::2 and 10.0.0.1 are of different address families; use two of the same family",
         ),
     ] {

@@ -33,7 +33,7 @@ struct World {
     cms: [Cm; 2],
     seen: [BTreeMap<Conn, Observed>; 2],
     agenda: BinaryHeap<Reverse<(Nanos, u64, usize, Action)>>,
-    mads: Vec<(Peer, [u8; MAD_LEN])>,
+    mads: Vec<(AddressPair, [u8; MAD_LEN])>,
     rng: Rng,
     loss: Probability,
     now: Nanos,
@@ -69,13 +69,13 @@ impl World {
     }
 
     fn transmit(&mut self, side: usize) {
-        while let Some((peer, mad)) = self.cms[side].poll_transmit() {
+        while let Some((addresses, mad)) = self.cms[side].poll_transmit() {
             let copies = 1 + usize::from(self.rng.happens(Probability::percent(10)));
             for _ in 0..copies {
                 if self.rng.happens(self.loss) {
                     continue;
                 }
-                self.mads.push((reversed(peer), mad));
+                self.mads.push((reversed(addresses), mad));
                 let at = self.mads.len() - 1;
                 // Some messages arrive seconds later, when the connection may be closed.
                 let most = if self.rng.happens(Probability::percent(5)) { 9000 } else { 50 };
@@ -145,13 +145,14 @@ impl World {
         let now = self.now;
         match action {
             Action::Deliver(to, at) => {
-                let (peer, mad) = self.mads[at];
-                self.cms[to].on_mad(peer, &mad, now);
+                let (addresses, mad) = self.mads[at];
+                self.cms[to].on_mad(addresses, &mad, now);
                 self.process_events(to);
             }
             Action::Connect(qpn) => {
-                let peer = if side == 0 { A_TO_B } else { B_TO_A };
-                let conn = self.cms[side].connect(&ConnectRequest { peer, ..request(qpn) }, now).unwrap();
+                let addresses = if side == 0 { A_TO_B } else { B_TO_A };
+                let conn =
+                    self.cms[side].connect(&ConnectRequest { addresses, ..request(qpn) }, now).unwrap();
                 self.seen[side].insert(conn, Observed { qpn, ..Observed::default() });
             }
             // The connection may have ended meanwhile.

@@ -4,7 +4,7 @@ use crate::config::Bug;
 use crate::memory::Access;
 use crate::qp::{MAX_PACKETS, QpContext, State, Transport};
 use crate::queue::{Data, Operation, Status, UdDestination};
-use crate::wire::Route;
+use crate::wire::PathHeaders;
 use rocev2::atomic::AtomicEth;
 use rocev2::deth::Deth;
 use rocev2::immediate::{Ieth, ImmDt};
@@ -69,8 +69,8 @@ impl QpContext<'_> {
     }
 
     pub(crate) fn emit(&mut self, frame: &mut Vec<u8>, bth: Bth, extended: &[&[u8]], payload: &[u8]) {
-        if let Some((route, _)) = &mut self.qp.route {
-            route.emit(frame, bth, extended, payload);
+        if let Some((path_headers, _)) = &mut self.qp.path_headers {
+            path_headers.emit(frame, bth, extended, payload);
         }
     }
 
@@ -213,8 +213,8 @@ impl QpContext<'_> {
             }
             _ => {}
         }
-        let Some((route, _)) = &mut self.qp.route else { return false };
-        route.emit(frame, bth, &extended, payload);
+        let Some((path_headers, _)) = &mut self.qp.path_headers else { return false };
+        path_headers.emit(frame, bth, &extended, payload);
         self.on_request_sent(psn, packets, ack_req || operation.fetches(), frame.len(), now);
         true
     }
@@ -259,7 +259,7 @@ impl QpContext<'_> {
 
     pub(crate) fn transmit_datagram(
         &mut self,
-        route: &mut Route,
+        path_headers: &mut PathHeaders,
         to: &UdDestination,
         frame: &mut Vec<u8>,
     ) -> bool {
@@ -287,7 +287,7 @@ impl QpContext<'_> {
         bth.set_solicited(request.solicited);
         let deth = Deth::new(to.qkey, self.qp.qpn);
         let imm = imm.as_ref().map_or(&[][..], IntoBytes::as_bytes);
-        route.emit(frame, bth, &[deth.as_bytes(), imm], payload);
+        path_headers.emit(frame, bth, &[deth.as_bytes(), imm], payload);
         self.complete_send(wqe, Status::Success);
         true
     }

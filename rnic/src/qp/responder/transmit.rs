@@ -87,8 +87,8 @@ impl QpContext<'_> {
         #[cfg(debug_assertions)]
         let bytes = &stale[..];
         let bth = Bth::new(opcode, dest, psn.add(sent));
-        if let Some((route, _)) = &mut self.qp.route {
-            route.emit(frame, bth, extended, bytes);
+        if let Some((path_headers, _)) = &mut self.qp.path_headers {
+            path_headers.emit(frame, bth, extended, bytes);
         }
         if sent + 1 == packets {
             self.qp.resp.responses.pop_front();

@@ -9,7 +9,7 @@ use rocev2::ethernet::MacAddr;
 use std::path::Path;
 use switch::drop::FaultSet;
 use switch::forward::Config as Forward;
-use switch::forward::config::{MacTable, Topology};
+use switch::forward::config::{ForwardingMode, MacTable};
 use switch::{Nanos, PortId};
 
 fn function(text: &str) -> Forward {
@@ -51,7 +51,7 @@ fn absent_keys_have_defaults() {
         config.function,
         FunctionConfig::Forward(Forward {
             ports: 2,
-            topology: Topology::Pairs(vec![(PortId(0), PortId(1))]),
+            mode: ForwardingMode::Pairs(vec![(PortId(0), PortId(1))]),
             drop: FaultSet::NONE,
             verify_icrc: false,
             verify_udp_checksum: false,
@@ -207,20 +207,20 @@ fn faults_are_read_by_name_or_as_all_or_none() {
 
 #[test]
 fn a_port_can_be_paired_with_itself() {
-    let pairs = function(&forward(r#"pairs = [["b", "b"], ["a", "a"]]"#)).topology;
-    assert_eq!(pairs, Topology::Pairs(vec![(PortId(1), PortId(1)), (PortId(0), PortId(0))]));
+    let pairs = function(&forward(r#"pairs = [["b", "b"], ["a", "a"]]"#)).mode;
+    assert_eq!(pairs, ForwardingMode::Pairs(vec![(PortId(1), PortId(1)), (PortId(0), PortId(0))]));
 }
 
 #[test]
 fn a_bridge_is_read() {
     let fixed = r#"{ mac = "52:54:00:00:00:01", port = "b" }"#;
     let table = |capacity, seconds, fixed: &[(MacAddr, PortId)]| {
-        Topology::Mac(MacTable { capacity, ageing: Nanos::from_secs(seconds), fixed: fixed.to_vec() })
+        ForwardingMode::Mac(MacTable { capacity, ageing: Nanos::from_secs(seconds), fixed: fixed.to_vec() })
     };
-    assert_eq!(function(&forward("mac_table = {}")).topology, table(4096, 300, &[]));
+    assert_eq!(function(&forward("mac_table = {}")).mode, table(4096, 300, &[]));
     let full = format!("mac_table = {{ capacity = 9, ageing_s = 60, fixed = [{fixed}] }}");
     let station = (MacAddr([0x52, 0x54, 0, 0, 0, 1]), PortId(1));
-    assert_eq!(function(&forward(&full)).topology, table(9, 60, &[station]));
+    assert_eq!(function(&forward(&full)).mode, table(9, 60, &[station]));
 }
 
 #[test]

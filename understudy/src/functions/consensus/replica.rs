@@ -58,7 +58,7 @@ switch::metrics! {
     /// State of a server as other threads see it.
     #[derive(Clone, Debug)]
     pub(crate) struct ReplicaStatus {
-        pub(crate) standing: Membership,
+        pub(crate) membership: Membership,
         /// What the server waits for while it is not a member
         pub(crate) waits_for: Option<WaitReason>,
         /// Connection requests that were refused because they do not come from a server of the group
@@ -98,7 +98,7 @@ switch::metrics! {
 impl ReplicaStatus {
     fn new() -> Self {
         Self {
-            standing: Membership::Blank,
+            membership: Membership::Blank,
             waits_for: None,
             refused: 0,
             leader: None,
@@ -272,7 +272,7 @@ impl Replica {
         if let Some(last) = self.decided_at {
             self.current.pause = self.current.pause.max(now.since(last));
         }
-        self.current.standing = self.server.membership();
+        self.current.membership = self.server.membership();
         self.current.waits_for = self.server.waits_for();
         self.current.refused = self.server.refused();
         self.current.leader = self.server.leader();
@@ -280,7 +280,7 @@ impl Replica {
         let Ok(mut published) = self.published.try_lock() else { return };
         (published.waits_for, published.refused) = (self.current.waits_for, self.current.refused);
         let ReplicaStatus {
-            standing,
+            membership,
             leader,
             path,
             state,
@@ -292,7 +292,7 @@ impl Replica {
             error,
             ..
         } = &mut self.current;
-        (published.standing, published.leader, published.path) = (*standing, *leader, *path);
+        (published.membership, published.leader, published.path) = (*membership, *leader, *path);
         (published.state, published.applied) = (*state, *applied);
         published.checkpoints.clone_from(checkpoints);
         published.pause = published.pause.max(*pause);

@@ -35,7 +35,8 @@ struct Line {
     id: u8,
     /// `blank`: restarted with empty memory, and not a member yet; `member`; `behind`: lacks too many entries
     /// to lead
-    standing: &'static str,
+    #[serde(rename = "standing")]
+    membership: &'static str,
     /// What the server waits for, while it is blank
     waits_for: Option<String>,
     /// Requests from hosts that are not servers of the group, or have another configuration or secret
@@ -151,7 +152,7 @@ impl Line {
             kind,
             time_s: time.as_secs_f64(),
             id,
-            standing: standing(status.standing),
+            membership: membership_name(status.membership),
             waits_for: status.waits_for.map(|waiting| waiting.to_string()),
             refused: status.refused,
             leader: status.leader,
@@ -168,8 +169,8 @@ impl Line {
     }
 }
 
-const fn standing(standing: Membership) -> &'static str {
-    match standing {
+const fn membership_name(membership: Membership) -> &'static str {
+    match membership {
         Membership::Blank => "blank",
         Membership::Member => "member",
         Membership::Behind => "behind",
@@ -304,7 +305,7 @@ impl ClosingReport for Report {
     }
 
     fn text(&self) -> String {
-        let Line { time_s, id, standing, decided, decided_per_s, hash, pause_ms, .. } = &self.line;
+        let Line { time_s, id, membership, decided, decided_per_s, hash, pause_ms, .. } = &self.line;
         let leader = match self.line.leader {
             _ if self.line.leads && self.line.through_switch => "leads, through the switch".into(),
             _ if self.line.leads => "leads".into(),
@@ -312,7 +313,7 @@ impl ClosingReport for Report {
             None => "no known leader".into(),
         };
         let mut text = format!(
-            "Server {id} of {}, {standing}, {leader}\n{decided} entries decided, {decided_per_s:.0} per second; hash {hash}; \
+            "Server {id} of {}, {membership}, {leader}\n{decided} entries decided, {decided_per_s:.0} per second; hash {hash}; \
              longest pause {pause_ms:.1} ms\n",
             self.servers
         );

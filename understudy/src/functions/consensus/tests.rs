@@ -118,7 +118,7 @@ fn a_leader_proposes_at_its_rate_and_all_come_to_the_same_state() {
     net.world.run_until(Nanos::from_millis(150));
     let leader = net.status(0);
     assert_eq!(
-        (leader.standing, leader.leader, leader.path),
+        (leader.membership, leader.leader, leader.path),
         (Membership::Member, Some(0), Some(ReplicationPath::Direct))
     );
     let led = leader.direct.since(&before.direct);
@@ -158,7 +158,7 @@ fn a_restarted_server_recovers_the_state_of_the_group() {
     assert!(net.status(1).pause > Nanos::from_micros(500), "{:?}", net.status(1).pause);
     net.world.run_until(Nanos::from_millis(160));
     let [back, other] = [0, 2].map(|server| net.status(server));
-    assert_eq!((back.standing, back.leader, other.leader), (Membership::Member, Some(0), Some(0)));
+    assert_eq!((back.membership, back.leader, other.leader), (Membership::Member, Some(0), Some(0)));
     assert!(back.applied < back.state.count, "the restarted server began with a snapshot");
     let newest = back.checkpoints.iter().find(|state| other.checkpoints.contains(state));
     assert!(newest.is_some(), "{:?}, {:?}", back.checkpoints, other.checkpoints);

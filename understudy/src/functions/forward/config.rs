@@ -19,7 +19,7 @@ use settings::tree::{Table, Value};
 use settings::words::{all_of, closest};
 use switch::drop::FaultSet;
 use switch::forward::Config;
-use switch::forward::config::{MacTable, Topology};
+use switch::forward::config::{ForwardingMode, MacTable};
 use switch::{Nanos, PortId};
 
 /// Faults that are checked only if `verify` lists them, because the checks need the whole packet
@@ -29,11 +29,11 @@ settings::table! {
     /// Wires, a bridge or a router
     pub(crate) enum Keys "[forward]";
     /// Ports that are joined two by two; a port with itself reflects
-    pairs: () = special("list of pairs of ports") => optional("another topology") example([["host-a", "host-b"]]);
+    pairs: () = special("list of pairs of ports") => optional("another mode") example([["host-a", "host-b"]]);
     /// Learning bridge over all ports
-    mac_table: () = inline(&BridgeKeys::TABLE) => optional("another topology") example({ capacity = 4096 });
+    mac_table: () = inline(&BridgeKeys::TABLE) => optional("another mode") example({ capacity = 4096 });
     /// Router over all ports
-    routes: () = inline(&RouterKeys::TABLE) => optional("another topology") example({});
+    routes: () = inline(&RouterKeys::TABLE) => optional("another mode") example({});
     /// Checks of the whole packet, which cost time: `icrc`, `udp_checksum`. Headers are always checked
     verify: () = special("list of faults, `\"all\"` or `\"none\"`") => default([]) example(["icrc"]);
     /// Faults whose packets are dropped instead of forwarded; those of `verify` have to be listed there
@@ -78,19 +78,19 @@ pub(in crate::functions) fn forwarding(table: &Table<'_>, ports: &Ports) -> Opti
     forwarding_or(table, ports, None)
 }
 
-/// Reads the same keys as [`forwarding`]. `default` is the topology if the file defines none.
+/// Reads the same keys as [`forwarding`]. `default` is the forwarding mode if the file defines none.
 pub(in crate::functions) fn forwarding_or(
     table: &Table<'_>,
     ports: &Ports,
-    default: Option<Topology>,
+    default: Option<ForwardingMode>,
 ) -> Option<Config> {
-    let topology = topology(table, ports, default);
+    let mode = mode(table, ports, default);
     let verify = table.value(Keys::verify).map_or(FaultSet::NONE, |value| read_verify(&value));
     let drop = table.value(Keys::drop).map_or(FaultSet::NONE, |value| read_drop(&value, verify));
     let (counted_qps, health) = (table.read(Keys::counted_qps), table.read(Keys::health));
     Some(Config {
         ports: ports.list.len() as u16,
-        topology: topology?,
+        mode: mode?,
         drop,
         verify_icrc: verify.has(Fault::Icrc),
         verify_udp_checksum: verify.has(Fault::UdpChecksum),
@@ -99,7 +99,7 @@ pub(in crate::functions) fn forwarding_or(
     })
 }
 
-fn topology(table: &Table<'_>, ports: &Ports, default: Option<Topology>) -> Option<Topology> {
+fn mode(table: &Table<'_>, ports: &Ports, default: Option<ForwardingMode>) -> Option<ForwardingMode> {
     let pairs = table.value(Keys::pairs);
     let mac_table = table.value(Keys::mac_table);
     let routes = table.value(Keys::routes);
@@ -114,15 +114,16 @@ fn topology(table: &Table<'_>, ports: &Ports, default: Option<Topology>) -> Opti
         ));
     }
     // All three are read, so that the problems of each are reported.
-    let routes = routes.as_ref().map(|routes| routes::read(routes, table, ports).map(Topology::Routes));
-    let bridge = mac_table.as_ref().map(|bridge| self::mac_table(bridge, ports).map(Topology::Mac));
-    let pairs = pairs.as_ref().map(|pairs| pairs::read(pairs, ports, IN_TWO_PAIRS_HELP).map(Topology::Pairs));
+    let routes = routes.as_ref().map(|routes| routes::read(routes, table, ports).map(ForwardingMode::Routes));
+    let bridge = mac_table.as_ref().map(|bridge| self::mac_table(bridge, ports).map(ForwardingMode::Mac));
+    let pairs =
+        pairs.as_ref().map(|pairs| pairs::read(pairs, ports, IN_TWO_PAIRS_HELP).map(ForwardingMode::Pairs));
     match pairs.or(bridge).or(routes) {
-        Some(topology) => topology,
+        Some(mode) => mode,
         None if default.is_some() => default,
         None => {
             let message = format!("{} does not define where frames go", table.name());
-            let problem = table.problem(message).label("no topology");
+            let problem = table.problem(message).label("no forwarding mode");
             table.problems().add(problem.help(format!(
                 "add `pairs = {}` to join ports two by two, `mac_table = {{}}` for a learning bridge, or \
                  `routes` for a router",
@@ -135,10 +136,10 @@ fn topology(table: &Table<'_>, ports: &Ports, default: Option<Topology>) -> Opti
 
 /// Returns the MAC address of a router that has one. Such a router writes the next hop's MAC address into
 /// each frame.
-pub(in crate::functions) fn router_mac(topology: &Topology) -> Option<MacAddr> {
-    match topology {
-        Topology::Routes(table) => Some(table.mac).filter(|&mac| mac != MacAddr([0; 6])),
-        Topology::Pairs(_) | Topology::Mac(_) => None,
+pub(in crate::functions) fn router_mac(mode: &ForwardingMode) -> Option<MacAddr> {
+    match mode {
+        ForwardingMode::Routes(table) => Some(table.mac).filter(|&mac| mac != MacAddr([0; 6])),
+        ForwardingMode::Pairs(_) | ForwardingMode::Mac(_) => None,
     }
 }
 

@@ -30,7 +30,7 @@ impl SwitchFunction for Config {
     }
 
     fn behind_tunnels(&self) -> Option<InnerFunction> {
-        let router_mac = config::router_mac(&self.topology);
+        let router_mac = config::router_mac(&self.mode);
         Some(InnerFunction { router_mac, mac: router_mac })
     }
 

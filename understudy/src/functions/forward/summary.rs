@@ -3,10 +3,10 @@
 use dataplane::config::Port;
 use switch::PortId;
 use switch::forward::Config;
-use switch::forward::config::{Topology, Ttl};
+use switch::forward::config::{ForwardingMode, Ttl};
 
 pub(super) fn lines(forward: &Config, ports: &[Port]) -> Vec<(&'static str, String)> {
-    vec![("forward", topology(&forward.topology, ports)), counted(forward.counted_qps, forward.health)]
+    vec![("forward", forwarding_mode(&forward.mode, ports)), counted(forward.counted_qps, forward.health)]
 }
 
 /// Describes the counters of queue pairs and their memory, which does not depend on the traffic.
@@ -31,10 +31,10 @@ pub(in crate::functions) fn pairs_text(pairs: &[(PortId, PortId)], ports: &[Port
 }
 
 /// Describes where frames go.
-pub(in crate::functions) fn topology(topology: &Topology, ports: &[Port]) -> String {
-    match topology {
-        Topology::Pairs(pairs) => pairs_text(pairs, ports),
-        Topology::Routes(table) => {
+pub(in crate::functions) fn forwarding_mode(mode: &ForwardingMode, ports: &[Port]) -> String {
+    match mode {
+        ForwardingMode::Pairs(pairs) => pairs_text(pairs, ports),
+        ForwardingMode::Routes(table) => {
             let max_hops = table.routes.iter().map(|route| route.via.len()).max().unwrap_or(0);
             let hop = match table.ttl {
                 Ttl::Keep => "TTLs are kept",
@@ -42,7 +42,7 @@ pub(in crate::functions) fn topology(topology: &Topology, ports: &[Port]) -> Str
             };
             format!("a router of {} routes, with up to {max_hops} equal next hops; {hop}", table.routes.len())
         }
-        Topology::Mac(table) => {
+        ForwardingMode::Mac(table) => {
             let fixed = match table.fixed.len() {
                 0 => String::new(),
                 count => format!(", and has {count} fixed ones"),

@@ -21,7 +21,7 @@ use settings::declare::{
 use settings::port::{Ports, ReadPort};
 use settings::report::Problem;
 use settings::tree::{Table, Value};
-use switch::forward::config::{MacTable, Topology};
+use switch::forward::config::{ForwardingMode, MacTable};
 use switch::{Nanos, PortId};
 
 const LINK_HEADER: &str = "[[onepipe.links]]";
@@ -121,10 +121,11 @@ settings::table! {
 }
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
-    let bridge = Topology::Mac(MacTable { capacity: 4096, ageing: Nanos::from_secs(300), fixed: Vec::new() });
+    let bridge =
+        ForwardingMode::Mac(MacTable { capacity: 4096, ageing: Nanos::from_secs(300), fixed: Vec::new() });
     let forward = forwarding_or(table, ports, Some(bridge));
     let incarnation = table.read(Keys::incarnation);
-    let mac = switch_mac(table, forward.as_ref().and_then(|forward| router_mac(&forward.topology)));
+    let mac = switch_mac(table, forward.as_ref().and_then(|forward| router_mac(&forward.mode)));
     let addresses = table.read(Keys::addresses).filter(|addresses| !addresses.is_empty());
     let beacon_interval = table.read(Keys::beacon_interval_ns);
     let dead_after_intervals = table.read(Keys::dead_after_intervals);

@@ -46,7 +46,7 @@ impl SwitchFunction for OnePipeConfig {
     }
 
     fn behind_tunnels(&self) -> Option<InnerFunction> {
-        let router_mac = router_mac(&self.switch.forward.topology);
+        let router_mac = router_mac(&self.switch.forward.mode);
         Some(InnerFunction { router_mac, mac: router_mac.or(self.mac) })
     }
 

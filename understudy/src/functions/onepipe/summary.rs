@@ -1,7 +1,7 @@
 //! Describes what `[onepipe]` would run.
 
 use super::OnePipeConfig;
-use crate::functions::forward::summary::{counted, topology};
+use crate::functions::forward::summary::{counted, forwarding_mode};
 use dataplane::config::Port;
 use representative::config::{BeaconForm, Incarnation, Link, Side};
 
@@ -19,7 +19,7 @@ pub(super) fn lines(config: &OnePipeConfig, ports: &[Port]) -> Vec<(&'static str
     let mut lines = vec![
         ("1Pipe", format!("{} at {mac}; {incarnation}", addresses.join(", "))),
         counted(switch.forward.counted_qps, switch.forward.health),
-        ("", format!("other frames: {}", topology(&switch.forward.topology, ports))),
+        ("", format!("other frames: {}", forwarding_mode(&switch.forward.mode, ports))),
     ];
     lines.extend(
         config.names.iter().zip(&switch.links).map(|(name, link)| ("link", self::link(name, link, ports))),

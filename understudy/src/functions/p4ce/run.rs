@@ -14,7 +14,7 @@ use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use std::collections::HashMap;
 use switch::drop::FaultSet;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use switch::forward::{Config as ForwardConfig, Counters};
 use switch::memory::run_frame;
 use switch::metrics::{Group as MetricGroup, Kind, Metric};
@@ -45,7 +45,7 @@ pub(crate) fn data_plane(config: &P4ceConfig, mac: MacAddr) -> p4ce::Config {
     p4ce::Config {
         forward: ForwardConfig {
             ports: config.ports,
-            topology: Topology::Mac(config.stations.clone()),
+            mode: ForwardingMode::Mac(config.stations.clone()),
             drop: FaultSet::NONE,
             verify_icrc: false,
             verify_udp_checksum: false,

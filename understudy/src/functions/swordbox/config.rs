@@ -21,7 +21,7 @@ use settings::report::Problem;
 use settings::tree::{Table, Value};
 use std::path::{Path, PathBuf};
 use switch::Nanos;
-use switch::forward::config::Topology;
+use switch::forward::config::ForwardingMode;
 use swordbox::steering::Structure;
 use swordbox::{Config, FailedCas, Layers, Server, SwitchOwnedQps};
 
@@ -52,7 +52,7 @@ pub(crate) struct SwordboxConfig {
 /// Reports next hops with a MAC address: packets that the switch sends itself keep the headers with which
 /// they arrived, including the MAC addresses.
 fn keeps_mac_addresses(table: &Table<'_>, forward: &switch::forward::Config) -> bool {
-    let Topology::Routes(routes) = &forward.topology else { return true };
+    let ForwardingMode::Routes(routes) = &forward.mode else { return true };
     let keeps = routes.routes.iter().flat_map(|route| &route.via).all(|hop| hop.mac.is_none());
     if !keeps {
         let problem = table.problem("[swordbox] cannot write the MAC addresses of next hops");

@@ -1,7 +1,7 @@
 //! Describes what `[swordbox]` would run.
 
 use super::SwordboxConfig;
-use crate::functions::forward::summary::{counted, topology};
+use crate::functions::forward::summary::{counted, forwarding_mode};
 use dataplane::config::Port;
 use swordbox::steering::Structure;
 use swordbox::{Config, MemoryBounds, Server};
@@ -13,7 +13,7 @@ pub(super) fn lines(config: &SwordboxConfig, ports: &[Port]) -> Vec<(&'static st
         None => "the sides of a connection never differ".into(),
     };
     let mut lines = vec![
-        ("swordbox", topology(&switch.forward.topology, ports)),
+        ("swordbox", forwarding_mode(&switch.forward.mode, ports)),
         ("", journal),
         ("", memory(switch)),
         counted(switch.forward.counted_qps, switch.forward.health),

@@ -2,10 +2,10 @@
 //! values, the newest last, and no operation takes a lock.
 //!
 //! An update writes a node into unused memory, then appends it by CAS(0 -> the node's address) to the `next`
-//! word of the node that it takes for the last one. If that fails, it follows the `next` words to the last
-//! node and tries again. A read reads the node that it takes for the last one, and follows its `next` words
-//! as well. A client remembers the last node that it found. With more clients, that is more often outdated,
-//! and most requests fail ([`Tally::hits`](super::Tally) and `misses` count them).
+//! word of the node that it assumes to be the last one. If that fails, it follows the `next` words to the
+//! last node and tries again. A read reads the node that it assumes to be the last one, and follows its
+//! `next` words as well. A client remembers the last node that it found. With more clients, that is more
+//! often outdated, and most requests fail ([`Tally::hits`](super::Tally) and `misses` count them).
 //!
 //! A switch that knows the [`Layout`] can redirect a CAS or a READ of an outdated node to the last one. The
 //! client only sees that its request succeeds.
@@ -22,8 +22,8 @@
 //!
 //! `bump` is the number of bytes of region 1 that are allocated: a client allocates space for several nodes
 //! by FETCH_ADD. `first` is the constant address of a key's first node. `shortcut`, if not 0, is the address
-//! of a later node: a hint that spares clients with an old last node most of the list. A client that had to
-//! follow the list writes it.
+//! of a later node: a hint by which clients with an outdated last node skip most of the list. A client that
+//! had to follow the list writes it.
 //!
 //! Region 1 has nodes of one size, at multiples of eight bytes:
 //!
@@ -219,9 +219,9 @@ impl Program for Clover {
             let name = tag(clover.machine, number, incarnation);
             let mut operations = clover.workload.generator(clover.seed, name);
             for time in 0..clover.times {
-                let Some((ask, key)) = operations.next() else { return Ok(()) };
+                let Some((operation, key)) = operations.next() else { return Ok(()) };
                 let began = verbs.now();
-                let kind = match ask {
+                let kind = match operation {
                     OperationKind::Read => {
                         store.get(key).await?;
                         Kind::Read

@@ -118,7 +118,7 @@ impl Store {
             value.len() <= self.addresses.layout.max_value(),
             "the value is longer than the layout permits"
         );
-        let new_node = self.take_space().await?;
+        let new_node = self.allocate_node().await?;
         let (to, node) = (self.addresses.node(new_node, 0)?, self.addresses.layout.node(key, value));
         if self.options.pipelined {
             self.verbs.write_ahead(to, node);
@@ -175,7 +175,7 @@ impl Store {
         }
     }
 
-    /// Returns the node that the client takes for the last one.
+    /// Returns the node that the client assumes to be the last one.
     async fn tail(&self, key: u64) -> Result<u64, Stopped> {
         match self.tails.get(key) {
             0 => {
@@ -188,7 +188,7 @@ impl Store {
     }
 
     /// Allocates space for a node. Returns its address.
-    async fn take_space(&mut self) -> Result<u64, Stopped> {
+    async fn allocate_node(&mut self) -> Result<u64, Stopped> {
         let node = self.addresses.layout.node_len as u64;
         if self.space.0 + node > self.space.1 {
             let len = self.options.nodes_at_once.max(1) * node;

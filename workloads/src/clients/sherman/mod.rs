@@ -63,7 +63,7 @@ pub fn memory(
 pub struct Sherman {
     /// Workload
     pub workload: Workload,
-    /// Way of releasing locks
+    /// Method of releasing locks
     pub unlock: Unlock,
     /// Number of keys that a read covers: 1 for a lookup, more for an ordered scan
     pub scan: usize,
@@ -91,10 +91,10 @@ impl Program for Sherman {
             let mut tree = Tree::new(verbs.clone(), &regions, 8, tag, sherman.unlock)?;
             let mut operations = sherman.workload.generator(sherman.seed, tag);
             for time in 0..sherman.times {
-                let Some((ask, key)) = operations.next() else { return Ok(()) };
+                let Some((operation, key)) = operations.next() else { return Ok(()) };
                 let key = scattered(key).min(NO_LIMIT - 1);
                 let began = verbs.now();
-                let kind = match ask {
+                let kind = match operation {
                     OperationKind::Read if sherman.scan > 1 => {
                         tree.scan(key, sherman.scan).await?;
                         Kind::Scan

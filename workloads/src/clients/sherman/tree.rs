@@ -115,7 +115,7 @@ impl Tree {
         let before = node.set(key, value);
         let mut split = None;
         if node.is_too_full() {
-            let right_at = self.take_space();
+            let right_at = self.allocate_node();
             let right = node.split(right_at);
             split = Some((right.low, right_at));
             // The new node is unreachable until the sibling pointer is written, which happens afterwards.
@@ -141,7 +141,7 @@ impl Tree {
             }
             // The level does not exist yet. Nodes to the right of the old root are found through siblings.
             self.reserve().await?;
-            let at = self.take_space();
+            let at = self.allocate_node();
             let root = Node { leftmost: root_at, entries: vec![(key, child)], ..Node::empty(level) };
             self.write(at, &root)?;
             if self.verbs.compare_swap(self.memory.at(ROOT), root_at, at).await? == root_at {
@@ -255,7 +255,7 @@ impl Tree {
     }
 
     /// Returns the address of allocated space for one node.
-    fn take_space(&mut self) -> u64 {
+    fn allocate_node(&mut self) -> u64 {
         let at = self.memory.va + self.space.0;
         self.space.0 += NODE_LEN as u64;
         at

@@ -202,7 +202,7 @@ fn all_changes(tune: Tune, steps: &mut Vec<Step>, depth: usize) -> Result<u64, S
 
 /// Plays two changes in sequence, or as many as `DEPTH` states. 3 takes some minutes in a release build.
 #[test]
-fn a_leader_is_gone_after_every_packet_and_nothing_decided_is_lost() {
+fn losing_the_leader_after_any_packet_loses_no_decided_value() {
     let depth = std::env::var("DEPTH").ok().and_then(|value| value.parse().ok()).unwrap_or(2);
     let count = all_changes(|_| {}, &mut Vec::new(), depth).unwrap_or_else(|wrong| panic!("{wrong}"));
     println!("{count} changes of leader");
@@ -211,7 +211,7 @@ fn a_leader_is_gone_after_every_packet_and_nothing_decided_is_lost() {
 
 #[cfg(debug_assertions)]
 #[test]
-fn a_planted_torn_entry_is_found_by_exhaustive_play() {
+fn planted_torn_entries_are_found() {
     let plant: Tune = |config| config.bug = Some(consensus::Bug::TornEntry);
     let wrong = all_changes(plant, &mut Vec::new(), 2).expect_err("a torn entry was not found");
     println!("{wrong}");

@@ -121,7 +121,8 @@ fn play_blank(tune: impl FnOnce(&mut ClusterConfig)) -> Result<(), String> {
 
 /// A leader brings a server up to date that has restarted with empty memory, and all other servers restart
 /// before it is admitted. All servers are then blank, but this one holds entries. The operator bootstraps the
-/// group; `restarts` states whether that server is restarted before. Returns how often the group has begun.
+/// group; `restarts` states whether that server is restarted before. Returns how often the group was
+/// bootstrapped.
 fn play_lost_group(tune: impl FnOnce(&mut ClusterConfig), restarts: bool) -> Result<u64, String> {
     let mut play = Play::new(|config| {
         config.servers = 3;
@@ -154,17 +155,21 @@ fn play_lost_group(tune: impl FnOnce(&mut ClusterConfig), restarts: bool) -> Res
 }
 
 #[test]
-fn a_group_begins_only_when_no_server_holds_entries_of_another() {
-    assert_eq!(play_lost_group(|_| {}, false), Ok(1), "a bootstrap over existing entries was obeyed");
+fn a_group_is_bootstrapped_only_if_no_server_holds_entries_of_another_group() {
+    assert_eq!(
+        play_lost_group(|_| {}, false),
+        Ok(1),
+        "a bootstrap command was executed over existing entries"
+    );
     assert_eq!(play_lost_group(|_| {}, true), Ok(2));
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn a_planted_beginning_over_entries_is_found() {
+fn planted_bootstrap_over_entries_is_found() {
     let plant = |config: &mut ClusterConfig| config.bug = Some(consensus::Bug::BootstrapsOverEntries);
     let wrong = play_lost_group(plant, false);
-    let wrong = wrong.expect_err("a beginning over entries was not found");
+    let wrong = wrong.expect_err("a bootstrap over existing entries was not found");
     println!("{wrong}");
     assert!(wrong.contains("differs from the decided entries"), "{wrong}");
 }
@@ -176,9 +181,9 @@ fn a_blank_server_is_not_part_of_a_majority() {
 
 #[cfg(debug_assertions)]
 #[test]
-fn a_planted_count_of_a_blank_server_is_found() {
+fn planted_count_of_a_blank_server_is_found() {
     let wrong = play_blank(|config| config.bug = Some(consensus::Bug::CountsBlank));
-    let wrong = wrong.expect_err("a count of a blank server was not found");
+    let wrong = wrong.expect_err("a blank server that counts for a majority was not found");
     println!("{wrong}");
     assert!(wrong.contains("is decided at"), "{wrong}");
 }
@@ -205,9 +210,9 @@ fn an_entry_of_an_earlier_term_is_not_decided_by_counting_replicas() {
 
 #[cfg(debug_assertions)]
 #[test]
-fn a_planted_old_term_by_count_is_found() {
+fn planted_decision_of_an_old_term_is_found() {
     let wrong = play_all(|config| config.bug = Some(consensus::Bug::OldTermByCount));
-    let wrong = wrong.expect_err("a count of an old term was not found");
+    let wrong = wrong.expect_err("a decision of an entry of an old term was not found");
     println!("{wrong}");
     assert!(wrong.contains("is decided at"), "{wrong}");
 }

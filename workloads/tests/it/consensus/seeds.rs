@@ -52,7 +52,7 @@ fn draw_config(seed: u64, rng: &mut Rng, least_len: u64) -> ClusterConfig {
         servers: [3, 5][rng.below(2) as usize],
         window,
         link,
-        through: rng.below(2) == 0,
+        through_switch: rng.below(2) == 0,
         slots: rng.between(window.max(8), 64),
         sizes: (min as usize, max as usize),
         snapshot: [8, 1000, 20_000, 65_536][rng.below(4) as usize],
@@ -64,19 +64,19 @@ fn draw_config(seed: u64, rng: &mut Rng, least_len: u64) -> ClusterConfig {
 }
 
 /// Time after the last fault by which every live server has applied a value that was proposed since, if a
-/// majority of members lives. Half of all seeds need 0.6 ms, nine in ten 12 ms. An election takes some 10 ms
-/// (heartbeats of 100 us: 14 until the leader is missed, 60 of candidacy). A snapshot takes 64 packets at a
-/// path MTU of 1,024, and as long again for its retransmission. But a NIC sends an ARP request only every
-/// half second, and two requests or replies may be lost.
+/// majority of members is live. Half of all seeds need 0.6 ms, nine in ten 12 ms. An election takes some 10
+/// ms (heartbeats of 100 us: 14 until the absence of the leader is detected, 60 of candidacy). A snapshot
+/// takes 64 packets at a path MTU of 1,024, and as long again for its retransmission. But a NIC sends an ARP
+/// request only every half second, and two requests or replies may be lost.
 const CATCH_UP_LIMIT: Nanos = Nanos::from_millis(1500);
 /// Time after the last fault by which what was in flight has arrived: seven tries of 131 us on both sides of
 /// the switch
 const IN_FLIGHT_LIMIT: Nanos = Nanos::from_millis(5);
 
-/// Runs until all live servers have caught up after the last fault, and plays the operator. If all servers
+/// Runs until all live servers have caught up after the last fault, and acts as the operator. If all servers
 /// wait for a bootstrap, restarts those that a lost leader has written to, and bootstraps one server. If no
-/// group has ever begun, starts the servers that are down. Returns false if fewer members live than a
-/// majority, so that the group makes no progress.
+/// group was ever bootstrapped, starts the servers that are down. Returns false if fewer members are live
+/// than a majority, so that the group makes no progress.
 fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
     let begun = net.world.now();
     let (mark, mut end, mut bootstrapped) = (net.mark(), begun + CATCH_UP_LIMIT, false);
@@ -107,9 +107,9 @@ fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
             if members > 0 || net.entries() > 0 {
                 return Ok(false);
             }
-            // A group begins only while all servers run. Either no server has begun it, or the one that did
-            // crashed before a live server learned of it. Until all servers run, even a majority that never
-            // crashed cannot proceed.
+            // A group is bootstrapped only while all servers run. Either no server has bootstrapped it, or
+            // the one that did crashed before a live server learned of it. Until all servers run, even a
+            // majority that never crashed cannot proceed.
             start_all(net);
             end = net.world.now() + CATCH_UP_LIMIT;
         } else if now >= end {
@@ -138,7 +138,7 @@ fn start_all(net: &mut Cluster) {
 }
 
 /// Checks that without a majority of members nothing is decided, no server becomes a member, and no server
-/// asks for the operator, because a blank server sees a member or misses a server.
+/// waits for the operator, because a blank server sees a member or misses a server.
 fn check_no_progress(net: &mut Cluster) -> Result<(), String> {
     let before = (net.entries(), net.members());
     net.run_until(net.world.now() + Nanos::from_millis(20));
@@ -148,7 +148,7 @@ fn check_no_progress(net: &mut Cluster) -> Result<(), String> {
         return Err(format!("entries and members changed from {before:?} to {after:?} without a majority"));
     }
     let waits = |server: &usize| net.app(*server).server().waits_for() == Some(WaitReason::Bootstrap);
-    net.live().find(waits).map_or(Ok(()), |server| Err(format!("server {server} asks for the operator")))
+    net.live().find(waits).map_or(Ok(()), |server| Err(format!("server {server} waits for the operator")))
 }
 
 /// Draws, in a third of the cases, a partition between two servers at `at`, and its end. All other servers
@@ -161,7 +161,7 @@ fn draw_partition(net: &Cluster, at: Nanos) -> Option<(Fault, Fault)> {
 
 /// Runs a seed with lossy links, and with crashes, restarts, pauses and cuts of any number of servers. After
 /// the faults, all live servers have to catch up, unless too many servers have crashed. If all have crashed,
-/// or the group has not begun, the operator bootstraps it.
+/// or no group was bootstrapped, the operator bootstraps one.
 fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, String> {
     let mut rng = Rng::new(seed);
     let mut config = draw_config(seed, &mut rng, 9);
@@ -279,7 +279,7 @@ fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, 
                 lost_leaders.push((leader, true));
             }
         }
-        // Until another server asks for permission
+        // Until another server requests permission to write
         end = now + Nanos::from_millis(8);
         while candidate(&net).is_none_or(|next| next == leader) && net.step(end) {}
     }
@@ -294,9 +294,9 @@ fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, 
     if catch_up(&mut net, seed)? { Ok(net) } else { Err("the group makes no progress".into()) }
 }
 
-/// Crashes server 0 before the group begins or, if `begun`, after it has begun the group and before another
-/// server has learned of it. The other servers, a majority that never crashes, wait until server 0 is
-/// started. Returns the result of [`catch_up`], and how often the group has begun by then.
+/// Crashes server 0 before it bootstraps the group or, if `begun`, afterwards but before another server has
+/// learned of it. The other servers, a majority that never crashes, wait until server 0 is
+/// started. Returns the result of [`catch_up`], and how often the group was bootstrapped until then.
 fn catch_up_after_an_early_crash(begun: bool) -> (Result<bool, String>, u64) {
     let mut net = Cluster::new(&ClusterConfig { bootstraps: begun, ..ClusterConfig::default() });
     while begun && net.bootstrap_count() == 0 && net.step(Nanos::from_millis(5)) {}
@@ -311,7 +311,7 @@ fn catch_up_after_an_early_crash(begun: bool) -> (Result<bool, String>, u64) {
 }
 
 #[test]
-fn a_group_that_faults_kept_from_beginning_begins_when_all_servers_run() {
+fn a_group_whose_bootstrap_was_interrupted_continues_when_all_servers_run() {
     assert_eq!(catch_up_after_an_early_crash(false), (Ok(true), 1));
     assert_eq!(catch_up_after_an_early_crash(true), (Ok(true), 2));
 }
@@ -335,7 +335,7 @@ fn logs_agree(part: u64) {
 #[test]
 fn planted_bugs_are_found() {
     use consensus::Bug;
-    // Plays of the module `majorities` find these sooner.
+    // The schedules of the module `majorities` find these sooner.
     let is_elsewhere =
         |bug: &Bug| matches!(bug, Bug::CountsBlank | Bug::OldTermByCount | Bug::BootstrapsOverEntries);
     for bug in Bug::ALL.into_iter().filter(|bug| !is_elsewhere(bug)) {

@@ -17,10 +17,10 @@ const WINDOW: u64 = 4;
 /// Counts over all runs.
 #[derive(Debug, Default)]
 struct Totals {
-    /// Deliveries that all sound receivers completed; then those that some or all of them did not complete
+    /// Deliveries that all correct receivers completed; then those that some or all of them did not complete
     whole: usize,
     partial: usize,
-    /// Deliveries through a switch that copies; then those that fell back to another algorithm
+    /// Deliveries through a switch that copies; then those that used another algorithm instead
     copied: usize,
     without: usize,
     /// Rounds beyond the first
@@ -29,22 +29,24 @@ struct Totals {
 
 fn behaviour(rng: &mut Rng) -> ReceiverBehaviour {
     match rng.below(12) {
-        0 => ReceiverBehaviour::Full,
-        1 => ReceiverBehaviour::Careless,
-        2 => ReceiverBehaviour::Small(rng.below(400_000)),
-        3..6 => ReceiverBehaviour::Begins(Nanos(rng.below(100_000_000))),
-        6 => ReceiverBehaviour::Begins(Nanos(rng.below(100_000))),
-        7 => ReceiverBehaviour::Disk(Nanos(rng.below(3_000_000))),
-        _ => ReceiverBehaviour::Sound,
+        0 => ReceiverBehaviour::NoSpace,
+        1 => ReceiverBehaviour::Corrupts,
+        2 => ReceiverBehaviour::MemoryLimit(rng.below(400_000)),
+        3..6 => ReceiverBehaviour::CreateTime(Nanos(rng.below(100_000_000))),
+        6 => ReceiverBehaviour::CreateTime(Nanos(rng.below(100_000))),
+        7 => ReceiverBehaviour::WriteTime(Nanos(rng.below(3_000_000))),
+        _ => ReceiverBehaviour::Correct,
     }
 }
 
 /// Returns whether a receiver with this behaviour gets the object if nothing else fails.
-fn is_sound(behaviour: ReceiverBehaviour) -> bool {
+fn is_correct(behaviour: ReceiverBehaviour) -> bool {
     match behaviour {
-        ReceiverBehaviour::Sound | ReceiverBehaviour::Begins(_) | ReceiverBehaviour::Disk(_) => true,
+        ReceiverBehaviour::Correct | ReceiverBehaviour::CreateTime(_) | ReceiverBehaviour::WriteTime(_) => {
+            true
+        }
         // Segments held at most: those not yet written, the same again, and the one that arrives
-        ReceiverBehaviour::Small(bytes) => bytes >= (2 * WINDOW + 1) * 40_000,
+        ReceiverBehaviour::MemoryLimit(bytes) => bytes >= (2 * WINDOW + 1) * 40_000,
         _ => false,
     }
 }
@@ -140,7 +142,7 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
     let live_receivers: Vec<u16> = (1..=receivers).filter(|host| !victims.contains(host)).collect();
     if victims.contains(&0) {
         delivery.world.run_until(Nanos::from_secs(8));
-    } else if !delivery.settle(Nanos::from_secs(180), &live_receivers) {
+    } else if !delivery.run_until_outcome(Nanos::from_secs(180), &live_receivers) {
         return Err(format!("{context}: not over, result at the root: {:?}", delivery.root_outcome()));
     }
     let report = delivery.root_outcome().filter(|_| !victims.contains(&0));
@@ -149,11 +151,11 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         let Some(outcome) = delivery.receiver_outcome(*host) else {
             return Err(format!("{context}: host {host} has no result"));
         };
-        if outcome.is_ok() && !delivery.is_right(*host) {
+        if outcome.is_ok() && !delivery.has_stored_object(*host) {
             return Err(format!("{context}: host {host} has stored something else"));
         }
-        // A root that keeps to the protocol is never taken for one that violates it.
-        if is_sound(behaviour)
+        // No receiver reports a protocol violation of a root that follows the protocol.
+        if is_correct(behaviour)
             && matches!(outcome, Err(ReceiverError::Violation(_) | ReceiverError::Refused(_)))
         {
             return Err(format!("{context}: host {host}: {outcome:?}"));
@@ -171,9 +173,9 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         };
         let lost = lost.iter().find(|(lost, _)| *lost == ip(*host)).map(|(_, why)| *why);
         let expected = match behaviour {
-            _ if is_sound(behaviour) => None,
-            ReceiverBehaviour::Full => Some(LossReason::Refused(Refusal::NoSpace)),
-            ReceiverBehaviour::Small(_) => Some(LossReason::Refused(Refusal::Memory)),
+            _ if is_correct(behaviour) => None,
+            ReceiverBehaviour::NoSpace => Some(LossReason::Refused(Refusal::NoSpace)),
+            ReceiverBehaviour::MemoryLimit(_) => Some(LossReason::Refused(Refusal::Memory)),
             _ => Some(LossReason::Damaged),
         };
         if has_no_faults && lost != expected {
@@ -187,7 +189,7 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         return Ok(());
     };
     if let Some(host) =
-        (1..=receivers).find(|host| report.stored.contains(&ip(*host)) && !delivery.is_right(*host))
+        (1..=receivers).find(|host| report.stored.contains(&ip(*host)) && !delivery.has_stored_object(*host))
     {
         return Err(format!("{context}: host {host} is listed as stored but has stored something else"));
     }
@@ -208,7 +210,7 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
 }
 
 #[test]
-fn all_sound_and_live_receivers_get_the_object() {
+fn all_correct_and_live_receivers_get_the_object() {
     let mut totals = Totals::default();
     for seed in crate::environment::seeds("rdmc", 300) {
         run(seed, |_| {}, &mut totals).unwrap_or_else(|what| panic!("seed {seed}: {what}"));

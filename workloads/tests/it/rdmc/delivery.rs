@@ -14,18 +14,18 @@ fn all_receivers_get_the_object() {
     for (receivers, len) in [(1, 3000), (2, 40_000), (3, 40_001), (4, 500_000), (7, 123_456)] {
         for algorithm in [Algorithm::Pipeline, Algorithm::Chain, Algorithm::InNetwork] {
             let setup = Setup { hosts: receivers + 1, ..Setup::default() };
-            let behaviours = vec![ReceiverBehaviour::Sound; receivers.into()];
+            let behaviours = vec![ReceiverBehaviour::Correct; receivers.into()];
             let context = format!("{len} bytes to {receivers} by {}", algorithm.name());
             let mut delivery =
                 Delivery::new(&setup, len, &behaviours, |config| config.algorithm = algorithm).unwrap();
             let all: Vec<u16> = (1..=receivers).collect();
-            assert!(delivery.settle(END, &all), "{context}: {:?}", delivery.root_outcome());
+            assert!(delivery.run_until_outcome(END, &all), "{context}: {:?}", delivery.root_outcome());
             let report = delivery.root_outcome().unwrap().as_ref().unwrap();
             assert_eq!((report.stored.len(), report.rounds), (all.len(), 1), "{context}");
             assert!(report.lost.is_empty());
             for host in all {
                 assert_eq!(delivery.receiver_outcome(host), Some(&Ok(())), "{context}");
-                assert!(delivery.is_right(host), "{context}");
+                assert!(delivery.has_stored_object(host), "{context}");
             }
         }
     }
@@ -35,7 +35,7 @@ fn all_receivers_get_the_object() {
 fn invalid_configurations_are_refused_with_the_reason() {
     let setup = Setup { hosts: 3, ..Setup::default() };
     let new = |change: fn(&mut rdmc::delivery::SenderConfig)| {
-        Delivery::new(&setup, 50_000, &[ReceiverBehaviour::Sound, ReceiverBehaviour::Sound], change)
+        Delivery::new(&setup, 50_000, &[ReceiverBehaviour::Correct, ReceiverBehaviour::Correct], change)
             .unwrap_err()
     };
     assert_eq!(new(|config| config.len = 0), SenderError::Empty);
@@ -54,7 +54,7 @@ fn invalid_configurations_are_refused_with_the_reason() {
         |config: &mut rdmc::delivery::SenderConfig| (config.block_bytes, config.segment_bytes) = (1, 1 << 21);
     assert_eq!(new(many), SenderError::Segment);
     let racks = rdmc::Racks::new(&[1, 2, 2, 2]).unwrap();
-    let hybrid = Delivery::new(&setup, 50_000, &[ReceiverBehaviour::Sound; 2], |config| {
+    let hybrid = Delivery::new(&setup, 50_000, &[ReceiverBehaviour::Correct; 2], |config| {
         config.algorithm = Algorithm::Hybrid(racks);
     });
     assert_eq!(
@@ -70,46 +70,49 @@ fn receivers_that_fail_are_named_and_the_other_receivers_get_the_object() {
         let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
         let present: Vec<u16> =
             (1..=4).filter(|host| behaviours[usize::from(*host) - 1] != ReceiverBehaviour::Absent).collect();
-        assert!(delivery.settle(END, &present), "{behaviours:?}: {:?}", delivery.root_outcome());
+        assert!(delivery.run_until_outcome(END, &present), "{behaviours:?}: {:?}", delivery.root_outcome());
         delivery
     };
     let delivery = run([
-        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Correct,
         ReceiverBehaviour::Absent,
-        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Correct,
         ReceiverBehaviour::Absent,
     ]);
     assert_eq!(delivery.root_outcome(), Some(&Err(SenderError::Silent(vec![ip(2), ip(4)]))));
     assert_eq!(delivery.receiver_outcome(1), Some(&Err(ReceiverError::NoOffer(ip(0)))));
 
     let delivery = run([
-        ReceiverBehaviour::Sound,
-        ReceiverBehaviour::Full,
-        ReceiverBehaviour::Sound,
-        ReceiverBehaviour::Slow(40),
+        ReceiverBehaviour::Correct,
+        ReceiverBehaviour::NoSpace,
+        ReceiverBehaviour::Correct,
+        ReceiverBehaviour::WritesEveryNthCall(40),
     ]);
     let report = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!(report.lost, [(ip(2), LossReason::Refused(Refusal::NoSpace))]);
     assert_eq!(delivery.receiver_outcome(2), Some(&Err(ReceiverError::Refused(Refusal::NoSpace))));
     for host in [1, 3, 4] {
-        assert!(delivery.receiver_outcome(host) == Some(&Ok(())) && delivery.is_right(host), "host {host}");
+        assert!(
+            delivery.receiver_outcome(host) == Some(&Ok(())) && delivery.has_stored_object(host),
+            "host {host}"
+        );
     }
 
     let delivery = run([
-        ReceiverBehaviour::Sound,
-        ReceiverBehaviour::Sound,
-        ReceiverBehaviour::Sound,
-        ReceiverBehaviour::Small(40_000),
+        ReceiverBehaviour::Correct,
+        ReceiverBehaviour::Correct,
+        ReceiverBehaviour::Correct,
+        ReceiverBehaviour::MemoryLimit(40_000),
     ]);
     let report = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!(report.lost, [(ip(4), LossReason::Refused(Refusal::Memory))]);
     assert_eq!(delivery.receiver_outcome(4), Some(&Err(ReceiverError::Refused(Refusal::Memory))));
 
     let delivery = run([
-        ReceiverBehaviour::Sound,
-        ReceiverBehaviour::Sound,
-        ReceiverBehaviour::Careless,
-        ReceiverBehaviour::Sound,
+        ReceiverBehaviour::Correct,
+        ReceiverBehaviour::Correct,
+        ReceiverBehaviour::Corrupts,
+        ReceiverBehaviour::Correct,
     ]);
     let report = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!(report.lost, [(ip(3), LossReason::Damaged)]);
@@ -120,13 +123,13 @@ fn receivers_that_fail_are_named_and_the_other_receivers_get_the_object() {
 /// Receivers crash at moments spread over a delivery. All other receivers get the object, and segments that
 /// all of them had are not sent again. When the root crashes, all receivers are notified.
 #[test]
-fn survivors_continue_where_they_were() {
+fn survivors_resume_without_sending_segments_again() {
     let (mut resumed, mut spared) = (0, 0);
     for moment in 1..=24_u64 {
         for victim in [0_u16, 1, 4] {
             let setup = Setup { hosts: 6, ..Setup::default() };
             let mut delivery =
-                Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Sound; 5], |_| {}).unwrap();
+                Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Correct; 5], |_| {}).unwrap();
             // The delivery takes some 300 us, and all receivers have joined after 30 us.
             let at = Nanos(moment * 11_000);
             delivery.world.schedule(at, Fault::Crash(delivery.hosts[usize::from(victim)]));
@@ -136,16 +139,16 @@ fn survivors_continue_where_they_were() {
                 delivery.world.run_until(at + Nanos::from_millis(700));
                 for host in others {
                     assert!(delivery.receiver_outcome(host).is_some(), "{context}: {host} has no result");
-                    let is_right = delivery.is_right(host);
+                    let has_stored_object = delivery.has_stored_object(host);
                     assert_eq!(
                         delivery.receiver_outcome(host) == Some(&Ok(())),
-                        is_right,
+                        has_stored_object,
                         "{context}: {host}"
                     );
                 }
                 continue;
             }
-            assert!(delivery.settle(END, &others), "{context}: {:?}", delivery.root_outcome());
+            assert!(delivery.run_until_outcome(END, &others), "{context}: {:?}", delivery.root_outcome());
             let report = delivery.root_outcome().unwrap();
             let Ok(report) = report else {
                 assert_eq!(report, &Err(SenderError::Silent(vec![ip(victim)])), "{context}");
@@ -153,7 +156,7 @@ fn survivors_continue_where_they_were() {
             };
             for host in others {
                 assert_eq!(delivery.receiver_outcome(host), Some(&Ok(())), "{context}: {host}");
-                assert!(delivery.is_right(host), "{context}: {host}");
+                assert!(delivery.has_stored_object(host), "{context}: {host}");
             }
             let segments = 30;
             assert!(delivery.read() >= segments && report.stored.len() >= 4, "{context}: {report:?}");
@@ -173,7 +176,7 @@ fn receivers_may_start_late_and_restart() {
     let mut delivery = Delivery::new(
         &Setup { hosts: 3, ..Setup::default() },
         100_000,
-        &[ReceiverBehaviour::Sound; 2],
+        &[ReceiverBehaviour::Correct; 2],
         |_| {},
     )
     .unwrap();
@@ -187,32 +190,32 @@ fn receivers_may_start_late_and_restart() {
     ] {
         delivery.world.schedule(at, fault);
     }
-    assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.root_outcome());
+    assert!(delivery.run_until_outcome(END, &[1, 2]), "{:?}", delivery.root_outcome());
     let report = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!((report.stored.len(), report.lost.len(), report.rounds), (2, 0, 1), "{report:?}");
-    assert!((1..=2).all(|host| delivery.is_right(host)));
+    assert!((1..=2).all(|host| delivery.has_stored_object(host)));
 }
 
 /// A receiver that responds but does not write does not stop the delivery for good.
 #[test]
-fn a_stuck_receiver_is_left_behind() {
+fn a_stuck_receiver_is_excluded() {
     for after in [0, 3, 9] {
         let setup = Setup { hosts: 4, ..Setup::default() };
         let behaviours =
-            [ReceiverBehaviour::Sound, ReceiverBehaviour::Stuck(after), ReceiverBehaviour::Sound];
+            [ReceiverBehaviour::Correct, ReceiverBehaviour::StopsAfter(after), ReceiverBehaviour::Correct];
         let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
-        assert!(delivery.settle(END, &[1, 3]), "{after}: {:?}", delivery.root_outcome());
+        assert!(delivery.run_until_outcome(END, &[1, 3]), "{after}: {:?}", delivery.root_outcome());
         let report = delivery.root_outcome().unwrap().as_ref().unwrap();
         assert_eq!(report.lost, [(ip(2), LossReason::Silent)], "{after}");
-        assert!([1, 3].iter().all(|host| delivery.is_right(*host)), "{after}");
+        assert!([1, 3].iter().all(|host| delivery.has_stored_object(*host)), "{after}");
     }
 }
 
 /// A root that responds but does not read does not make receivers wait forever.
 #[test]
-fn a_stuck_root_is_given_up() {
+fn receivers_give_up_a_stuck_root() {
     let setup = Setup { hosts: 3, ..Setup::default() };
-    let mut delivery = Delivery::new(&setup, 400_000, &[ReceiverBehaviour::Sound; 2], |_| {}).unwrap();
+    let mut delivery = Delivery::new(&setup, 400_000, &[ReceiverBehaviour::Correct; 2], |_| {}).unwrap();
     delivery.read_at_most(3);
     delivery.world.run_until(END);
     for host in 1..=2 {
@@ -227,76 +230,77 @@ fn a_stuck_root_is_given_up() {
 /// A disk needs longer for its remaining segments than the usual timeout. The root waits for it as long as it
 /// makes progress.
 #[test]
-fn a_slow_disk_is_waited_for_while_it_writes() {
+fn the_root_waits_for_a_slow_disk_while_it_writes() {
     let setup = Setup { hosts: 3, ..Setup::default() };
-    let behaviours = [ReceiverBehaviour::Sound, ReceiverBehaviour::Disk(Nanos::from_millis(120))];
+    let behaviours = [ReceiverBehaviour::Correct, ReceiverBehaviour::WriteTime(Nanos::from_millis(120))];
     let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
-    assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.root_outcome());
+    assert!(delivery.run_until_outcome(END, &[1, 2]), "{:?}", delivery.root_outcome());
     let report = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!((report.stored.len(), report.lost.len(), report.rounds), (2, 0, 1), "{report:?}");
-    assert!(delivery.is_right(2));
+    assert!(delivery.has_stored_object(2));
 }
 
 /// A receiver behind a switch that copies crashes. The switch ends the group, and continues to copy for the
 /// other receivers.
 #[test]
-fn a_switch_goes_on_copying_after_a_receiver_crashes() {
+fn a_switch_continues_to_copy_after_a_receiver_crashes() {
     let setup = Setup { hosts: 5, create_timeout: Nanos::from_secs(3), ..Setup::default() };
-    let mut delivery = Delivery::new(&setup, 4_000_000, &[ReceiverBehaviour::Sound; 4], |config| {
+    let mut delivery = Delivery::new(&setup, 4_000_000, &[ReceiverBehaviour::Correct; 4], |config| {
         config.algorithm = Algorithm::InNetwork;
         config.patience = Nanos::from_secs(4);
     })
     .unwrap();
     delivery.world.schedule(Nanos::from_micros(600), Fault::Crash(delivery.hosts[2]));
     let others = [1, 3, 4];
-    assert!(delivery.settle(Nanos::from_secs(30), &others), "{:?}", delivery.root_outcome());
+    assert!(delivery.run_until_outcome(Nanos::from_secs(30), &others), "{:?}", delivery.root_outcome());
     let report = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!(report.lost, [(ip(2), LossReason::Gone)]);
     assert_eq!(report.algorithm, Algorithm::InNetwork, "{report:?}");
-    assert!(others.iter().all(|host| delivery.is_right(*host)));
+    assert!(others.iter().all(|host| delivery.has_stored_object(*host)));
 }
 
 /// No host has the switch's address: all receivers get the object without the switch.
 #[test]
 fn an_absent_switch_is_replaced_by_a_pipeline() {
     let setup = Setup { switch_address: ip(99), ..Setup::default() };
-    let mut delivery = Delivery::new(&setup, 400_000, &[ReceiverBehaviour::Sound; 3], |config| {
+    let mut delivery = Delivery::new(&setup, 400_000, &[ReceiverBehaviour::Correct; 3], |config| {
         config.algorithm = Algorithm::InNetwork;
     })
     .unwrap();
-    assert!(delivery.settle(END, &[1, 2, 3]), "{:?}", delivery.root_outcome());
+    assert!(delivery.run_until_outcome(END, &[1, 2, 3]), "{:?}", delivery.root_outcome());
     let report = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert_eq!((report.stored.len(), report.algorithm.clone()), (3, Algorithm::Pipeline), "{report:?}");
 }
 
-/// Some receivers cannot reach each other: as few as possible are left out, and all other receivers get the
-/// object. A receiver that only the root can reach costs neither those that name it nor those that it names.
+/// Some receivers cannot reach each other: as few as possible are excluded, and all other receivers get the
+/// object. A receiver that only the root can reach causes the exclusion of no other receiver, neither of
+/// those that report it nor of those that it reports.
 #[test]
-fn unreachable_receivers_are_the_only_ones_left_out() {
+fn only_unreachable_receivers_are_excluded() {
     let pair: (&[_], &[_]) = (&[(3, 4)], &[4]);
     let isolated: (&[_], &[_]) = (&[(1, 5), (2, 5), (3, 5), (4, 5)], &[5]);
     let first: (&[_], &[_]) = (&[(1, 2), (1, 3), (1, 4), (1, 5)], &[1]);
-    for (apart, left_out) in [pair, isolated, first] {
+    for (apart, excluded) in [pair, isolated, first] {
         let setup = Setup { hosts: 6, unreachable_pairs: apart.to_vec(), ..Setup::default() };
-        let mut delivery = Delivery::new(&setup, 100_000, &[ReceiverBehaviour::Sound; 5], |_| {}).unwrap();
-        let others: Vec<u16> = (1..=5).filter(|host| !left_out.contains(host)).collect();
-        assert!(delivery.settle(END, &others), "{apart:?}: {:?}", delivery.root_outcome());
+        let mut delivery = Delivery::new(&setup, 100_000, &[ReceiverBehaviour::Correct; 5], |_| {}).unwrap();
+        let others: Vec<u16> = (1..=5).filter(|host| !excluded.contains(host)).collect();
+        assert!(delivery.run_until_outcome(END, &others), "{apart:?}: {:?}", delivery.root_outcome());
         let report = delivery.root_outcome().unwrap().as_ref().unwrap();
         let lost: Vec<_> = report.lost.iter().map(|(ip, _)| *ip).collect();
-        assert_eq!(lost, left_out.iter().map(|host| ip(*host)).collect::<Vec<_>>(), "{apart:?}: {report:?}");
+        assert_eq!(lost, excluded.iter().map(|host| ip(*host)).collect::<Vec<_>>(), "{apart:?}: {report:?}");
         assert!(report.lost.iter().all(|(_, why)| matches!(why, LossReason::Unreachable(_))), "{report:?}");
-        assert!(others.iter().all(|host| delivery.is_right(*host)), "{apart:?}");
+        assert!(others.iter().all(|host| delivery.has_stored_object(*host)), "{apart:?}");
     }
 }
 
 /// There are two racks, and a third one that a crash empties. The surviving receivers continue with a hybrid
 /// of their racks.
 #[test]
-fn survivors_continue_with_the_racks_that_are_left() {
+fn survivors_continue_with_a_hybrid_of_the_remaining_racks() {
     for victim in [None, Some(3_u16), Some(6)] {
         let setup = Setup { hosts: 7, ..Setup::default() };
         let racks = rdmc::Racks::new(&["a", "a", "b", "b", "b", "a", "c"]).unwrap();
-        let mut delivery = Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Sound; 6], |config| {
+        let mut delivery = Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Correct; 6], |config| {
             config.algorithm = Algorithm::Hybrid(racks);
         })
         .unwrap();
@@ -305,24 +309,24 @@ fn survivors_continue_with_the_racks_that_are_left() {
             delivery.world.schedule(Nanos::from_micros(150), Fault::Crash(node));
         }
         let others: Vec<u16> = (1..=6).filter(|host| Some(*host) != victim).collect();
-        assert!(delivery.settle(END, &others), "{victim:?}: {:?}", delivery.root_outcome());
+        assert!(delivery.run_until_outcome(END, &others), "{victim:?}: {:?}", delivery.root_outcome());
         let report = delivery.root_outcome().unwrap().as_ref().unwrap();
         assert_eq!(report.stored.len(), others.len(), "{report:?}");
         let Algorithm::Hybrid(left) = &report.algorithm else { panic!("{report:?}") };
         assert_eq!(left.nodes(), others.len() + 1, "{report:?}");
-        assert!(others.iter().all(|host| delivery.is_right(*host)), "{victim:?}");
+        assert!(others.iter().all(|host| delivery.has_stored_object(*host)), "{victim:?}");
     }
 }
 
-/// A host that gives up notifies the others, which need not wait for a timeout.
+/// A host that stops notifies the other hosts, which need not wait for a timeout.
 #[test]
-fn all_hosts_are_notified_when_one_stops() {
+fn all_hosts_are_notified_when_a_host_stops() {
     let notification_limit = Nanos::from_millis(3);
     for stops in [0, 2] {
         for at in [10, 60, 200] {
             let setup = Setup { hosts: 4, ..Setup::default() };
             let mut delivery =
-                Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Sound; 3], |_| {}).unwrap();
+                Delivery::new(&setup, 1_200_000, &[ReceiverBehaviour::Correct; 3], |_| {}).unwrap();
             delivery.world.run_until(Nanos::from_micros(at));
             delivery.stop(stops);
             let context = format!("{stops} stops after {at} us");
@@ -336,19 +340,22 @@ fn all_hosts_are_notified_when_one_stops() {
                     assert_eq!(outcome, expected, "{context}: {host}");
                 }
             } else if at > 10 {
-                assert!(delivery.settle(delivery.world.now() + notification_limit, &[1, 2, 3]), "{context}");
+                assert!(
+                    delivery.run_until_outcome(delivery.world.now() + notification_limit, &[1, 2, 3]),
+                    "{context}"
+                );
                 let report = delivery.root_outcome().unwrap().as_ref().unwrap();
                 assert_eq!(report.lost, [(ip(2), LossReason::Refused(Refusal::Stopped))], "{context}");
-                assert!([1, 3].iter().all(|host| delivery.is_right(*host)), "{context}");
+                assert!([1, 3].iter().all(|host| delivery.has_stored_object(*host)), "{context}");
             }
         }
     }
 }
 
 #[test]
-fn a_switch_that_fails_is_replaced() {
+fn a_failed_switch_is_replaced_by_another_algorithm() {
     let setup = Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() };
-    let mut delivery = Delivery::new(&setup, 4_000_000, &[ReceiverBehaviour::Sound; 3], |config| {
+    let mut delivery = Delivery::new(&setup, 4_000_000, &[ReceiverBehaviour::Correct; 3], |config| {
         config.algorithm = Algorithm::InNetwork;
         config.patience = Nanos::from_secs(4);
     })
@@ -356,8 +363,8 @@ fn a_switch_that_fails_is_replaced() {
     let at = Nanos::from_micros(600);
     delivery.world.schedule(at, Fault::Crash(delivery.switch));
     delivery.world.schedule(at + Nanos::from_micros(200), Fault::Restart(delivery.switch));
-    assert!(delivery.settle(Nanos::from_secs(30), &[1, 2, 3]), "{:?}", delivery.root_outcome());
+    assert!(delivery.run_until_outcome(Nanos::from_secs(30), &[1, 2, 3]), "{:?}", delivery.root_outcome());
     let report = delivery.root_outcome().unwrap().as_ref().unwrap();
     assert!(report.rounds > 1 && report.stored.len() == 3, "{report:?}");
-    assert!((1..=3).all(|host| delivery.is_right(host)));
+    assert!((1..=3).all(|host| delivery.has_stored_object(host)));
 }

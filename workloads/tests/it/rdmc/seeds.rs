@@ -34,7 +34,7 @@ struct Totals {
     failed: usize,
     messages: usize,
     retransmitted: u64,
-    /// Groups in which some members had a message that others never got
+    /// Groups in which some members had a message that other members never received
     uneven: usize,
     /// Packets that hosts refused because their sender has no such queue pair: forged ones
     forged: u64,
@@ -55,25 +55,25 @@ struct Outage {
 }
 
 impl Outage {
-    /// Returns whether members may notice the outage at time `at`. They notice it at once, or when they miss
-    /// the member. A member that was cut off when the other members noticed it notices it when the time to
-    /// connect is over. A link that drops blocks is noticed when the group is open and the first block is
-    /// sent. That may be equally late, if packets that connect two members were lost before (seeds 13020751
-    /// and 13024271).
+    /// Returns whether members may detect the outage at time `at`. They detect it at once, or when keepalives
+    /// of the member are missing. A member that was cut off when the other members detected it detects it
+    /// when the time to connect is over. A link that drops blocks is detected when the group is open and the
+    /// first block is sent. That may be equally late, if packets that connect two members were lost before
+    /// (seeds 13020751 and 13024271).
     fn explains(&self, failure: Failure, at: Nanos) -> bool {
         let is_immediate = matches!(failure, Failure::Gone(_)) && !self.stops_blocks;
         let late = if is_immediate { Nanos::ZERO } else { CREATE_TIMEOUT };
         let late = if self.drifts { Nanos(late.0 / 99 * 100) } else { late };
-        (self.from..=self.from + NOTICE_LIMIT + late).contains(&at)
+        (self.from..=self.from + DETECTION_LIMIT + late).contains(&at)
     }
 }
 
 /// Time that members have to connect where some fail. A lost ARP request is repeated after half a second, and
 /// a lost message of the switch's communication manager after four: three of these.
 const CREATE_TIMEOUT: Nanos = Nanos::from_secs(10);
-/// Time from a crash or cut until all other members have noticed it and notified each other: 60 ms until a
-/// link works again, 30 ms without a sign of life, and retransmissions
-const NOTICE_LIMIT: Nanos = Nanos::from_millis(200);
+/// Time from a crash or cut until all other members have detected it and notified each other: 60 ms until a
+/// link works again, 30 ms without a keepalive, and retransmissions
+const DETECTION_LIMIT: Nanos = Nanos::from_millis(200);
 /// The longest delay of a late frame
 const MAX_LATENESS: Nanos = Nanos::from_millis(4);
 
@@ -346,7 +346,7 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
     let end = last + Nanos::from_secs(60);
     for (number, hosts, messages, _) in &groups {
         let survivors: Vec<u16> = hosts.iter().copied().filter(|host| !crashed.contains(host)).collect();
-        cluster.settle(end, *number, &survivors);
+        cluster.run_until_ended(end, *number, &survivors);
         cluster.check_end(*number, hosts, &crashed, *messages).map_err(&context)?;
         let counts = || hosts.iter().map(|host| cluster.member(*host).messages(*number));
         for host in &survivors {
@@ -413,9 +413,10 @@ fn lossy_links_lose_no_messages() {
     seeds(Kind::Lossy, |totals| is_covered(totals) && totals.forged > MIN_FORGED);
 }
 
-/// With a loss of 3.6 % and damage to 1.6 % of frames, a NIC sends one packet eight times in vain.
+/// With a loss of 3.6 % and damage to 1.6 % of frames, a NIC transmits one packet eight times without a
+/// response.
 #[test]
-fn a_group_whose_nic_exhausted_its_retries_is_excused() {
+fn a_group_may_fail_if_its_nic_exhausted_its_retries() {
     let mut totals = Totals::default();
     run(2_021_852, |_| {}, &mut totals).unwrap();
     assert_eq!(totals.retries_exhausted, 1);

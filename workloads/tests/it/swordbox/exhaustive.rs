@@ -2,7 +2,7 @@
 //!
 //! An order differs from the usual one in a stretch of DEPTH successive choices, wherever that stretch
 //! begins. Within the stretch, the first frame of any link may be delivered next, the server may restart, and
-//! a client that notices the restart may reconnect. The usual order is that of links of equal latency. Of
+//! a client that detects the restart may reconnect. The usual order is that of links of equal latency. Of
 //! orders that differ only in the sequence of two independent choices, only one is played (sleep sets;
 //! Godefroid, "Partial-Order Methods", LNCS 1032, chapter 5).
 
@@ -217,35 +217,35 @@ fn find(tune: fn(swordbox::Config) -> swordbox::Config, options: Options) {
 
 #[cfg(debug_assertions)]
 #[test]
-fn a_planted_word_kept_after_a_restart_is_found_by_playing_every_order() {
+fn planted_words_kept_after_a_restart_are_found() {
     let tune = |config| swordbox::Config { bug: Some(swordbox::Bug::KeptWord), ..config };
     find(tune, Options::default());
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn a_planted_stale_word_is_found_by_playing_every_order() {
+fn planted_stale_words_are_found() {
     let tune = |config| swordbox::Config { bug: Some(swordbox::Bug::StaleWord), ..config };
     find(tune, Options::default());
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn a_planted_dead_client_is_found_by_playing_every_order() {
+fn planted_operations_of_a_dead_client_are_found() {
     let tune = |config| swordbox::Config { bug: Some(swordbox::Bug::DeadClient), ..config };
     find(tune, Options::default());
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn a_planted_double_decision_is_found_by_playing_every_order() {
+fn planted_double_decisions_are_found() {
     let tune = |config| swordbox::Config { bug: Some(swordbox::Bug::ResolvedTwice), ..config };
     find(tune, Options { faults: 1, ..Options::default() });
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn a_planted_mix_up_with_an_earlier_message_is_found_by_playing_every_order() {
+fn planted_confusion_with_an_earlier_message_is_found() {
     let tune = |config| swordbox::Config { bug: Some(swordbox::Bug::EarlierMessage), ..config };
     find(tune, Options { faults: 1, long: true, ..Options::default() });
 }

@@ -4,7 +4,7 @@ use crate::config::tests::{PORTS, fails, read};
 use crate::functions::FunctionConfig;
 use rocev2::ethernet::MacAddr;
 use switch::PortId;
-use switch::forward::config::{NextHop, Route, RouteTable, Topology, Ttl};
+use switch::forward::config::{ForwardingMode, NextHop, Route, RouteTable, Ttl};
 
 /// Returns a file with these lines in `[forward.routes]`, and a route with these.
 fn routes(table: &str, route: &str) -> String {
@@ -13,7 +13,7 @@ fn routes(table: &str, route: &str) -> String {
 
 fn table(text: &str) -> RouteTable {
     match read(text).function {
-        FunctionConfig::Forward(switch::forward::Config { topology: Topology::Routes(table), .. }) => table,
+        FunctionConfig::Forward(switch::forward::Config { mode: ForwardingMode::Routes(table), .. }) => table,
         other => panic!("{other:?}"),
     }
 }

@@ -14,7 +14,7 @@ fn a_file_needs_a_function() {
 }
 
 #[test]
-fn forward_needs_exactly_one_topology() {
+fn forward_needs_exactly_one_mode() {
     fails(
         &[PORTS, "[forward] #!\n"].concat(),
         "[forward] does not define where frames go",

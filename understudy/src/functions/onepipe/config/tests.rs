@@ -109,7 +109,7 @@ fn every_key_is_read() {
         Link { address: [0xfd00, 0, 0, 0, 0, 0, 0, 1].into(), barriers_in_messages: false, ..first_link() };
     let expected = Config {
         forward: forward::Config {
-            topology: forward::config::Topology::Pairs(vec![(PortId(0), PortId(1))]),
+            mode: forward::config::ForwardingMode::Pairs(vec![(PortId(0), PortId(1))]),
             health: true,
             ..forward::Config::bridge(2, 0)
         },

@@ -7,7 +7,7 @@ use rnic::Interface;
 use rocev2::ethernet::MacAddr;
 use switch::Nanos;
 use switch::drop::FaultSet;
-use switch::forward::config::{MacTable, Topology};
+use switch::forward::config::{ForwardingMode, MacTable};
 use swordbox::steering::{ListsConfig, LocksConfig, Structure};
 use swordbox::{Config, FailedCas, Layers, Server, SwitchOwnedQps, WordTable};
 
@@ -38,7 +38,7 @@ fn switch_of(function: FunctionConfig) -> SwordboxConfig {
 fn forward() -> switch::forward::Config {
     switch::forward::Config {
         ports: 2,
-        topology: Topology::Mac(MacTable {
+        mode: ForwardingMode::Mac(MacTable {
             capacity: 4096,
             ageing: Nanos::from_secs(300),
             fixed: Vec::new(),

@@ -254,7 +254,7 @@ pub(super) struct Client {
     pub(super) completed: u64,
     /// Number of operations whose outcome is unknown because their connection failed
     pub(super) unknown: u64,
-    /// Reasons for which connections failed. A reconnection after a noticed restart is not among them.
+    /// Reasons for which connections failed. A reconnection after a detected restart is not among them.
     pub(super) errors: Vec<String>,
     pub(super) wrong: Option<String>,
 }

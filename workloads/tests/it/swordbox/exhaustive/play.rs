@@ -62,7 +62,7 @@ pub(super) enum Choice {
     Wait,
     /// The server restarts with empty memory.
     Restart,
-    /// A client notices the restart, and reconnects.
+    /// A client detects the restart, and reconnects.
     Reconnect(usize),
     /// The first frame of a link is lost.
     Lose(Link),
@@ -465,7 +465,7 @@ impl Play {
     }
 
     /// Makes both clients read the word once more when all their operations are done. A client whose
-    /// connection belongs to an earlier incarnation notices that by this READ.
+    /// connection belongs to a previous incarnation detects that by this READ.
     fn read_again(&mut self) {
         if self.has_read_again || self.in_flight() > 0 || !self.clients.iter().all(Client::is_done) {
             return;

@@ -1,4 +1,4 @@
-//! Routes: headers up to UDP that an endpoint builds once per peer, and emits with each packet.
+//! Headers up to UDP that an endpoint builds once for each path to a peer, and emits with each packet.
 
 use crate::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use crate::ipv4::Ipv4;
@@ -15,9 +15,9 @@ use zerocopy::byteorder::network_endian::U16;
 /// Length of the longest headers: Ethernet, one VLAN tag, IPv6, UDP
 const MAX: usize = Ethernet::LEN + VlanTag::LEN + Ipv6::LEN + Udp::LEN;
 
-/// Headers in front of the BTH, which do not change from packet to packet.
+/// Headers in front of the BTH of all packets on one path, which differ in lengths and checksums only.
 #[derive(Clone, Copy, Debug)]
-pub struct Route {
+pub struct PathHeaders {
     headers: [u8; MAX],
     len: u8,
     l3: u8,
@@ -25,9 +25,9 @@ pub struct Route {
     lengths: IpLengths,
 }
 
-/// Header fields of a route.
+/// Fields of the headers of a path.
 #[derive(Clone, Copy, Debug)]
-pub struct RouteFields {
+pub struct PathHeaderFields {
     /// The sender's MAC address
     pub src_mac: MacAddr,
     /// MAC address of the next hop
@@ -46,9 +46,9 @@ pub struct RouteFields {
     pub src_port: u16,
 }
 
-impl Route {
+impl PathHeaders {
     /// Builds the headers. Returns `None` if the addresses are of different families.
-    pub fn new(ends: &RouteFields) -> Option<Self> {
+    pub fn new(ends: &PathHeaderFields) -> Option<Self> {
         let mut headers = [0; MAX];
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
@@ -122,7 +122,7 @@ mod tests {
     fn emitted_frames_are_valid_for_every_payload_length() {
         let addresses = [["10.0.0.1", "10.0.0.2"], ["fd00::1", "fd00::2"]];
         for (pair, vlan) in addresses.into_iter().flat_map(|pair| [(pair, None), (pair, Some(0x6005))]) {
-            let ends = RouteFields {
+            let ends = PathHeaderFields {
                 src_mac: MacAddr([2, 0, 0, 0, 0, 1]),
                 dst_mac: MacAddr([2, 0, 0, 0, 0, 2]),
                 vlan,
@@ -132,12 +132,12 @@ mod tests {
                 hop_limit: 9,
                 src_port: 0xc123,
             };
-            let mut route = Route::new(&ends).unwrap();
+            let mut headers = PathHeaders::new(&ends).unwrap();
             let mut frame = vec![0xa5; 150];
             for len in 0..40u8 {
                 let payload: Vec<u8> = (0..len).collect();
                 let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(0x1234), Psn::new(7));
-                route.emit(&mut frame, bth, &[], &payload);
+                headers.emit(&mut frame, bth, &[], &payload);
                 let packet = Packet::parse(&frame).expect("a packet");
                 assert!(packet.verify_icrc());
                 let padding = frame.len() - 4 - usize::from(packet.bth().pad_count())..frame.len() - 4;
