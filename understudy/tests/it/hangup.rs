@@ -72,7 +72,9 @@ fn functions_report_at_sighup() {
         machine.signal(Signal::HUP);
         let (succeeded, report) = machine.end();
         let report: Value = serde_json::from_str(&report).expect(command);
-        assert!(succeeded && !report[key].is_null(), "{command}: {report}");
+        // The exit code of `pktgen` says whether it reached its rate so far.
+        assert!(succeeded || command == "pktgen", "{command}: {report}");
+        assert!(!report[key].is_null(), "{command}: {report}");
     }
 }
 

@@ -102,7 +102,7 @@ impl Machine {
         self.child.signal(Signal::INT);
         let printed = Arc::clone(&self.printed);
         let (succeeded, report) = self.end();
-        assert!(succeeded, "{}", printed.0.lock().unwrap().text);
+        assert!(succeeded, "{}{report}", printed.0.lock().unwrap().text);
         serde_json::from_str(&report).unwrap()
     }
 }
