@@ -50,6 +50,9 @@ pub struct Config {
     pub traffic_class: u8,
     /// Links of the switch, each with both of its directions
     pub links: Vec<Link>,
+    /// Whether beacons declare what this node reads and writes; false for a node of an earlier version, in
+    /// tests of mixed networks
+    pub declares: bool,
     /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<crate::bug::Bug>,
 }

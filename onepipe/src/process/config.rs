@@ -81,6 +81,9 @@ pub struct Config {
     pub clock: Timestamp,
     /// Seed of the initial PSNs and of the incarnation number
     pub seed: u64,
+    /// Whether beacons declare what this process reads and writes; false for a process of an earlier version, in
+    /// tests of mixed networks
+    pub declares: bool,
     /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<super::bug::Bug>,
 }
@@ -143,6 +146,7 @@ impl Config {
             ahead_max: Nanos::from_millis(10),
             clock: Timestamp::default(),
             seed: 0,
+            declares: true,
             bug: None,
         }
     }

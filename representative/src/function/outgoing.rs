@@ -106,6 +106,10 @@ impl Representative {
         header.set_nothing_follows(!live);
         header.set_barrier(if live { barrier.best_effort() } else { None });
         header.set_commit(barrier.commit());
+        if self.config.declares {
+            let is_chip = self.config.incarnation == Incarnation::Chip;
+            header.declare(is_chip, is_chip);
+        }
         let every_link = ticked.then_some(u64::MAX);
         let (below, sent_until, except_sent_at) = if position == 0 || !live {
             // Beacons announce explicitly that there is no barrier yet, or that nothing follows, so that

@@ -347,3 +347,22 @@ fn link_whose_barrier_does_not_rise_stays_alive_despite_a_lost_beacon() {
     }
     assert!(sent > 15 && receiver.is_live(LinkId(0)), "{sent} beacons");
 }
+
+#[test]
+fn beacons_declare_what_their_sender_reads_and_writes() {
+    for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host] {
+        for declares in [true, false] {
+            let mut function = Representative::new(Config { declares, ..config(incarnation) }).unwrap();
+            let is_chip = declares && incarnation == Incarnation::Chip;
+            let sent = timer(&mut function, 5);
+            assert_eq!(sent.len(), 4);
+            for (header, _) in sent {
+                assert_eq!(
+                    (header.declares(), header.reads_barriers(), header.writes_barriers()),
+                    (declares, is_chip, is_chip),
+                    "{incarnation:?}"
+                );
+            }
+        }
+    }
+}

@@ -153,6 +153,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
         clock: Timestamp::default(),
         traffic_class,
         links,
+        declares: true,
         bug: None,
     };
     Some(OnePipeConfig {
