@@ -13,10 +13,18 @@ pub enum Bug {
     AnySource,
     /// A switch forwards beacons that name the switch itself as their source
     ForgedNeighbour,
+    /// A switch that hears no link announces that nothing follows, although no link has left
+    DeafNothingFollows,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 5] =
-        [Self::ReturningLink, Self::LastLink, Self::SilentDrop, Self::AnySource, Self::ForgedNeighbour];
+    pub const ALL: [Self; 6] = [
+        Self::ReturningLink,
+        Self::LastLink,
+        Self::SilentDrop,
+        Self::AnySource,
+        Self::ForgedNeighbour,
+        Self::DeafNothingFollows,
+    ];
 }

@@ -89,6 +89,9 @@ reasons! {
         /// A barrier that goes back. A message in the same packet is accepted.
         #[error("barrier goes back")]
         Stale = "stale",
+        /// The switch announces that nothing follows, but this process has not left.
+        #[error("nothing follows is announced to a process that has not left")]
+        Contradiction = "contradiction",
         /// A packet of a message whose time is past: a later one may have been delivered.
         #[error("below the barrier")]
         Late = "late",

@@ -1,7 +1,7 @@
 //! Received frames: barriers in beacons and messages update registers; all other frames are forwarded.
 
 use super::{Event, NO_LINK, Representative};
-use crate::barrier::UpdateResult;
+use crate::barrier::{Gone, UpdateResult};
 use crate::config::{Incarnation, Link, LinkId};
 use crate::counters::Refusal;
 use crate::half::UP;
@@ -272,7 +272,9 @@ impl Representative {
         if header.nothing_follows() {
             // So a repetition of this beacon is older than the last one.
             last_beacon.note(header.timestamp().add(1));
-            self.leave(link, now);
+            // A switch of an earlier version announces that nothing follows also if it hears none of its links.
+            let why = if header.declares() { Gone::Left } else { Gone::Silent };
+            self.leave(link, why, now);
         }
         Verdict::Consume
     }
@@ -337,12 +339,17 @@ impl Representative {
         self.report(Event::Joined(LinkId(link as u16)));
     }
 
-    /// Removes a link on which nothing follows.
+    /// Removes a link on which nothing follows, or (`Gone::Silent`) on which that was announced by a switch
+    /// that may not know it.
     #[cold]
-    pub(super) fn leave(&mut self, link: usize, now: Nanos) {
+    pub(super) fn leave(&mut self, link: usize, why: Gone, now: Nanos) {
         let (half, input) = self.links[link].input;
         let barrier = &mut self.halves[half].barrier;
-        if barrier.remove(input) {
+        let changes = match why {
+            Gone::Left => barrier.leave(input),
+            Gone::Silent => barrier.lose(input),
+        };
+        if changes {
             let committed = barrier.committed(input);
             self.counters.left.add(1);
             self.links[link].absence = Some(LinkState::Left);

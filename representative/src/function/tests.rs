@@ -18,6 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 mod beacons;
 mod detours;
 mod expected;
+mod halves;
 mod routed;
 mod seen;
 
@@ -147,6 +148,7 @@ fn beacon(from: u8, barrier: Option<Timestamp>) -> Vec<u8> {
 /// Builds a beacon that announces at this time that nothing follows.
 fn final_beacon(from: u8, ns: u64) -> Vec<u8> {
     let mut header = header(OnePipeOpcode::BEACON, at(ns), None);
+    header.declare(false, false);
     header.set_nothing_follows(true);
     beacon_with(from, header)
 }

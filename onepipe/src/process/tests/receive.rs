@@ -50,6 +50,7 @@ fn beacon_that_announces_the_end_may_be_as_old_as_ahead_max() {
     let now = Nanos(ahead_max.0 + 5_000);
     let mut process = Process::new(config(1, 2, false)).unwrap();
     process.on_timer(now);
+    process.leave();
     let mut last_beacon = |at: u64| {
         let mut header = OnePipe::new(OnePipeOpcode::BEACON, config(1, 2, false).clock.add(at), Psn::ZERO);
         header.set_nothing_follows(true);

@@ -386,6 +386,9 @@ fn failures_lose_messages_but_keep_the_order() {
 #[test]
 fn planted_bugs_are_found() {
     for bug in representative::Bug::ALL {
+        if super::keepers::finds(bug) {
+            continue;
+        }
         check_found(&bug, |tree| tree.bug = Some(bug));
     }
     for bug in process::Bug::ALL {
