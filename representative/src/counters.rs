@@ -28,6 +28,8 @@ metrics! {
         pub left: Counter [links],
         /// Links that took part again
         pub joined: Counter [links],
+        /// Barriers ahead of the clock by more than `ahead_max`, which count as ahead by `ahead_max`
+        pub lowered: Counter [barriers],
         /// Beacon intervals for which the worker was running
         pub ticks: Counter [intervals as intervals],
         /// Beacon intervals missed because the worker was busy otherwise
@@ -74,7 +76,7 @@ reasons! {
         OtherVersion = "other_version",
         /// The ICRC is wrong
         Damaged = "damaged",
-        /// A barrier that is too far ahead of the clock
+        /// An announcement that nothing follows which is too far ahead of the clock
         Ahead = "ahead",
         /// A barrier that goes back
         Stale = "stale",

@@ -73,8 +73,8 @@ pub struct Config {
     pub ack_delay: Nanos,
     /// Number of packets after which an acknowledgement is sent at once
     pub ack_every: u32,
-    /// A message or barrier that is ahead of the clock by more than this is refused. Synchronised clocks
-    /// differ by microseconds
+    /// A message that is ahead of the clock by more than this is refused, and a barrier counts as ahead by
+    /// this. Synchronised clocks differ by microseconds
     pub ahead_max: Nanos,
     /// 1Pipe's time when the runner's time is 0. [`Process::set_clock`](super::Process::set_clock) corrects
     /// it

@@ -83,7 +83,7 @@ reasons! {
         /// A beacon that is not from the other end of the link
         #[error("beacon from another source than the switch")]
         WrongSource = "wrong_source",
-        /// A timestamp or barrier that is too far ahead of the clock
+        /// A timestamp that is too far ahead of the clock
         #[error("too far ahead of the clock")]
         Ahead = "ahead",
         /// A barrier that goes back. A message in the same packet is accepted.

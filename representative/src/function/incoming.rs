@@ -136,8 +136,6 @@ impl Representative {
             }
             match self.update_link(from, header.barrier(), header.commit(), now) {
                 Ok(()) => {}
-                // Its timestamp is too far ahead as well: receivers would have to buffer it for that long.
-                Err(Refusal::Ahead) => return self.refuse(Refusal::Ahead, DropReason::Refused),
                 // The message may be late. Its receiver detects that and reports it to the sender.
                 Err(why) => self.counters.refuse(why),
             }
@@ -299,8 +297,8 @@ impl Representative {
     fn update_link(
         &mut self,
         link: usize,
-        barrier: Option<Timestamp>,
-        commit: Option<Timestamp>,
+        mut barrier: Option<Timestamp>,
+        mut commit: Option<Timestamp>,
         now: Nanos,
     ) -> Result<(), Refusal> {
         // A clock that was set back is no reference: the neighbours' clocks, which were not, are no further
@@ -309,7 +307,10 @@ impl Representative {
         let ahead =
             |value: Option<Timestamp>| value.is_some_and(|value| value.distance(clock) > self.ahead_max);
         if ahead(barrier) || ahead(commit) {
-            return Err(Refusal::Ahead);
+            if self.config.has_bug(crate::bug::Bug::RefusesAhead) {
+                return Err(Refusal::Ahead);
+            }
+            [barrier, commit] = self.lower([barrier, commit], clock);
         }
         let (half, input) = self.links[link].input;
         let output = &mut self.halves[half].barrier;
@@ -330,6 +331,19 @@ impl Representative {
         }
         self.propagate(half, now);
         Ok(())
+    }
+
+    /// Lowers barriers that are too far ahead of the clock to the latest valid time: what holds for a barrier
+    /// holds for every earlier one.
+    #[cold]
+    fn lower(&self, barriers: [Option<Timestamp>; 2], clock: Timestamp) -> [Option<Timestamp>; 2] {
+        self.counters.lowered.add(1);
+        barriers.map(|barrier| {
+            barrier.map(|value| {
+                let is_ahead = value.distance(clock) > self.ahead_max;
+                if is_ahead { clock.add(self.ahead_max.unsigned_abs()) } else { value }
+            })
+        })
     }
 
     #[cold]

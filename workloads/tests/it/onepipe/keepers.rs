@@ -1,10 +1,57 @@
-//! Nodes that keep barriers, that hear none of their links: no link counts as left while its hosts send.
+//! Nodes that keep barriers, with wrong clocks or without a link to hear: no barrier is too high, no link is
+//! removed without a cause, and none counts as left while its hosts send.
 
 use super::{ALL, lossy};
 use onepipe::process;
 use sim::Fault;
 use switch::{Nanos, Rng};
-use workloads::onepipe::Network;
+use workloads::onepipe::{Network, Tree};
+
+/// Builds a tree with perfect links in which the clocks of keepers are off by up to 15 ms, which is more than
+/// `ahead_max`.
+fn wrong_clocks(
+    incarnation: representative::Incarnation,
+    seed: u64,
+    bug: Option<representative::Bug>,
+) -> Network {
+    let mut tree = Tree::new(incarnation, 2, 2);
+    tree.skew_ns = 15_000;
+    tree.bug = bug;
+    tree.build(seed)
+}
+
+/// Checks that no link was removed, and that no barrier is too high.
+fn check_links(network: &Network) -> Result<(), String> {
+    let dead: Vec<_> = (0..network.representatives.len()).map(|n| network.counters(n).dead.get()).collect();
+    let left: Vec<_> = (0..network.representatives.len()).map(|n| network.counters(n).left.get()).collect();
+    if dead.iter().chain(&left).any(|&count| count > 0) {
+        return Err(format!("links without a fault were removed: {dead:?} dead, {left:?} left"));
+    }
+    network.check(None)
+}
+
+#[test]
+fn wrong_clocks_of_keepers_raise_no_barrier() {
+    for incarnation in ALL {
+        for seed in 0..32 {
+            let mut network = wrong_clocks(incarnation, seed, None);
+            network.world.run_until(Nanos::from_micros(600));
+            assert_eq!(check_links(&network), Ok(()), "{incarnation:?} seed {seed}");
+        }
+    }
+}
+
+/// A switch whose clock is slow delays deliveries by as much as it is slow, less `ahead_max`.
+#[test]
+fn hosts_behind_keepers_with_wrong_clocks_deliver() {
+    for incarnation in ALL {
+        let mut network = wrong_clocks(incarnation, 4, None);
+        network.world.run_until(Nanos::from_millis(12));
+        assert_eq!(check_links(&network), Ok(()), "{incarnation:?}");
+        assert!(network.check_fates().is_ok(), "{incarnation:?}: {:?}", network.check_fates());
+        assert!(network.each_host().all(|host| !host.delivered.is_empty()), "{incarnation:?}");
+    }
+}
 
 /// Checks that no link counts as left: no host leaves, and no operator takes a link down.
 fn check_left(network: &Network) -> Result<(), String> {
@@ -60,8 +107,24 @@ fn links_leave_only_with_their_hosts() {
     }
 }
 
-/// Returns whether the tests of this file find this bug, which those of random networks need not.
+/// Bugs that the tests of this file find
+#[cfg(debug_assertions)]
+pub(super) const BUGS: [representative::Bug; 2] =
+    [representative::Bug::DeafNothingFollows, representative::Bug::RefusesAhead];
+
+/// Returns whether the tests of this file find this bug in each incarnation.
+#[cfg(debug_assertions)]
 pub(super) fn finds(bug: representative::Bug) -> bool {
-    bug == representative::Bug::DeafNothingFollows
-        && ALL.iter().all(|&incarnation| (0..20).any(|seed| deaf(incarnation, seed, Some(bug)).is_err()))
+    let fails: fn(_, u64, _) -> bool = match bug {
+        representative::Bug::DeafNothingFollows => {
+            |incarnation, seed, bug| deaf(incarnation, seed, bug).is_err()
+        }
+        representative::Bug::RefusesAhead => |incarnation, seed, bug| {
+            let mut network = wrong_clocks(incarnation, seed, bug);
+            network.world.run_until(Nanos::from_micros(600));
+            check_links(&network).is_err()
+        },
+        _ => return false,
+    };
+    ALL.iter().all(|&incarnation| (0..20).any(|seed| fails(incarnation, seed, Some(bug))))
 }
