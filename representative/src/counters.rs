@@ -30,6 +30,9 @@ metrics! {
         pub joined: Counter [links],
         /// Barriers ahead of the clock by more than `ahead_max`, which count as ahead by `ahead_max`
         pub lowered: Counter [barriers],
+        /// Times at which all links from below were ahead of the clock by more than `ahead_max`, so that their
+        /// median was believed instead of the clock
+        pub distrusted: Counter [times as clock_distrusted],
         /// Beacon intervals for which the worker was running
         pub ticks: Counter [intervals as intervals],
         /// Beacon intervals missed because the worker was busy otherwise

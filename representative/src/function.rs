@@ -100,6 +100,8 @@ struct LinkEnds {
     sent_barrier_at: u64,
     /// Tick in which the last beacon was sent
     beaconed_at: u64,
+    /// Last barrier that was too far ahead of the clock, as the neighbour sent it, with the tick
+    lowered: Option<(Timestamp, u64)>,
     /// Reason why the link takes no part; `None` if it does
     absence: Option<LinkState>,
     /// Time of the neighbour's clock in the link's last beacon, plus 1 ns if that beacon announced that
@@ -123,7 +125,7 @@ pub struct Representative {
     by_input: [Box<[u16]>; 2],
     /// 1Pipe's time when the runner's time is 0
     epoch: Timestamp,
-    /// Maximum that `epoch` has had
+    /// Maximum that `epoch` has had, or that the links from below have shown
     epoch_max: Timestamp,
     /// [`Config::ahead_max`], as a signed distance in nanoseconds
     ahead_max: i64,
@@ -168,6 +170,7 @@ impl Representative {
                 sent_barrier: 0,
                 sent_barrier_at: 0,
                 beaconed_at: 0,
+                lowered: None,
                 absence: None,
                 last_beacon: LatestTime::default(),
                 beacon,

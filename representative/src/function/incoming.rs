@@ -11,6 +11,9 @@ use onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::{Fault, Layout, Opcode, Packet, Qpn, neighbour};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
+/// Number of ticks for which it counts that a link's barrier had to be lowered
+const LOWERED_FOR: u64 = 2;
+
 impl Representative {
     /// Returns whether `frame` is a broadcast or multicast ARP request or neighbour solicitation for one of
     /// this switch's addresses.
@@ -310,7 +313,7 @@ impl Representative {
             if self.config.has_bug(crate::bug::Bug::RefusesAhead) {
                 return Err(Refusal::Ahead);
             }
-            [barrier, commit] = self.lower([barrier, commit], clock);
+            [barrier, commit] = self.lower(link, [barrier, commit], now);
         }
         let (half, input) = self.links[link].input;
         let output = &mut self.halves[half].barrier;
@@ -333,17 +336,56 @@ impl Representative {
         Ok(())
     }
 
-    /// Lowers barriers that are too far ahead of the clock to the latest valid time: what holds for a barrier
-    /// holds for every earlier one.
+    /// Lowers barriers of a link that are too far ahead of the clock to the latest valid time: what holds for
+    /// a barrier holds for every earlier one.
     #[cold]
-    fn lower(&self, barriers: [Option<Timestamp>; 2], clock: Timestamp) -> [Option<Timestamp>; 2] {
+    fn lower(&mut self, link: usize, barriers: [Option<Timestamp>; 2], now: Nanos) -> [Option<Timestamp>; 2] {
         self.counters.lowered.add(1);
-        barriers.map(|barrier| {
-            barrier.map(|value| {
-                let is_ahead = value.distance(clock) > self.ahead_max;
-                if is_ahead { clock.add(self.ahead_max.unsigned_abs()) } else { value }
-            })
-        })
+        self.links[link].lowered = barriers[0].map(|barrier| (barrier, self.ticks));
+        if self.links[link].input.0 == UP {
+            self.believe(now);
+        }
+        barriers.map(|barrier| barrier.map(|value| self.lowered(value, now)))
+    }
+
+    /// Returns a barrier, or the latest valid time if the barrier is too far ahead of the clock.
+    fn lowered(&self, barrier: Timestamp, now: Nanos) -> Timestamp {
+        let clock = self.epoch_max.add(now.0);
+        let is_ahead = barrier.distance(clock) > self.ahead_max;
+        if is_ahead { clock.add(self.ahead_max.unsigned_abs()) } else { barrier }
+    }
+
+    /// Sets the clock with which barriers are compared forward to the lower median of the links from below, if
+    /// there are several and all of them are too far ahead of it: then the clock is slow. Links from above do
+    /// not count, because what they carry depends on this switch.
+    fn believe(&mut self, now: Nanos) {
+        let ahead = |(barrier, _): (Timestamp, u64)| barrier.distance(self.epoch_max);
+        let is_recent = |&(_, tick): &(Timestamp, u64)| tick + LOWERED_FOR >= self.ticks;
+        let up = &self.halves[UP].barrier;
+        let inputs = (0..).zip(&self.by_input[UP]).filter(|&(input, _)| up.is_live(input));
+        let lowered =
+            inputs.map(|(_, &link)| self.links[usize::from(link)].lowered.filter(is_recent).map(ahead));
+        let count = lowered.clone().count();
+        if count < 2 || lowered.clone().any(|ahead| ahead.is_none()) {
+            return;
+        }
+        // The lower median, without memory to sort in
+        let rank = |of: i64| lowered.clone().flatten().filter(|&ahead| ahead <= of).count();
+        let half = lowered.clone().flatten().filter(|&ahead| rank(ahead) > (count - 1) / 2);
+        let Some(median) = half.min() else { return };
+        self.epoch_max =
+            Timestamp::new(self.epoch_max.nanos().wrapping_add_signed(median - now.0.cast_signed()));
+        self.counters.distrusted.add(1);
+        for input in 0..self.by_input[UP].len() {
+            let link = usize::from(self.by_input[UP][input]);
+            if let Some((barrier, _)) = self.links[link].lowered.take()
+                && self.halves[UP].barrier.is_live(input)
+            {
+                let barrier = self.lowered(barrier, now);
+                self.halves[UP].barrier.update(input, Some(barrier), None);
+            }
+        }
+        self.propagate(UP, now);
     }
 
     #[cold]
