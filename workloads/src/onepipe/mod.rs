@@ -357,6 +357,13 @@ impl Network {
         Command::Clock(CLOCK.add(now.0.wrapping_add_signed(by_ns)))
     }
 
+    /// Sets a host's clock back by `by_ns` nanoseconds, before it has sent anything.
+    pub fn slow_down(&mut self, host: usize, by_ns: u64) {
+        let now = self.world.clock(self.hosts[host]);
+        let clock = CLOCK.add(now.0.wrapping_sub(by_ns));
+        self.world.node_mut::<Host>(self.hosts[host]).process.set_clock(clock, now);
+    }
+
     /// Returns the links of a switch in the order of its configuration: those below in order, then the one
     /// above.
     pub fn links_of(&self, switch: usize) -> impl Iterator<Item = LinkId> {
