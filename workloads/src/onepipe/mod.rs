@@ -84,6 +84,9 @@ pub struct Tree {
     pub incarnation: Incarnation,
     /// Seed from which each switch draws an incarnation of its own; `None` if all have `incarnation`
     pub incarnations: Option<u64>,
+    /// Seed from which it is drawn which hosts and switches declare nothing in their beacons, as those of
+    /// earlier versions; `None` if all declare
+    pub old: Option<u64>,
     /// When switches send beacons
     pub pace: Pace,
     /// Levels of switches
@@ -114,6 +117,7 @@ impl Tree {
         Self {
             incarnation,
             incarnations: None,
+            old: None,
             pace: Pace::Passing,
             levels,
             fanout,
@@ -136,6 +140,11 @@ impl Tree {
     pub fn incarnation_of(&self, n: usize) -> Incarnation {
         const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
         self.incarnations.map_or(self.incarnation, |seed| *Rng::stream(seed, n as u64).pick(&ALL))
+    }
+
+    /// Returns whether a node is drawn as one of an earlier version.
+    fn is_old(&self, node: u64) -> bool {
+        self.old.is_some_and(|seed| Rng::stream(seed, 1 << 36 | node).below(2) == 0)
     }
 
     /// Returns whether switch `n` is a plain bridge, whose barriers a host beside it keeps.
@@ -223,13 +232,12 @@ impl Tree {
                         }
                         _ => BeaconForm::Datagram,
                     },
-                    barriers_in_messages: switch.is_none() || is_a(Incarnation::Chip),
                 }
             });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
         let (incarnation, own) = (self.incarnation_of(n), switch_addresses(n, 0));
         let config = representative_config(incarnation, self.pace, own, forward, links.collect());
-        Config { bug: self.bug, ..config }
+        Config { bug: self.bug, declares: !self.is_old(1 << 32 | n as u64), ..config }
     }
 
     /// Builds the network.
@@ -248,6 +256,7 @@ impl Tree {
                 every: self.every,
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.incarnation_of(n / self.fanout) == Incarnation::Chip,
+                is_old: self.is_old(n as u64),
             };
             let host = Host::new(n, position, self.behaviour, seed);
             hosts.push(world.add(&format!("host {n}"), host, clock(self.skew_ns)));
