@@ -57,6 +57,8 @@ fn representative_config(
         clock: CLOCK,
         traffic_class: 0,
         links,
+        evict_after: Nanos::from_millis(3),
+        layer: 1,
         declares: true,
         bug: None,
     }
@@ -237,7 +239,7 @@ impl Tree {
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
         let (incarnation, own) = (self.incarnation_of(n), switch_addresses(n, 0));
         let config = representative_config(incarnation, self.pace, own, forward, links.collect());
-        Config { bug: self.bug, declares: !self.is_old(1 << 32 | n as u64), ..config }
+        Config { layer: level + 1, bug: self.bug, declares: !self.is_old(1 << 32 | n as u64), ..config }
     }
 
     /// Builds the network.
