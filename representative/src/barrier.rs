@@ -11,6 +11,9 @@
 //!   carries. So the output waits for the link until it has caught up: the paper's "suspends updates to
 //!   B_new". [`Limits::window_ns`] bounds how far behind a returning link may be; without that bound, one
 //!   clock that is an hour slow would stop all receivers for an hour.
+//! * The best-effort output begins when every link has carried a barrier or is gone. Links whose first barrier is too far
+//!   behind are left out then. The reference is the lower median of the links and, where they are those from
+//!   below, of this node's clock: so one wrong clock of three decides nothing.
 //!
 //! The minimum is kept in a tournament tree, like the binary tree of registers in the paper's switch. A
 //! register that rises replays its matches towards the root until one match has the same result as before: if
@@ -21,19 +24,18 @@
 //! timestamp received, on the side where the distance is shorter. So minima are those of integers, and
 //! registers may be any time apart.
 
-use crate::bug::Bug;
-use onepipe::Timestamp;
-
+mod lag;
+mod plane;
 #[cfg(test)]
 mod tests;
+
+use crate::bug::Bug;
+use onepipe::Timestamp;
+use plane::{ABSENT, AWAITED, Plane};
 
 /// Unwrapped time where the first timestamp is placed: far enough from 0 for other timestamps to lie before
 /// it.
 const ORIGIN: u64 = 1 << 48;
-/// Tree value of a link that takes no part in the minimum
-const ABSENT: u64 = u64::MAX;
-/// Tree value of a link that has carried no barrier yet, and the output while there is such a link
-const AWAITED: u64 = 0;
 
 /// Limits after which a silent link is dead, and within which a returning link is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +47,9 @@ pub struct Limits {
     /// A removed link that is behind the output by at most this time, in nanoseconds, is waited for when it
     /// returns. Bounds the time for which a returning link can stop the output
     pub window_ns: u64,
+    /// A link whose barrier is behind the lower median of the others by more than twice the window for more
+    /// ticks than this is removed; 0: never
+    pub evict_after_ticks: u64,
 }
 
 /// Result of a link's barrier update.
@@ -66,90 +71,26 @@ pub enum UpdateResult {
     NoBarrier,
 }
 
-/// Registers and output of one of the two services.
-#[derive(Debug)]
-struct Plane {
-    /// Tournament tree: the winner at 1, the players of match `n` at `2n` and `2n + 1`, the links in the
-    /// second half
-    tree: Box<[u64]>,
-    output: u64,
-    /// Links that take part
-    live: usize,
+/// Reason why a link takes no part in the best-effort barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gone {
+    /// Nothing follows on the link, as its neighbour or the control plane has stated.
+    Left,
+    /// The link was silent for too long. What follows on it is unknown.
+    Silent,
+    /// The link's barrier was too far behind those of the others.
+    Evicted,
 }
 
-impl Plane {
-    /// Returns a plane in which all links take part, and none has carried a barrier.
-    fn new(inputs: usize) -> Self {
-        let leaves = inputs.next_power_of_two().max(2);
-        let mut plane = Self { tree: vec![ABSENT; 2 * leaves].into(), output: AWAITED, live: inputs };
-        for input in 0..inputs {
-            plane.set_register(input, AWAITED);
-        }
-        plane
-    }
-
-    #[inline]
-    fn register(&self, input: usize) -> u64 {
-        self.tree[self.tree.len() / 2 + input]
-    }
-
-    /// Sets a link's register. Returns whether the minimum changed.
-    #[inline]
-    fn set_register(&mut self, input: usize, value: u64) -> bool {
-        let mut node = self.tree.len() / 2 + input;
-        let mut winner = value;
-        self.tree[node] = value;
-        while node > 1 {
-            winner = winner.min(self.tree[node ^ 1]);
-            node /= 2;
-            if self.tree[node] == winner {
-                return false;
-            }
-            self.tree[node] = winner;
-        }
-        true
-    }
-
-    /// Raises a link's register, or lets the link take part from now on; raises the output if the minimum
-    /// rose.
-    #[inline]
-    fn raise(&mut self, input: usize, value: u64) {
-        if self.set_register(input, value) && self.tree[1] != ABSENT {
-            self.output = self.output.max(self.tree[1]);
-        }
-    }
-
-    fn remove(&mut self, input: usize) -> bool {
-        if self.register(input) == ABSENT {
-            return false;
-        }
-        self.live -= 1;
-        self.raise(input, ABSENT);
-        true
-    }
-
-    /// Adds a register for a link that has none, not below the output.
-    fn add(&mut self, input: usize, value: u64) {
-        self.live += 1;
-        self.raise(input, value.max(self.output));
-    }
-
-    /// Returns a link that holds the output, if any link takes part.
-    fn holder(&self) -> Option<usize> {
-        if self.tree[1] == ABSENT {
-            return None;
-        }
-        let mut node = 1;
-        while node < self.tree.len() / 2 {
-            node *= 2;
-            node += usize::from(self.tree[node] != self.tree[node / 2]);
-        }
-        Some(node - self.tree.len() / 2)
-    }
-
-    fn output_timestamp(&self) -> Option<Timestamp> {
-        (self.output != AWAITED).then(|| Timestamp::new(self.output))
-    }
+/// What the neighbours of a node may expect of it, by the state of its inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Inputs {
+    /// At least one link takes part, or is waited for.
+    Live,
+    /// All links have left, or there are none: nothing follows.
+    Left,
+    /// No link takes part, and at least one has not left: what follows is unknown.
+    Lost,
 }
 
 /// State of a link beside its registers.
@@ -161,7 +102,19 @@ struct Link {
     /// Barrier that the link last carried, if it takes part again and that barrier is below its register; 0
     /// otherwise
     behind_at: u64,
+    /// Tick at which the link was first seen too far behind the others; 0 if it is not
+    lagging_since: u64,
+    /// Why the link takes no part; `None` if it does
+    gone: Option<Gone>,
+    /// Whether the link's commit register no longer rises, because the link was removed from the best-effort
+    /// barrier and the control plane was told that register
+    is_frozen: bool,
+    /// Whether the link was evicted, and [`Barrier::expire`] has not returned it yet
+    is_unreported: bool,
 }
+
+/// Interval, in ticks, at which links are compared with one another
+const LAG_CHECK: u64 = 8;
 
 /// Value of [`Link::updated_at`] for a link that does not expire
 const NEVER_EXPIRES: u64 = u64::MAX;
@@ -176,7 +129,17 @@ pub struct Barrier {
     best_effort: Plane,
     commit: Plane,
     links: Box<[Link]>,
+    /// Number of links that have left
+    left: usize,
+    /// Number of links that were evicted and not returned
+    unreported: usize,
     limits: Limits,
+    /// This node's clock, if it is compared with the links
+    clock: Option<Timestamp>,
+    /// Barrier of this node by which a link that takes no part is measured as well
+    floor: Option<Timestamp>,
+    /// Memory to find a median in
+    scratch: Vec<u64>,
     /// Latest timestamp received, unwrapped
     latest: u64,
     ticks: u64,
@@ -186,13 +149,30 @@ pub struct Barrier {
 
 impl Barrier {
     /// Creates a barrier over `inputs` links. All of them are waited for until each has carried a barrier or
-    /// has [expired](Self::expire).
-    pub fn new(inputs: usize, limits: Limits) -> Self {
+    /// has [expired](Self::expire). `clock` is 1Pipe's time, if the links are to be compared with this node's
+    /// clock as well.
+    pub fn new(inputs: usize, limits: Limits, clock: Option<Timestamp>) -> Self {
         Self {
-            best_effort: Plane::new(inputs),
-            commit: Plane::new(inputs),
-            links: vec![Link { updated_at: 0, behind_at: 0 }; inputs].into(),
+            best_effort: Plane::new(inputs, false),
+            commit: Plane::empty(inputs),
+            links: vec![
+                Link {
+                    updated_at: 0,
+                    behind_at: 0,
+                    lagging_since: 0,
+                    gone: None,
+                    is_frozen: false,
+                    is_unreported: false
+                };
+                inputs
+            ]
+            .into(),
+            left: 0,
+            unreported: 0,
             limits,
+            clock,
+            floor: None,
+            scratch: Vec::with_capacity(inputs + 1),
             latest: 0,
             ticks: 0,
             bug: None,
@@ -217,7 +197,8 @@ impl Barrier {
         self.best_effort.output_timestamp()
     }
 
-    /// Returns the commit barrier: all timestamps up to it are committed.
+    /// Returns the commit barrier: all timestamps up to it are committed. `None` until the list of its members
+    /// is [complete](Self::open_commit) and all of them have carried one.
     #[inline]
     pub fn commit(&self) -> Option<Timestamp> {
         self.commit.output_timestamp()
@@ -235,6 +216,16 @@ impl Barrier {
         self.best_effort.live
     }
 
+    /// Returns what the neighbours may expect of this node.
+    #[inline]
+    pub fn inputs(&self) -> Inputs {
+        if self.best_effort.live > 0 {
+            return Inputs::Live;
+        }
+        let all_left = self.left == self.links.len() || self.has_bug(Bug::DeafNothingFollows);
+        if all_left { Inputs::Left } else { Inputs::Lost }
+    }
+
     /// Returns whether this link takes part in the best-effort barrier.
     pub fn is_live(&self, input: usize) -> bool {
         self.best_effort.register(input) != ABSENT
@@ -245,11 +236,7 @@ impl Barrier {
     /// no barrier yet; `None` if the link takes no part in the best-effort barrier.
     pub fn input_state(&self, input: usize) -> Option<(u64, u64)> {
         let register = self.best_effort.register(input);
-        let carried = match self.links[input].behind_at {
-            0 => register,
-            behind => behind,
-        };
-        (register != ABSENT).then_some((register, carried))
+        (register != ABSENT).then(|| (register, self.carried(input)))
     }
 
     /// Returns the commit barrier, unwrapped as [`position`](Self::position) is; 0 if there is none.
@@ -297,7 +284,9 @@ impl Barrier {
                 link.behind_at = 0;
                 link.updated_at = if link.updated_at == NEVER_EXPIRES { NEVER_EXPIRES } else { self.ticks };
                 self.latest = self.latest.max(value);
-                self.best_effort.raise(input, value);
+                if self.best_effort.raise(input, value) {
+                    self.begin();
+                }
                 if self.has_bug(Bug::LastLink) {
                     self.best_effort.output = self.best_effort.output.max(value);
                 }
@@ -311,9 +300,16 @@ impl Barrier {
     fn update_commit(&mut self, input: usize, commit: Timestamp) {
         let (value, register) = (self.unwrap(commit), self.commit.register(input));
         // A link that was removed from the commit barrier does not rejoin it by an update: see `add_commit`.
-        if register < value && register != ABSENT {
+        if register < value && register != ABSENT && !self.links[input].is_frozen {
             self.latest = self.latest.max(value);
             self.commit.raise(input, value);
+        }
+    }
+
+    /// Updates a link's commit register alone.
+    pub(crate) fn raise_commit(&mut self, input: usize, commit: Option<Timestamp>) {
+        if let Some(commit) = commit {
+            self.update_commit(input, commit);
         }
     }
 
@@ -361,26 +357,107 @@ impl Barrier {
     fn join(&mut self, input: usize, value: u64) -> UpdateResult {
         if self.has_bug(Bug::ReturningLink) {
             self.touch(input);
+            self.links[input].gone = None;
             self.best_effort.live += 1;
             self.best_effort.set_register(input, value);
             self.best_effort.output = self.best_effort.tree[1];
             return UpdateResult::Joined;
         }
         let output = self.best_effort.output;
-        if value.saturating_add(self.limits.window_ns) < output {
+        // Both halves of a node unwrap on their own.
+        let window = i64::try_from(self.limits.window_ns).unwrap_or(i64::MAX);
+        let is_behind_node = self.floor.is_some_and(|floor| floor.distance(Timestamp::new(value)) > window);
+        let is_behind = value.saturating_add(self.limits.window_ns) < output || is_behind_node;
+        if is_behind && self.links[input].updated_at != NEVER_EXPIRES {
             return UpdateResult::TooFarBehind;
         }
         self.latest = self.latest.max(value);
+        if self.links[input].gone.take() == Some(Gone::Left) {
+            self.left -= 1;
+        }
+        self.set_reported(input);
         self.best_effort.add(input, value);
         self.links[input].behind_at = if value < output { value } else { 0 };
         self.touch(input);
+        if !self.best_effort.is_started {
+            self.begin();
+        }
         UpdateResult::Joined
     }
 
-    /// Removes a link from the best-effort barrier because it has left or is known to be dead. Returns
-    /// whether it took part.
-    pub fn remove(&mut self, input: usize) -> bool {
-        self.best_effort.remove(input)
+    /// Returns the barrier that a link last carried; [`AWAITED`] if none.
+    fn carried(&self, input: usize) -> u64 {
+        match self.links[input].behind_at {
+            0 => self.best_effort.register(input),
+            behind => behind,
+        }
+    }
+
+    /// Forgets that a link was evicted, because its state has changed.
+    fn set_reported(&mut self, input: usize) {
+        self.unreported -= usize::from(core::mem::take(&mut self.links[input].is_unreported));
+    }
+
+    /// Removes a link from the best-effort barrier because nothing follows on it. Returns whether that
+    /// changes its state: a link that was removed for silence may leave as well.
+    pub fn leave(&mut self, input: usize) -> bool {
+        let changes = self.links[input].gone != Some(Gone::Left);
+        if changes {
+            self.take_out(input, Gone::Left);
+        }
+        changes
+    }
+
+    /// Removes a link from the best-effort barrier, like [`expire`](Self::expire), because what follows on it
+    /// is unknown. Returns whether it took part.
+    pub fn lose(&mut self, input: usize) -> bool {
+        let changes = self.links[input].gone.is_none();
+        if changes {
+            self.take_out(input, Gone::Silent);
+        }
+        changes
+    }
+
+    /// Removes a link from the best-effort barrier for this reason.
+    #[cold]
+    fn take_out(&mut self, input: usize, why: Gone) {
+        let before = self.links[input].gone.replace(why);
+        self.left += usize::from(why == Gone::Left);
+        self.left -= usize::from(before == Some(Gone::Left));
+        self.set_reported(input);
+        self.links[input].lagging_since = 0;
+        self.best_effort.remove(input);
+        // A link inside this node carries what the members on its other side have committed.
+        if why != Gone::Evicted && self.links[input].updated_at != NEVER_EXPIRES {
+            self.freeze_commit(input);
+        }
+        if !self.best_effort.is_started {
+            self.begin();
+        }
+    }
+
+    /// States that all members have been [added](Self::add_commit): from now on there is a commit barrier. The
+    /// minimum over a part of the members would be too high.
+    pub fn open_commit(&mut self) {
+        if !self.commit.is_started {
+            self.commit.start();
+        }
+    }
+
+    /// Keeps a link's commit register from rising, and returns it: what the control plane is told stays true.
+    pub fn freeze_commit(&mut self, input: usize) -> Option<Timestamp> {
+        self.links[input].is_frozen = true;
+        self.committed(input)
+    }
+
+    /// Lets a link's commit register rise again, because its neighbour has not failed.
+    pub fn thaw_commit(&mut self, input: usize) {
+        self.links[input].is_frozen = false;
+    }
+
+    /// Returns the number of links that are members of the commit barrier.
+    pub const fn commit_members(&self) -> usize {
+        self.commit.live
     }
 
     /// Removes a link from the commit barrier. To be called when the controller has notified all receivers of
@@ -389,17 +466,18 @@ impl Barrier {
         self.commit.remove(input)
     }
 
-    /// Adds a removed link to the commit barrier again, which then waits for the link. Returns whether the
-    /// link was absent.
+    /// Makes a link a member of the commit barrier, which then waits for the link. Returns whether it was none.
     pub fn add_commit(&mut self, input: usize) -> bool {
         let removed = self.commit.register(input) == ABSENT;
         if removed {
+            self.links[input].is_frozen = false;
             self.commit.add(input, AWAITED);
         }
         removed
     }
 
-    /// Exempts a link from expiry, for a link inside this node.
+    /// Exempts a link from expiry and from every bound of how far it may be behind, for a link inside this
+    /// node.
     pub fn never_expire(&mut self, input: usize) {
         self.links[input].updated_at = NEVER_EXPIRES;
     }
@@ -408,23 +486,40 @@ impl Barrier {
     /// time even if all links are silent for days.
     pub fn tick(&mut self, clock: Timestamp) {
         self.ticks += 1;
+        self.clock = self.clock.and(Some(clock));
         if self.latest != 0 {
             self.latest = self.latest.max(self.unwrap(clock));
         }
+        if self.ticks.is_multiple_of(LAG_CHECK) {
+            self.check_lag();
+        }
     }
 
-    /// Removes a link that holds the best-effort barrier and is dead, and returns it. To be called after each
-    /// [tick](Self::tick) until it returns `None`.
+    /// Sets another barrier of this node: a link that takes no part and is too far behind that is not waited
+    /// for. A half whose links were all silent for an hour would otherwise wait for a clock that is an hour
+    /// slow.
+    pub fn set_floor(&mut self, floor: Option<Timestamp>) {
+        self.floor = floor;
+    }
+
+    /// Returns a link that was evicted, or removes a link that holds the best-effort barrier and is dead, and
+    /// returns it, with the reason. To be called after each [tick](Self::tick) until it returns `None`.
     ///
     /// Only links that hold the barrier are checked. A dead link soon holds it, because the other links go
     /// on; and if they do not, removing the dead link gains nothing.
-    pub fn expire(&mut self) -> Option<usize> {
+    pub fn expire(&mut self) -> Option<(usize, Gone)> {
+        if self.unreported > 0
+            && let Some(input) = self.links.iter().position(|link| link.is_unreported)
+        {
+            self.set_reported(input);
+            return Some((input, Gone::Evicted));
+        }
         let input = self.best_effort.holder()?;
         let updated_at = self.links[input].updated_at;
         if updated_at == NEVER_EXPIRES || self.ticks - updated_at <= self.limits.dead_after_ticks {
             return None;
         }
-        self.best_effort.remove(input);
-        Some(input)
+        self.take_out(input, Gone::Silent);
+        Some((input, Gone::Silent))
     }
 }

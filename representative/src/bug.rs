@@ -13,10 +13,33 @@ pub enum Bug {
     AnySource,
     /// A switch forwards beacons that name the switch itself as their source
     ForgedNeighbour,
+    /// A switch that hears no link announces that nothing follows, although no link has left
+    DeafNothingFollows,
+    /// A barrier that is too far ahead of the clock is refused, and its link dies by that
+    RefusesAhead,
+    /// A link's first barrier is waited for however far it is behind
+    FirstWord,
+    /// A chip takes barriers from the messages of a neighbour that does not declare that it writes them
+    UndeclaredBarriers,
+    /// A link that lags is waited for, however long
+    NeverEvicts,
+    /// All switches wait equally long for a link that lags, and compare what comes down with their own clock
+    EvictsEverywhere,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 5] =
-        [Self::ReturningLink, Self::LastLink, Self::SilentDrop, Self::AnySource, Self::ForgedNeighbour];
+    pub const ALL: [Self; 11] = [
+        Self::ReturningLink,
+        Self::LastLink,
+        Self::SilentDrop,
+        Self::AnySource,
+        Self::ForgedNeighbour,
+        Self::DeafNothingFollows,
+        Self::RefusesAhead,
+        Self::FirstWord,
+        Self::UndeclaredBarriers,
+        Self::NeverEvicts,
+        Self::EvictsEverywhere,
+    ];
 }

@@ -26,8 +26,15 @@ metrics! {
         pub dead: Counter [links],
         /// Links removed because their neighbour, or the control plane, announced that nothing follows on them
         pub left: Counter [links],
+        /// Links removed because their barriers were too far behind those of the others
+        pub evicted: Counter [links],
         /// Links that took part again
         pub joined: Counter [links],
+        /// Barriers ahead of the clock by more than `ahead_max`, which count as ahead by `ahead_max`
+        pub lowered: Counter [barriers],
+        /// Times at which all links from below were ahead of the clock by more than `ahead_max`, so that their
+        /// median was believed instead of the clock
+        pub distrusted: Counter [times as clock_distrusted],
         /// Beacon intervals for which the worker was running
         pub ticks: Counter [intervals as intervals],
         /// Beacon intervals missed because the worker was busy otherwise
@@ -36,7 +43,7 @@ metrics! {
         pub late_ns: Counter [ns as intervals_late_ns],
         /// Maximum delay of a tick, in nanoseconds
         pub latest_ns: Maximum [ns as intervals_latest_ns],
-        /// Events discarded because too many were waiting for the control plane
+        /// Events discarded because too many were waiting for the control plane: none, each link keeps its own
         pub events_lost: Counter [events],
         refused: [Counter; Refusal::ALL.len()],
     }
@@ -74,7 +81,7 @@ reasons! {
         OtherVersion = "other_version",
         /// The ICRC is wrong
         Damaged = "damaged",
-        /// A barrier that is too far ahead of the clock
+        /// An announcement that nothing follows which is too far ahead of the clock
         Ahead = "ahead",
         /// A barrier that goes back
         Stale = "stale",

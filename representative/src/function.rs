@@ -5,20 +5,21 @@
 //! half that feeds the link. Both happen in the order in which frames arrive and leave, on one worker: the
 //! proof in docs/onepipe.md requires only that each link is FIFO.
 
+mod events;
 mod expected;
 mod incoming;
 mod outgoing;
 
-use crate::barrier::Limits;
+use crate::barrier::{Barrier, Gone, Inputs, Limits};
 use crate::beacon::Template;
 use crate::config::{Config, ConfigError, LinkId, Side};
 use crate::counters::{Counters, Refusal};
 use crate::half::{DOWN, Half, UP};
 use crate::view::{Gauges, HalfBarriers, LinkState};
+use events::Unreported;
 use expected::Expected;
 use onepipe::Timestamp;
 use rocev2::{Opcode, Packet, Qpn};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::forward::{self, Forward};
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
@@ -32,8 +33,15 @@ pub enum Command {
     Remove(LinkId),
     /// The controller has handled the failure of the link (1Pipe, section 5.2, "Resume").
     RemoveCommit(LinkId),
-    /// The link takes part in the reliable service again.
+    /// The link is a member of the commit barrier from now on.
     AddCommit(LinkId),
+    /// All members have been added: from now on there is a commit barrier.
+    OpenCommit,
+    /// Keeps the link's commit register from rising, and reports it ([`Event::Frozen`]). A link that is removed
+    /// from the best-effort barrier because it is dead or has left is frozen as well
+    FreezeCommit(LinkId),
+    /// Lets the link's commit register rise again: its neighbour has not failed.
+    ThawCommit(LinkId),
     /// Copies the registers to the [gauges](Representative::gauges).
     PublishGauges,
 }
@@ -44,8 +52,13 @@ pub enum Event {
     /// A link was silent for too long, and was removed from the best-effort barrier (1Pipe, section 5.2,
     /// "Detect").
     Dead(LinkId, Committed),
+    /// A link's barrier was too far behind those of the other links, and the link was removed from the
+    /// best-effort barrier.
+    Evicted(LinkId, Committed),
     /// A link's neighbour, or the control plane, announced that nothing follows on the link.
     Left(LinkId, Committed),
+    /// A link's commit register was frozen by command.
+    Frozen(LinkId, Committed),
     /// A link takes part again.
     Joined(LinkId),
 }
@@ -55,8 +68,6 @@ pub type Committed = Option<Timestamp>;
 
 /// Marks a port without a link in [`Representative::by_port`]
 const NO_LINK: u16 = u16::MAX;
-/// Maximum number of events waiting for the control plane
-const EVENTS: usize = 256;
 /// Input of the down half that is the up half of the same switch
 const LOOPBACK: usize = 0;
 
@@ -88,8 +99,11 @@ impl LatestTime {
 /// State of a link.
 #[derive(Debug)]
 struct LinkEnds {
-    /// Whether messages carry barriers on the link, in both directions
-    barriers_in_messages: bool,
+    /// Tick until which it counts that the neighbour takes barriers from messages, by its last beacon
+    reads_until: u64,
+    /// Tick until which it counts that the neighbour writes the link's barrier into messages, by its last
+    /// beacon
+    writes_until: u64,
     /// Half that the link feeds, and its input there
     input: (usize, usize),
     /// Half that feeds the link
@@ -100,6 +114,8 @@ struct LinkEnds {
     sent_barrier_at: u64,
     /// Tick in which the last beacon was sent
     beaconed_at: u64,
+    /// Last barrier that was too far ahead of the clock, as the neighbour sent it, with the tick
+    lowered: Option<(Timestamp, u64)>,
     /// Reason why the link takes no part; `None` if it does
     absence: Option<LinkState>,
     /// Time of the neighbour's clock in the link's last beacon, plus 1 ns if that beacon announced that
@@ -123,20 +139,20 @@ pub struct Representative {
     by_input: [Box<[u16]>; 2],
     /// 1Pipe's time when the runner's time is 0
     epoch: Timestamp,
-    /// Maximum that `epoch` has had
+    /// Maximum that `epoch` has had, or that the links from below have shown
     epoch_max: Timestamp,
     /// [`Config::ahead_max`], as a signed distance in nanoseconds
     ahead_max: i64,
     ticks: u64,
     /// `None` before the first call
     next_tick: Option<Nanos>,
-    /// Both barriers of the up half, and whether any of its links is live, as last copied to the down half
-    up_half_copy: (u64, u64, bool),
+    /// Both barriers of the up half, and the state of its inputs, as last copied to the down half
+    up_half_copy: (u64, u64, Inputs),
     /// Time since when a barrier has passed an instant without beacons having been sent
     due: Option<Nanos>,
     counters: Arc<Counters>,
     gauges: Arc<Gauges>,
-    events: VecDeque<Event>,
+    events: Unreported,
 }
 
 impl Representative {
@@ -147,7 +163,11 @@ impl Representative {
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.check()?;
         let dead_after_ticks = u64::from(config.dead_after_intervals);
-        let limits = Limits { dead_after_ticks, window_ns: config.join_window.0 };
+        let limits = Limits {
+            dead_after_ticks,
+            window_ns: config.join_window.0,
+            evict_after_ticks: config.evict_after_ticks(),
+        };
         let mut by_port = vec![NO_LINK; usize::from(config.forward.ports)];
         let mut by_input = [Vec::new(), vec![NO_LINK]];
         let mut links = Vec::with_capacity(config.links.len());
@@ -162,18 +182,23 @@ impl Representative {
             let qpn = Qpn::new(config.first_qp.get() + u32::from(number));
             let beacon = Template::new(&config, link, qpn);
             links.push(LinkEnds {
-                barriers_in_messages: link.barriers_in_messages,
+                reads_until: 0,
+                writes_until: 0,
                 input,
                 output,
                 sent_barrier: 0,
                 sent_barrier_at: 0,
                 beaconed_at: 0,
+                lowered: None,
                 absence: None,
                 last_beacon: LatestTime::default(),
                 beacon,
             });
         }
-        let mut halves = [Half::new(by_input[UP].len(), limits), Half::new(by_input[DOWN].len(), limits)];
+        // What comes down is at most this switch's own barrier, so it is not compared with this switch's clock.
+        let clock_of_down = config.has_bug(crate::bug::Bug::EvictsEverywhere).then_some(config.clock);
+        let clocks = [Some(config.clock), clock_of_down];
+        let mut halves = [UP, DOWN].map(|half| Half::new(by_input[half].len(), limits, clocks[half]));
         halves[DOWN].barrier.never_expire(LOOPBACK);
         for half in &mut halves {
             half.barrier.plant(config.bug);
@@ -190,15 +215,15 @@ impl Representative {
             ahead_max: i64::try_from(config.ahead_max.0).unwrap_or(i64::MAX),
             ticks: 0,
             next_tick: None,
-            up_half_copy: (0, 0, true),
+            up_half_copy: (0, 0, Inputs::Live),
             due: None,
             counters: Arc::default(),
             gauges: Gauges::new(config.links.iter().map(|link| link.side)).into(),
-            events: VecDeque::with_capacity(EVENTS),
+            events: Unreported::new(config.links.len()),
             config,
         };
         function.loop_back();
-        function.up_half_copy.2 = function.halves[UP].barrier.live() > 0;
+        function.up_half_copy.2 = function.halves[UP].barrier.inputs();
         Ok(function)
     }
 
@@ -245,6 +270,13 @@ impl Representative {
         self.epoch.add(now.0)
     }
 
+    /// Returns the time with which barriers are compared. A clock that was set back is no reference: the
+    /// neighbours' clocks, which were not, are no further ahead than this.
+    #[inline]
+    fn reference_clock(&self, now: Nanos) -> Timestamp {
+        self.epoch_max.add(now.0)
+    }
+
     /// Returns whether a frame is addressed to the switch itself.
     #[inline]
     fn is_own(&self, frame: &[u8]) -> bool {
@@ -252,12 +284,25 @@ impl Representative {
             && self.forward.is_addressed_to_switch(frame, &self.config.addresses)
     }
 
-    fn report(&mut self, event: Event) {
-        if self.events.len() < EVENTS {
-            self.events.push_back(event);
-        } else {
-            self.counters.events_lost.add(1);
+    /// Changes the commit barrier of a link's half, if there is such a link.
+    fn change_commit(&mut self, link: LinkId, now: Nanos, change: impl FnOnce(&mut Barrier, usize)) {
+        if let Some(LinkEnds { input: (half, input), .. }) = self.links.get(usize::from(link.0)) {
+            change(&mut self.halves[*half].barrier, *input);
+            self.settle_commit(now);
         }
+    }
+
+    /// Makes the up half a member of the down half's commit barrier exactly if it has members, and passes the
+    /// commit barriers on.
+    fn settle_commit(&mut self, now: Nanos) {
+        let [up, down] = &mut self.halves;
+        if up.barrier.commit_members() > 0 {
+            down.barrier.add_commit(LOOPBACK);
+        } else {
+            down.barrier.remove_commit(LOOPBACK);
+        }
+        self.loop_back();
+        self.propagate(UP, now);
     }
 
     /// Copies the registers and the links' states to the gauges.
@@ -350,17 +395,27 @@ impl Function for Representative {
                 }
                 self.next_tick = self.next_tick.map(|_| self.next_instant(now));
             }
-            Command::Remove(link) if input_of(link).is_some() => self.leave(usize::from(link.0), now),
-            Command::RemoveCommit(link) => {
+            Command::Remove(link) if input_of(link).is_some() => {
+                self.leave(usize::from(link.0), Gone::Left, now);
+            }
+            Command::RemoveCommit(link) => self.change_commit(link, now, |barrier, input| {
+                barrier.remove_commit(input);
+            }),
+            Command::AddCommit(link) => self.change_commit(link, now, |barrier, input| {
+                barrier.add_commit(input);
+            }),
+            Command::ThawCommit(link) => self.change_commit(link, now, Barrier::thaw_commit),
+            Command::FreezeCommit(link) => {
                 if let Some((half, input)) = input_of(link) {
-                    self.halves[half].barrier.remove_commit(input);
-                    self.propagate(half, now);
+                    let committed = self.halves[half].barrier.freeze_commit(input);
+                    self.events.report_frozen(link.0, committed);
                 }
             }
-            Command::AddCommit(link) => {
-                if let Some((half, input)) = input_of(link) {
-                    self.halves[half].barrier.add_commit(input);
+            Command::OpenCommit => {
+                for half in &mut self.halves {
+                    half.barrier.open_commit();
                 }
+                self.settle_commit(now);
             }
             Command::PublishGauges => self.publish(),
             Command::Remove(_) => {}
@@ -368,7 +423,7 @@ impl Function for Representative {
     }
 
     fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        self.events.pop()
     }
 }
 

@@ -31,6 +31,8 @@ pub(super) struct Beacons {
     next_instant: Nanos,
     pending: Pending,
     psn: Psn,
+    /// Whether beacons declare what this process reads and writes
+    declares: bool,
     /// Planted bug
     bug: Option<Bug>,
 }
@@ -46,6 +48,7 @@ impl Beacons {
             next_instant: Nanos::ZERO,
             pending: Pending::None,
             psn: Psn::ZERO,
+            declares: config.declares,
             bug: config.bug,
         })
     }
@@ -145,6 +148,9 @@ impl Beacons {
         if is_final {
             header.set_barrier(None);
             header.set_nothing_follows(true);
+        }
+        if self.declares {
+            header.declare(true, true);
         }
         self.tor.emit(frame, &header, &[]);
         insert_detour(frame, &self.detour);

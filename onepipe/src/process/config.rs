@@ -39,10 +39,6 @@ pub struct Config {
     /// Node that keeps the barrier of this process's link: the ToR switch, or its representative. Beacons are
     /// sent to this node and received from it
     pub tor: BeaconPeer,
-    /// Whether messages arrive with the barrier of the link, as from a switching chip that keeps barriers.
-    /// Other incarnations of a switch leave the barrier that the sender wrote, which is not valid for this
-    /// link
-    pub barriers_in_messages: bool,
     /// `Q_Key` of 1Pipe's datagrams
     pub qkey: u32,
     /// Maximum size of 1Pipe header and data of a packet, in bytes: the path MTU, 256 to 4,096
@@ -73,14 +69,17 @@ pub struct Config {
     pub ack_delay: Nanos,
     /// Number of packets after which an acknowledgement is sent at once
     pub ack_every: u32,
-    /// A message or barrier that is ahead of the clock by more than this is refused. Synchronised clocks
-    /// differ by microseconds
+    /// A message that is ahead of the clock by more than this is refused, and a barrier counts as ahead by
+    /// this. Synchronised clocks differ by microseconds
     pub ahead_max: Nanos,
     /// 1Pipe's time when the runner's time is 0. [`Process::set_clock`](super::Process::set_clock) corrects
     /// it
     pub clock: Timestamp,
     /// Seed of the initial PSNs and of the incarnation number
     pub seed: u64,
+    /// Whether beacons declare what this process reads and writes; false for a process of an earlier version, in
+    /// tests of mixed networks
+    pub declares: bool,
     /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<super::bug::Bug>,
 }
@@ -120,13 +119,12 @@ impl Config {
     }
 
     /// Returns a configuration with the paper's values where the paper gives any: beacons every 3 us, best
-    /// effort. There are no peers, and the other end of the link is not a chip.
+    /// effort. There are no peers.
     pub fn new(own: Peer, tor: BeaconPeer) -> Self {
         Self {
             own,
             peers: Vec::new(),
             tor,
-            barriers_in_messages: false,
             qkey: OnePipe::QKEY,
             mtu: 1024,
             traffic_class: 0,
@@ -143,6 +141,7 @@ impl Config {
             ahead_max: Nanos::from_millis(10),
             clock: Timestamp::default(),
             seed: 0,
+            declares: true,
             bug: None,
         }
     }

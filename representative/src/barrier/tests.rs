@@ -1,7 +1,12 @@
 use super::*;
 use proptest::prelude::*;
 
-const LIMITS: Limits = Limits { dead_after_ticks: 10, window_ns: 5_000 };
+mod lag;
+
+/// An hour, in nanoseconds
+const HOUR: u64 = 3_600_000_000_000;
+
+const LIMITS: Limits = Limits { dead_after_ticks: 10, window_ns: 5_000, evict_after_ticks: 0 };
 
 fn at(nanos: u64) -> Timestamp {
     Timestamp::new(nanos)
@@ -11,9 +16,19 @@ fn update(barrier: &mut Barrier, input: usize, nanos: u64) -> UpdateResult {
     barrier.update(input, Some(at(nanos)), None)
 }
 
+/// Returns a barrier over these inputs, all of which are members of the commit barrier.
+fn with_members(inputs: usize) -> Barrier {
+    let mut barrier = Barrier::new(inputs, LIMITS, None);
+    for input in 0..inputs {
+        assert!(barrier.add_commit(input));
+    }
+    barrier.open_commit();
+    barrier
+}
+
 #[test]
 fn barrier_is_the_minimum_once_all_links_have_carried_one() {
-    let mut barrier = Barrier::new(3, LIMITS);
+    let mut barrier = with_members(3);
     assert_eq!((barrier.best_effort(), barrier.commit(), barrier.position()), (None, None, 0));
     assert_eq!(update(&mut barrier, 0, 300), UpdateResult::Raised);
     assert_eq!(update(&mut barrier, 1, 100), UpdateResult::Raised);
@@ -35,10 +50,10 @@ fn barrier_is_the_minimum_once_all_links_have_carried_one() {
 
 #[test]
 fn returning_link_is_waited_for() {
-    let mut barrier = Barrier::new(2, LIMITS);
+    let mut barrier = Barrier::new(2, LIMITS, None);
     update(&mut barrier, 0, 10_000);
     update(&mut barrier, 1, 10_000);
-    assert!(barrier.remove(1) && !barrier.remove(1));
+    assert!(barrier.leave(1) && !barrier.leave(1));
     assert_eq!((barrier.live(), barrier.is_live(1)), (1, false));
     update(&mut barrier, 0, 20_000);
     assert_eq!(barrier.best_effort(), Some(at(20_000)));
@@ -58,7 +73,7 @@ fn returning_link_is_waited_for() {
     assert_eq!(update(&mut barrier, 1, 25_000), UpdateResult::Raised);
     assert_eq!(barrier.best_effort(), Some(at(25_000)));
     // A returning link that is ahead does not hold the output back.
-    barrier.remove(0);
+    barrier.leave(0);
     assert_eq!(update(&mut barrier, 0, 26_000), UpdateResult::Joined);
     update(&mut barrier, 1, 40_000);
     assert_eq!(barrier.best_effort(), Some(at(26_000)));
@@ -66,7 +81,7 @@ fn returning_link_is_waited_for() {
 
 #[test]
 fn dead_link_is_removed_from_the_best_effort_barrier_alone() {
-    let mut barrier = Barrier::new(3, LIMITS);
+    let mut barrier = with_members(3);
     barrier.never_expire(2);
     for input in 0..3 {
         barrier.update(input, Some(at(100)), Some(at(50)));
@@ -82,7 +97,7 @@ fn dead_link_is_removed_from_the_best_effort_barrier_alone() {
     barrier.tick(at(100));
     assert_eq!(barrier.expire(), None, "a link that is alive holds the barrier as well");
     update(&mut barrier, 0, 200);
-    assert_eq!(barrier.expire(), Some(1));
+    assert_eq!(barrier.expire(), Some((1, Gone::Silent)));
     assert_eq!(barrier.expire(), None);
     assert_eq!(barrier.best_effort(), Some(at(100)), "held by the link that does not expire");
     update(&mut barrier, 2, 300);
@@ -100,8 +115,28 @@ fn dead_link_is_removed_from_the_best_effort_barrier_alone() {
 }
 
 #[test]
+fn only_links_that_left_end_a_barrier() {
+    assert_eq!(Barrier::new(0, LIMITS, None).inputs(), Inputs::Left, "there is nothing to wait for");
+    let mut barrier = Barrier::new(2, LIMITS, None);
+    assert_eq!(barrier.inputs(), Inputs::Live, "both are waited for");
+    assert!(barrier.lose(0) && !barrier.lose(0));
+    assert_eq!(barrier.inputs(), Inputs::Live);
+    assert!(barrier.leave(1) && !barrier.lose(1), "a link that has left is not lost");
+    assert_eq!(barrier.inputs(), Inputs::Lost);
+    assert!(barrier.leave(0) && !barrier.leave(0), "a link that was lost may leave");
+    assert_eq!(barrier.inputs(), Inputs::Left);
+    assert_eq!(update(&mut barrier, 0, 100), UpdateResult::Joined);
+    assert_eq!(barrier.inputs(), Inputs::Live);
+    for _ in 0..11 {
+        barrier.tick(at(100));
+    }
+    assert_eq!(barrier.expire(), Some((0, Gone::Silent)));
+    assert_eq!(barrier.inputs(), Inputs::Lost);
+}
+
+#[test]
 fn kept_link_does_not_expire() {
-    let mut barrier = Barrier::new(2, LIMITS);
+    let mut barrier = Barrier::new(2, LIMITS, None);
     barrier.never_expire(0);
     for n in 1..=20 {
         barrier.tick(at(100));
@@ -120,9 +155,9 @@ fn kept_link_does_not_expire() {
 
 #[test]
 fn link_that_is_behind_may_repeat_its_barrier() {
-    let mut barrier = Barrier::new(2, LIMITS);
+    let mut barrier = Barrier::new(2, LIMITS, None);
     update(&mut barrier, 0, 10_000);
-    barrier.remove(1);
+    barrier.leave(1);
     update(&mut barrier, 0, 20_000);
     assert_eq!(update(&mut barrier, 1, 17_000), UpdateResult::Joined);
     assert_eq!(update(&mut barrier, 1, 17_000), UpdateResult::Behind);
@@ -131,7 +166,7 @@ fn link_that_is_behind_may_repeat_its_barrier() {
 
 #[test]
 fn both_barriers_are_unwrapped_alike() {
-    let mut barrier = Barrier::new(1, LIMITS);
+    let mut barrier = with_members(1);
     assert_eq!((barrier.position(), barrier.commit_position()), (0, 0));
     barrier.update(0, Some(at(300)), Some(at(200)));
     assert_eq!(barrier.position() - barrier.commit_position(), 100);
@@ -140,14 +175,13 @@ fn both_barriers_are_unwrapped_alike() {
 
 #[test]
 fn link_that_was_silent_for_days_joins_again() {
-    const HOUR: u64 = 3_600_000_000_000;
     for hours in [1, 30, 50, 70, 100, 1000] {
-        let mut barrier = Barrier::new(1, LIMITS);
+        let mut barrier = Barrier::new(1, LIMITS, None);
         update(&mut barrier, 0, 7);
         for hour in 0..=hours {
             barrier.tick(at(hour * HOUR));
         }
-        assert!(barrier.remove(0));
+        assert!(barrier.leave(0));
         assert_eq!(update(&mut barrier, 0, hours * HOUR + 9), UpdateResult::Joined, "{hours}");
         assert_eq!(barrier.best_effort(), Some(at(hours * HOUR + 9)));
     }
@@ -155,27 +189,26 @@ fn link_that_was_silent_for_days_joins_again() {
 
 #[test]
 fn links_that_never_carried_a_barrier_expire_until_none_is_left() {
-    let mut barrier = Barrier::new(2, LIMITS);
+    let mut barrier = Barrier::new(2, LIMITS, None);
     for _ in 0..11 {
         barrier.tick(at(7));
         update(&mut barrier, 1, 7);
     }
-    assert_eq!((barrier.expire(), barrier.best_effort()), (Some(0), Some(at(7))));
-    barrier.remove(1);
+    assert_eq!((barrier.expire(), barrier.best_effort()), (Some((0, Gone::Silent)), Some(at(7))));
+    barrier.leave(1);
     assert_eq!((barrier.live(), barrier.expire(), barrier.best_effort()), (0, None, Some(at(7))));
     assert_eq!(update(&mut barrier, 0, 8), UpdateResult::Joined);
     assert_eq!(barrier.best_effort(), Some(at(8)));
     // A barrier without inputs, and one with a single input.
-    assert_eq!((Barrier::new(0, LIMITS).live(), Barrier::new(0, LIMITS).expire()), (0, None));
-    let mut alone = Barrier::new(1, LIMITS);
+    assert_eq!((Barrier::new(0, LIMITS, None).live(), Barrier::new(0, LIMITS, None).expire()), (0, None));
+    let mut alone = Barrier::new(1, LIMITS, None);
     update(&mut alone, 0, 9);
     assert_eq!(alone.best_effort(), Some(at(9)));
 }
 
 #[test]
 fn registers_may_be_days_apart_while_time_wraps() {
-    const HOUR: u64 = 3_600_000_000_000;
-    let mut barrier = Barrier::new(2, LIMITS);
+    let mut barrier = Barrier::new(2, LIMITS, None);
     let start = (1 << 48) - 1000;
     update(&mut barrier, 0, start);
     update(&mut barrier, 1, start);
@@ -184,7 +217,7 @@ fn registers_may_be_days_apart_while_time_wraps() {
         assert_eq!(update(&mut barrier, 0, start + (hour + 1) * HOUR), UpdateResult::Raised);
         assert_eq!(barrier.best_effort(), Some(at(start)));
     }
-    barrier.remove(1);
+    barrier.leave(1);
     assert_eq!(barrier.best_effort(), Some(at(start + 24 * 7 * HOUR)));
     assert_eq!(barrier.position() & ((1 << 48) - 1), at(start + 24 * 7 * HOUR).nanos());
 }
@@ -200,9 +233,13 @@ enum Act {
     },
     /// A link has no barrier yet
     NoBarrier(usize),
-    Remove(usize),
+    Leave(usize),
+    Lose(usize),
     RemoveCommit(usize),
     AddCommit(usize),
+    Open,
+    Freeze(usize),
+    Thaw(usize),
     Tick,
     /// All links are silent for a while
     Jump(u64),
@@ -214,9 +251,13 @@ fn act(inputs: usize) -> impl Strategy<Value = Act> {
         24 => (0..inputs, offset, prop::option::of(-500i64..500))
             .prop_map(|(input, offset, commit)| Act::Update { input, offset, commit }),
         2 => (0..inputs).prop_map(Act::NoBarrier),
-        2 => (0..inputs).prop_map(Act::Remove),
+        2 => (0..inputs).prop_map(Act::Leave),
+        1 => (0..inputs).prop_map(Act::Lose),
         1 => (0..inputs).prop_map(Act::RemoveCommit),
-        1 => (0..inputs).prop_map(Act::AddCommit),
+        2 => (0..inputs).prop_map(Act::AddCommit),
+        1 => Just(Act::Open),
+        1 => (0..inputs).prop_map(Act::Freeze),
+        1 => (0..inputs).prop_map(Act::Thaw),
         4 => Just(Act::Tick),
         1 => (0u64..1 << 45).prop_map(Act::Jump),
     ]
@@ -229,6 +270,17 @@ struct Oracle {
     /// Last barriers of links that have returned and not caught up
     behind: Vec<Option<i128>>,
     updated_at: Vec<u64>,
+    /// Reason why a link takes no part
+    gone: Vec<Option<Gone>>,
+    /// Links that were evicted and not reported
+    unreported: Vec<bool>,
+    is_started: bool,
+    is_open: bool,
+    /// Links whose commit register does not rise
+    frozen: Vec<bool>,
+    clock: Option<i128>,
+    /// Latest time received
+    latest: Option<i128>,
     outputs: [Option<i128>; 2],
     ticks: u64,
 }
@@ -237,26 +289,63 @@ struct Oracle {
 const NEVER: i128 = -1;
 
 impl Oracle {
-    fn new(inputs: usize) -> Self {
+    fn new(inputs: usize, clock: Option<i128>) -> Self {
         Self {
+            unreported: vec![false; inputs],
+            is_started: false,
+            is_open: false,
+            frozen: vec![false; inputs],
+            clock,
+            latest: None,
             best_effort: vec![Some(NEVER); inputs],
-            commit: vec![Some(NEVER); inputs],
+            commit: vec![None; inputs],
             behind: vec![None; inputs],
             updated_at: vec![0; inputs],
+            gone: vec![None; inputs],
             outputs: [None; 2],
             ticks: 0,
         }
     }
 
     fn settle(&mut self) {
-        for (output, registers) in self.outputs.iter_mut().zip([&self.best_effort, &self.commit]) {
+        self.begin();
+        let planes = [(&self.best_effort, self.is_started), (&self.commit, self.is_open)];
+        for (output, (registers, is_started)) in self.outputs.iter_mut().zip(planes) {
             let least = registers.iter().flatten().min().copied().filter(|&least| least != NEVER);
-            *output = (*output).max(least);
+            *output = (*output).max(least.filter(|_| is_started));
+        }
+    }
+
+    /// Returns the lower median of the links that take part and the clock, less twice the window.
+    fn earliest(&self) -> i128 {
+        let carried = |input: usize| self.behind[input].or(self.best_effort[input]);
+        let links = (0..self.best_effort.len()).filter(|&input| self.best_effort[input].is_some());
+        let mut voters: Vec<_> = links.filter_map(carried).filter(|&carried| carried != NEVER).collect();
+        if let Some(clock) = self.clock {
+            let latest = self.latest.unwrap();
+            let half = 1 << 47;
+            voters.push(latest + (clock - latest + half).rem_euclid(2 * half) - half);
+        }
+        voters.sort_unstable();
+        voters[(voters.len() - 1) / 2] - 2 * 5_000
+    }
+
+    fn begin(&mut self) {
+        let is_complete = self.best_effort.iter().flatten().all(|&register| register != NEVER);
+        if self.is_started || !is_complete || self.best_effort.iter().all(Option::is_none) {
+            return;
+        }
+        self.is_started = true;
+        let earliest = self.earliest();
+        for input in 0..self.best_effort.len() {
+            if self.best_effort[input].is_some_and(|register| register < earliest) {
+                self.take_out(input, Gone::Evicted);
+            }
         }
     }
 
     fn update(&mut self, input: usize, value: i128, commit: Option<i128>) -> UpdateResult {
-        if let (Some(register), Some(value)) = (&mut self.commit[input], commit) {
+        if let (Some(register), Some(value), false) = (&mut self.commit[input], commit, self.frozen[input]) {
             *register = value.max(*register);
         }
         let output = self.outputs[0].unwrap_or(NEVER);
@@ -279,11 +368,30 @@ impl Oracle {
         };
         if matches!(result, UpdateResult::Raised | UpdateResult::Unchanged | UpdateResult::Joined) {
             self.best_effort[input] = Some(value.max(output));
+            self.latest = self.latest.max(Some(value));
+            (self.gone[input], self.unreported[input]) = (None, false);
             self.updated_at[input] = self.ticks;
             self.behind[input] = self.behind[input].filter(|_| result == UpdateResult::Joined);
         }
         self.settle();
         result
+    }
+
+    /// Removes a link for this reason.
+    fn take_out(&mut self, input: usize, why: Gone) {
+        self.best_effort[input] = None;
+        self.behind[input] = None;
+        self.gone[input] = Some(why);
+        self.unreported[input] = why == Gone::Evicted;
+        self.frozen[input] |= why != Gone::Evicted;
+    }
+
+    fn inputs(&self) -> Inputs {
+        match () {
+            () if self.best_effort.iter().any(Option::is_some) => Inputs::Live,
+            () if self.gone.iter().all(|gone| *gone == Some(Gone::Left)) => Inputs::Left,
+            () => Inputs::Lost,
+        }
     }
 
     /// Returns the links that hold the output and are dead.
@@ -302,13 +410,15 @@ proptest! {
     #[test]
     fn barrier_equals_that_of_the_reference_implementation(
         start in 0i128..1 << 48,
+        has_clock in any::<bool>(),
         (inputs, acts) in (1usize..20).prop_flat_map(|n| (Just(n), proptest::collection::vec(act(n), 0..300))),
     ) {
-        let mut barrier = Barrier::new(inputs, LIMITS);
-        let mut oracle = Oracle::new(inputs);
         // True time is an unwrapped integer; links carry 48 bits of it.
         let mut time = start + (1 << 60);
         let wire = |time: i128| Timestamp::new(time as u64);
+        let clock = has_clock.then_some(time);
+        let mut barrier = Barrier::new(inputs, LIMITS, clock.map(wire));
+        let mut oracle = Oracle::new(inputs, clock);
         let (mut last, mut latest) = (0, time);
         for act in acts {
             match act {
@@ -324,8 +434,17 @@ proptest! {
                     prop_assert_eq!(barrier.update(input, None, None), UpdateResult::NoBarrier);
                     oracle.updated_at[input] = oracle.ticks;
                 }
-                Act::Remove(input) => {
-                    prop_assert_eq!(barrier.remove(input), oracle.best_effort[input].take().is_some());
+                Act::Leave(input) => {
+                    prop_assert_eq!(barrier.leave(input), oracle.gone[input] != Some(Gone::Left));
+                    if oracle.gone[input] != Some(Gone::Left) {
+                        oracle.take_out(input, Gone::Left);
+                    }
+                }
+                Act::Lose(input) => {
+                    prop_assert_eq!(barrier.lose(input), oracle.gone[input].is_none());
+                    if oracle.gone[input].is_none() {
+                        oracle.take_out(input, Gone::Silent);
+                    }
                 }
                 Act::RemoveCommit(input) => {
                     prop_assert_eq!(barrier.remove_commit(input), oracle.commit[input].take().is_some());
@@ -335,17 +454,38 @@ proptest! {
                     prop_assert_eq!(barrier.add_commit(input), added);
                     if added {
                         oracle.commit[input] = Some(oracle.outputs[1].unwrap_or(NEVER));
+                        oracle.frozen[input] = false;
                     }
+                }
+                Act::Open => {
+                    barrier.open_commit();
+                    oracle.is_open = true;
+                }
+                Act::Freeze(input) => {
+                    let register = oracle.commit[input].filter(|&register| register != NEVER);
+                    prop_assert_eq!(barrier.freeze_commit(input), register.map(wire));
+                    oracle.frozen[input] = true;
+                }
+                Act::Thaw(input) => {
+                    barrier.thaw_commit(input);
+                    oracle.frozen[input] = false;
                 }
                 Act::Tick => {
                     barrier.tick(wire(time));
                     latest = latest.max(time);
                     oracle.ticks += 1;
-                    while let Some(input) = barrier.expire() {
+                    oracle.clock = oracle.clock.and(Some(time));
+                    oracle.latest = oracle.latest.map(|latest| latest.max(time));
+                    while let Some((input, why)) = barrier.expire() {
+                        if why == Gone::Evicted {
+                            prop_assert!(core::mem::take(&mut oracle.unreported[input]), "link {} was not evicted", input);
+                            continue;
+                        }
                         prop_assert!(oracle.dead().contains(&input), "link {} is not dead", input);
-                        oracle.best_effort[input] = None;
+                        oracle.take_out(input, Gone::Silent);
                         oracle.settle();
                     }
+                    prop_assert!(!oracle.unreported.contains(&true));
                 }
                 // Time may go on indefinitely if a link is updated or the clock is read at least once a day.
                 Act::Jump(by) => time = (time + i128::from(by)).min(latest + (1 << 46)),
@@ -356,6 +496,7 @@ proptest! {
             prop_assert!(barrier.position() >= last, "the barrier went back");
             last = barrier.position();
             prop_assert_eq!(barrier.live(), oracle.best_effort.iter().flatten().count());
+            prop_assert_eq!(barrier.inputs(), oracle.inputs());
         }
     }
 
@@ -365,7 +506,7 @@ proptest! {
         inputs in 1usize..1500,
         updates in proptest::collection::vec((any::<prop::sample::Index>(), 0u64..1000), 0..200),
     ) {
-        let mut barrier = Barrier::new(inputs, LIMITS);
+        let mut barrier = Barrier::new(inputs, LIMITS, None);
         let mut registers: Vec<_> = (0..inputs as u64).map(|input| 5000 + input * 7919 % 1000).collect();
         for (input, &register) in registers.iter().enumerate() {
             update(&mut barrier, input, register);

@@ -361,7 +361,6 @@ impl Plan {
         config.peers = peers.collect::<Option<_>>()?;
         (config.beacon_interval, config.traffic_class) = (settings.beacon_interval, settings.traffic_class);
         (config.ahead_max, config.timeout) = (settings.ahead_max, settings.timeout);
-        config.barriers_in_messages = false;
         Some((*switch, config))
     }
 
@@ -377,10 +376,10 @@ impl Plan {
             detour: link.beacons.detour.clone(),
             qpn: link.beacons.qpn,
             beacon: link.beacons.form,
-            barriers_in_messages: false,
         };
         let Settings { beacon_interval, dead_after_intervals, traffic_class, ahead_max, .. } =
             topology.settings;
+        let join_window = Nanos(10 * u64::from(dead_after_intervals) * beacon_interval.0);
         Config {
             forward: forward::Config::bridge(1, 64),
             incarnation: Incarnation::Host,
@@ -392,11 +391,14 @@ impl Plan {
             registers: planned.registers,
             beacon_interval,
             dead_after_intervals,
-            join_window: Nanos(10 * u64::from(dead_after_intervals) * beacon_interval.0),
+            join_window,
             ahead_max,
             clock: Timestamp::default(),
             traffic_class,
             links: planned.links.iter().map(link).collect(),
+            evict_after: Nanos(10 * join_window.0),
+            layer: planned.layer,
+            declares: true,
             bug: None,
         }
     }

@@ -61,11 +61,12 @@ fn representative(network: &Network, switch: usize) -> File {
     );
     _ = write!(
         text,
-        "beacon_interval_ns = {}\ndead_after_intervals = {}\ntraffic_class = {}\nahead_max_us = {}\nfirst_qp = {}\nregisters = {{ va = {}, rkey = {} }}\n",
+        "beacon_interval_ns = {}\ndead_after_intervals = {}\ntraffic_class = {}\nahead_max_us = {}\nlayer = {}\nfirst_qp = {}\nregisters = {{ va = {}, rkey = {} }}\n",
         settings.beacon_interval.0,
         settings.dead_after_intervals,
         settings.traffic_class,
         micros(settings.ahead_max),
+        planned.layer,
         hex(planned.first_qp.get().into()),
         hex(planned.registers.va),
         hex(planned.registers.rkey.into())
@@ -88,7 +89,6 @@ fn representative(network: &Network, switch: usize) -> File {
             _ = writeln!(text, "beacon = {{ va = {}, rkey = {} }}", hex(va), hex(rkey.into()));
         }
         text.extend(detour(beacons));
-        text += "barriers_in_messages = false\n";
     }
     File { name: format!("{name}.representative.toml"), content: text }
 }
@@ -102,7 +102,7 @@ fn process(network: &Network, number: usize) -> File {
          # its number and queue pair, the representative that keeps the barriers of its link, and its peers.\n\n\
          {}\n\
          [[port]]\nname = \"network\"\naf_packet = {{ interface = {} }}\n\n\
-         [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nahead_max_us = {}\ntimeout_us = {}\nbarriers_in_messages = false\n",
+         [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nahead_max_us = {}\ntimeout_us = {}\n",
         host.name,
         runtime(network),
         quoted(&network.interfaces[number]),

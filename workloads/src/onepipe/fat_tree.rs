@@ -214,16 +214,7 @@ impl FatTree {
                 _ => BeaconForm::Datagram,
             };
             let port = PortId(if beside { 0 } else { number as u16 });
-            Link {
-                side,
-                port,
-                mac,
-                address: ip.into(),
-                qpn,
-                beacon,
-                barriers_in_messages: true,
-                detour: Vec::new(),
-            }
+            Link { side, port, mac, address: ip.into(), qpn, beacon, detour: Vec::new() }
         });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.router(number, site, seed) };
         super::representative_config(
@@ -258,6 +249,7 @@ impl FatTree {
                 every: self.every,
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.incarnation == Incarnation::Chip,
+                is_old: false,
             };
             ends.push(world.add(
                 &format!("host {n}"),

@@ -98,6 +98,8 @@ pub(super) struct Position {
     pub(super) until: Nanos,
     /// Whether messages carry the barrier of the link
     pub(super) barriers_in_messages: bool,
+    /// Whether its beacons declare nothing, as those of earlier versions
+    pub(super) is_old: bool,
 }
 
 /// Behaviour of a host.
@@ -193,7 +195,7 @@ impl Host {
         let mut config = process::Config::new(peer(own), tor);
         let destinations = destinations(own, position.hosts, behaviour.partners, seed);
         config.peers = destinations.iter().copied().filter(|&n| n != own).map(peer).collect();
-        config.barriers_in_messages = position.barriers_in_messages;
+        config.declares = !position.is_old;
         config.beacon_interval = BEACON_INTERVAL;
         (config.receive_window, config.initial_window) = (behaviour.receive_window, behaviour.initial_window);
         config.receive_buffer = behaviour.receive_buffer;

@@ -57,6 +57,9 @@ fn representative_config(
         clock: CLOCK,
         traffic_class: 0,
         links,
+        evict_after: Nanos::from_millis(3),
+        layer: 1,
+        declares: true,
         bug: None,
     }
 }
@@ -83,6 +86,9 @@ pub struct Tree {
     pub incarnation: Incarnation,
     /// Seed from which each switch draws an incarnation of its own; `None` if all have `incarnation`
     pub incarnations: Option<u64>,
+    /// Seed from which it is drawn which hosts and switches declare nothing in their beacons, as those of
+    /// earlier versions; `None` if all declare
+    pub old: Option<u64>,
     /// When switches send beacons
     pub pace: Pace,
     /// Levels of switches
@@ -113,6 +119,7 @@ impl Tree {
         Self {
             incarnation,
             incarnations: None,
+            old: None,
             pace: Pace::Passing,
             levels,
             fanout,
@@ -135,6 +142,11 @@ impl Tree {
     pub fn incarnation_of(&self, n: usize) -> Incarnation {
         const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
         self.incarnations.map_or(self.incarnation, |seed| *Rng::stream(seed, n as u64).pick(&ALL))
+    }
+
+    /// Returns whether a node is drawn as one of an earlier version.
+    fn is_old(&self, node: u64) -> bool {
+        self.old.is_some_and(|seed| Rng::stream(seed, 1 << 36 | node).below(2) == 0)
     }
 
     /// Returns whether switch `n` is a plain bridge, whose barriers a host beside it keeps.
@@ -222,13 +234,12 @@ impl Tree {
                         }
                         _ => BeaconForm::Datagram,
                     },
-                    barriers_in_messages: switch.is_none() || is_a(Incarnation::Chip),
                 }
             });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
         let (incarnation, own) = (self.incarnation_of(n), switch_addresses(n, 0));
         let config = representative_config(incarnation, self.pace, own, forward, links.collect());
-        Config { bug: self.bug, ..config }
+        Config { layer: level + 1, bug: self.bug, declares: !self.is_old(1 << 32 | n as u64), ..config }
     }
 
     /// Builds the network.
@@ -247,6 +258,7 @@ impl Tree {
                 every: self.every,
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.incarnation_of(n / self.fanout) == Incarnation::Chip,
+                is_old: self.is_old(n as u64),
             };
             let host = Host::new(n, position, self.behaviour, seed);
             hosts.push(world.add(&format!("host {n}"), host, clock(self.skew_ns)));
@@ -354,6 +366,13 @@ impl Network {
     pub fn clock_off_by(&self, representative: usize, by_ns: i64) -> Command {
         let now = self.world.clock(self.representatives[representative]);
         Command::Clock(CLOCK.add(now.0.wrapping_add_signed(by_ns)))
+    }
+
+    /// Sets a host's clock back by `by_ns` nanoseconds, before it has sent anything.
+    pub fn slow_down(&mut self, host: usize, by_ns: u64) {
+        let now = self.world.clock(self.hosts[host]);
+        let clock = CLOCK.add(now.0.wrapping_sub(by_ns));
+        self.world.node_mut::<Host>(self.hosts[host]).process.set_clock(clock, now);
     }
 
     /// Returns the links of a switch in the order of its configuration: those below in order, then the one

@@ -114,7 +114,6 @@ impl Triangle {
                 detour: Vec::new(),
                 qpn: HOST_QP,
                 beacon: BeaconForm::Datagram,
-                barriers_in_messages: false,
             }
         };
         let other = switch_addresses(1 - n, HOSTS);
@@ -154,6 +153,7 @@ impl Triangle {
                     every: self.every,
                     until: EPOCH + self.lasts,
                     barriers_in_messages: false,
+                    is_old: false,
                 };
                 hosts.push(world.add(
                     &format!("host {host}"),

@@ -7,6 +7,8 @@ use sim::{Fault, LinkId};
 use switch::{Nanos, Probability};
 use workloads::onepipe::{BEACON_INTERVAL, Host, Message, Network, Tree};
 
+mod keepers;
+mod mixed;
 mod seeds;
 
 const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];

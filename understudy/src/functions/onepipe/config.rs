@@ -10,7 +10,7 @@ use dataplane::config::Device;
 use onepipe::Timestamp;
 use onepipe_host::Clock;
 use representative::config::{
-    BeaconForm, Config, Detour, Incarnation, Link, MIN_DEAD_AFTER, Pace, Registers, Side,
+    BeaconForm, Config, Detour, Incarnation, Link, MIN_DEAD_AFTER, MIN_EVICT_AFTER, Pace, Registers, Side,
 };
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
@@ -74,7 +74,11 @@ settings::table! {
     join_window_us: Nanos = micros(1..=MAX_WAIT_US) => optional("10 times the time after which a link is dead") example(300);
     /// Lag behind the other links after which a link is reported; 0 means never
     lag_alarm_us: Nanos = micros(0..=MAX_WAIT_US) => optional("`join_window_us`") example(300);
-    /// Lead over the clock from which a barrier, and its sender's messages, are refused
+    /// A link whose barrier is behind those of the others by more than twice `join_window` for this long is removed; 0: never
+    evict_after_us: Nanos = micros(0..=MAX_WAIT_US) => optional("10 times `join_window_us`") example(3000);
+    /// Distance of the switch from the processes: 1 if it has any below, 2 above such switches, and so on
+    layer: u32 = whole(1..=16) => default(1);
+    /// Lead over the clock to which barriers are lowered
     ahead_max_us: Nanos = micros(1..=MAX_WAIT_US) => default(10000);
     /// Q_Key of beacons
     qkey: u32 = whole(0..=u32::MAX as u64) => default(0x31506970);
@@ -116,7 +120,7 @@ settings::table! {
     beacon: BeaconForm = or_inline("`\"datagram\"`", &RegisterKeys::TABLE, beacon_form) => default("datagram");
     /// Ends of the tunnels that lead beacons onto the link, the nearer one first; for `incarnation = "host"`
     detour: () = special("list of up to two IP addresses") => default([]) example(["10.255.0.1", "10.255.0.2"]);
-    /// Whether messages carry barriers on this link, in both directions: for hosts, and switches that are `chip`
+    /// Has no effect: beacons declare whether messages carry barriers. Will be removed in a later version
     barriers_in_messages: bool = boolean() => default(true);
 }
 
@@ -135,6 +139,9 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
     let (qkey, traffic_class) = (table.read(Keys::qkey), table.read(Keys::traffic_class));
     let (lag_alarm, ahead_max) = (table.read(Keys::lag_alarm_us), table.read(Keys::ahead_max_us));
     let registers = table.read(Keys::registers);
+    let least = Nanos(MIN_EVICT_AFTER * beacon_interval.0);
+    let evict_after = table.read(Keys::evict_after_us).unwrap_or(Nanos(10 * join_window.0).max(least));
+    let layer = table.read(Keys::layer);
     let first_qp = first_qp(table, links.as_ref().map_or(0, Vec::len));
     let (names, links): (Vec<_>, Vec<_>) = links?.into_iter().unzip();
     let addresses = addresses?;
@@ -154,6 +161,9 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
         clock: Timestamp::default(),
         traffic_class,
         links,
+        evict_after,
+        layer,
+        declares: true,
         bug: None,
     };
     Some(OnePipeConfig {
@@ -304,7 +314,7 @@ fn link(
     let (qpn, beacon) = (table.read(LinkKeys::qpn), table.read(LinkKeys::beacon));
     let detour = table.value(LinkKeys::detour);
     let detour = detour.map_or(Some(Detour::new()), |value| self::detour(&value, incarnation, own));
-    let barriers_in_messages = table.read(LinkKeys::barriers_in_messages);
+    table.read(LinkKeys::barriers_in_messages);
     let link = Link {
         side: side?,
         port: port?,
@@ -313,7 +323,6 @@ fn link(
         detour: detour?,
         qpn: Qpn::new(qpn?),
         beacon,
-        barriers_in_messages,
     };
     Some((name.unwrap_or_else(|| link.address.to_string()), link))
 }

@@ -138,12 +138,20 @@ impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<
                     );
                 });
             }
+            Event::Evicted(link, _) => {
+                let name = self.name(link);
+                self.event(|| {
+                    warn!("{name} is too far behind the others and is left out: check the clock of its neighbour.");
+                });
+            }
             Event::Left(link, _) => {
                 let name = self.name(link);
                 self.event(|| {
                     info!("{name} has left: its neighbour reports that it sends nothing on this link.");
                 });
             }
+            // The answer to a command that this control plane does not send
+            Event::Frozen(..) => {}
             Event::Joined(link) => {
                 let name = self.name(link);
                 self.event(|| info!("{name} has joined again."));
