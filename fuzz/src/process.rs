@@ -49,6 +49,7 @@ impl Host {
         config.mtu = 256;
         config.barriers_in_messages = how & 1 != 0;
         config.clock = CLOCK;
+        config.clock_error = Nanos::ZERO;
         (config.receive_window, config.receive_buffer) = (2000, BUFFER);
         (config.initial_window, config.send_buffer, config.max_unsettled) = (1000, BUFFER, 40);
         let process = Process::new(config).unwrap();

@@ -128,6 +128,13 @@ impl Handle {
         (timestamp(shared.barrier.load(Ordering::Relaxed)), timestamp(shared.commit.load(Ordering::Relaxed)))
     }
 
+    /// Returns whether the process has received a barrier and accepts messages that are stamped now; see
+    /// [`Process::is_open`](onepipe::Process::is_open). Messages to processes that are not open yet fail as
+    /// [`NotAcknowledged`](Failure::NotAcknowledged).
+    pub fn is_open(&self) -> bool {
+        self.0.shared.open.load(Ordering::Relaxed)
+    }
+
     /// Returns the process's counters, which stay up to date.
     pub fn counters(&self) -> &Counters {
         &self.0.counters

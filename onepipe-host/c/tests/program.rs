@@ -48,6 +48,7 @@ address = "10.0.0.1/24"
 mac = "02:00:00:00:00:01"
 beacon_interval_ns = 50000
 barriers_in_messages = false
+clock_error_us = 0
 timeout_us = 200000
 
 [[process.beacons]]

@@ -29,6 +29,7 @@ fn config() -> Config {
     process.timeout = switch::Nanos::from_millis(200);
     process.beacon_interval = switch::Nanos::from_micros(50);
     process.barriers_in_messages = false;
+    process.clock_error = switch::Nanos::ZERO;
     let port = Port {
         name: "ring".into(),
         device: Device::Ring,

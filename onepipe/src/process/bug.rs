@@ -9,9 +9,20 @@ pub enum Bug {
     OvertakingBeacon,
     /// A process that gives up the missing packets of one sender refuses the next packet of another sender
     SharedGap,
+    /// A process that starts accepts messages that were sent before it started
+    NoFloor,
+    /// A process that starts reports such messages as late, though its previous incarnation may have
+    /// delivered them
+    DeniesBeforeStart,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 3] = [Self::TieByArrival, Self::OvertakingBeacon, Self::SharedGap];
+    pub const ALL: [Self; 5] =
+        [Self::TieByArrival, Self::OvertakingBeacon, Self::SharedGap, Self::NoFloor, Self::DeniesBeforeStart];
+
+    /// Returns whether the bug has an effect only where processes restart.
+    pub const fn needs_restarts(self) -> bool {
+        matches!(self, Self::NoFloor | Self::DeniesBeforeStart)
+    }
 }

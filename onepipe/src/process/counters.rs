@@ -92,6 +92,10 @@ reasons! {
         /// A packet of a message whose time is past: a later one may have been delivered.
         #[error("below the barrier")]
         Late = "late",
+        /// A packet that may have been sent before this process started, or that arrived before its first
+        /// barrier. It is not answered: the previous incarnation may have delivered it.
+        #[error("sent before this process started")]
+        BeforeStart = "before_start",
         /// There is no room for the packet.
         #[error("no room")]
         NoRoom = "no_room",

@@ -134,6 +134,12 @@ impl Process {
         self.receiver.barriers()
     }
 
+    /// Returns whether the process has received a barrier and accepts messages that are stamped now. A process
+    /// that starts accepts none that may have been sent before ([`Config::clock_error`]).
+    pub fn is_open(&self, now: Nanos) -> bool {
+        self.receiver.is_open(&self.clock, now)
+    }
+
     /// Returns the next message (1Pipe, Table 1, `onepipe_unreliable_recv`). Until then, it occupies its
     /// sender's window.
     pub fn unreliable_recv(&mut self) -> Option<Message> {

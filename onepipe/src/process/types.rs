@@ -77,7 +77,8 @@ pub enum Failure {
     /// The receiver had no room for the message.
     #[error("no room at the receiver")]
     NoRoom,
-    /// The message was not acknowledged in time. If only the ACK was lost, it was delivered.
+    /// The message was not acknowledged in time. If only the ACK was lost, it was delivered; if the receiver
+    /// restarted, its previous incarnation may have delivered it.
     #[error("not acknowledged in time")]
     NotAcknowledged,
     /// The receiver is known to have failed.

@@ -102,7 +102,7 @@ fn process(network: &Network, number: usize) -> File {
          # its number and queue pair, the representative that keeps the barriers of its link, and its peers.\n\n\
          {}\n\
          [[port]]\nname = \"network\"\naf_packet = {{ interface = {} }}\n\n\
-         [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nahead_max_us = {}\ntimeout_us = {}\nbarriers_in_messages = false\n",
+         [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nahead_max_us = {}\nclock_error_us = {}\ntimeout_us = {}\nbarriers_in_messages = false\n",
         host.name,
         runtime(network),
         quoted(&network.interfaces[number]),
@@ -114,6 +114,7 @@ fn process(network: &Network, number: usize) -> File {
         settings.beacon_interval.0,
         settings.traffic_class,
         micros(settings.ahead_max),
+        micros(settings.clock_error),
         micros(settings.timeout)
     );
     for (switch, beacons) in &network.plan.hosts[number] {

@@ -136,7 +136,7 @@ struct Workload<'a> {
 impl Workload<'_> {
     /// Sends the scatterings that are due and fit. Returns whether any was sent.
     fn send(&mut self, endpoint: &mut Endpoint, now: Instant) -> Result<bool, SendError> {
-        if endpoint.barriers().0.is_none() {
+        if !endpoint.handle().is_open() {
             return Ok(false);
         }
         let before = self.sent;

@@ -199,6 +199,8 @@ impl Host {
         config.receive_buffer = behaviour.receive_buffer;
         config.timeout = behaviour.timeout;
         config.clock = CLOCK;
+        // Hosts send from the beginning, and do not restart.
+        config.clock_error = Nanos::ZERO;
         config.seed = seed;
         config.bug = behaviour.bug;
         let mut rng = Rng::stream(seed, 1 << 32 | own as u64);

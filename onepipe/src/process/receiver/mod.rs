@@ -6,7 +6,8 @@ mod inbound;
 mod reorder;
 mod room;
 
-use crate::header::{OnePipe, Timestamp};
+use crate::header::{NakBody, OnePipe, Timestamp};
+use rocev2::Psn;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::Nanos;
@@ -41,6 +42,10 @@ pub(super) struct Receiver {
     /// State of each sender, created with its first packet
     senders: Box<[Option<Box<Inbound>>]>,
     barriers: Barriers,
+    /// Messages with earlier timestamps may have been sent before this process started; `u64::MAX` before the
+    /// first barrier
+    floor: u64,
+    clock_error: u64,
     /// Whether messages arrive with the barrier of the link
     barriers_in_messages: bool,
     reorder: Reorder,
@@ -72,6 +77,12 @@ impl Receiver {
         Self {
             senders: config.peers.iter().map(|_| None).collect(),
             barriers: Barriers::new(config),
+            floor: if config.clock_error == Nanos::ZERO || config.has_bug(Bug::NoFloor) {
+                0
+            } else {
+                u64::MAX
+            },
+            clock_error: config.clock_error.0,
             barriers_in_messages: config.barriers_in_messages,
             reorder,
             inbox: VecDeque::new(),
@@ -166,6 +177,11 @@ impl Receiver {
     ) -> Result<(), Refusal> {
         let time = self.barriers.check_beacon(header, clock, now)?;
         let result = self.barriers.update_by_beacon(header, time, clock, now);
+        if self.floor == u64::MAX && result.is_ok() && self.barriers.best_effort() > 0 {
+            // The clocks of senders were at most `clock_error` ahead when this process started. The barrier is
+            // compared, too, because the clock may have been set back.
+            self.floor = self.barriers.best_effort().max(clock.read(now)) + self.clock_error;
+        }
         self.deliver(clock, now);
         result.inspect(|()| self.counters.beacons_taken.add(1))
     }
@@ -187,6 +203,9 @@ impl Receiver {
         if self.barriers.is_ahead(time, clock, now) {
             return Err(Refusal::Ahead);
         }
+        if time < self.floor {
+            return Err(self.refuse_before_start(sender.0, header.psn()));
+        }
         let last = !header.timestamp_follows();
         let flags = RunFlags { first: header.first(), end: header.end_of_message() || last, last };
         let packet = inbound::Packet { psn: header.psn(), time, flags, marked: ecn == MARKED, payload };
@@ -196,6 +215,21 @@ impl Receiver {
             if self.barriers_in_messages { self.barriers.update(header, clock, now) } else { Ok(()) };
         self.deliver(clock, now);
         result.and(barriers)
+    }
+
+    /// Refuses a packet that may have been sent before this process started. No ACK or NAK is sent: the sender
+    /// must not take the message for undelivered.
+    #[cold]
+    fn refuse_before_start(&mut self, peer: u32, psn: Psn) -> Refusal {
+        if self.has_bug(Bug::DeniesBeforeStart) {
+            self.acks.queue_nak(peer, psn, NakBody::LATE);
+        }
+        Refusal::BeforeStart
+    }
+
+    /// Returns whether messages that are stamped now, by this process's clock, are accepted.
+    pub(super) fn is_open(&self, clock: &Clock, now: Nanos) -> bool {
+        self.barriers.best_effort() > 0 && clock.read(now) >= self.floor
     }
 
     #[inline]
