@@ -233,6 +233,7 @@ impl Host {
             match event {
                 Event::Settled { scattering, .. } => assert!(self.open.remove(&scattering)),
                 Event::SendFailed { scattering, .. } => assert!(self.open.contains(&scattering)),
+                Event::Stalled { .. } | Event::Recovered { .. } => {}
             }
         }
     }

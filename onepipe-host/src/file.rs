@@ -68,6 +68,8 @@ settings::table! {
     ahead_max_us: Nanos = micros(1..=MAX_US) => default(10000);
     /// Largest difference between the clocks of two processes: a process that starts accepts only messages stamped later than its clock by this time. 0: it accepts all
     clock_error_us: Nanos = micros(0..=MAX_US) => optional("100, or `ahead_max_us` if that is shorter") example(100);
+    /// Time after which the application is notified that the barrier of its link has not risen. 0: never
+    stall_after_us: Nanos = micros(0..=10 * MAX_US) => optional("100 times `beacon_interval_ns`") example(300);
     /// Time without an acknowledgement after which a message fails
     timeout_us: Nanos = micros(2..=10 * MAX_US) => optional("1000, or 10 times `ack_delay_us` if that is longer") example(1000);
     /// Packets after which an acknowledgement is sent at once
@@ -175,6 +177,8 @@ fn read_numbers(table: &Table<'_>, config: &mut process::Config) {
     config.hop_limit = table.read(Keys::hop_limit);
     config.beacon_interval = table.read(Keys::beacon_interval_ns);
     config.ahead_max = table.read(Keys::ahead_max_us);
+    let stall_after = table.read(Keys::stall_after_us);
+    config.stall_after = stall_after.unwrap_or(Nanos(100 * config.beacon_interval.0));
     config.ack_every = table.read(Keys::ack_every);
     config.max_unsettled = table.read(Keys::max_unsettled);
     config.send_buffer = table.read(Keys::send_buffer_kib) << 10;

@@ -54,7 +54,7 @@ mod ring;
 mod submit;
 
 pub use config::{Clock, Config, Settings};
-pub use endpoint::{Endpoint, Failed, Handle, InitError, Receiver, Sender};
+pub use endpoint::{Endpoint, Failed, Handle, InitError, Receiver, Sender, Stall};
 pub use file::load;
 pub use function::{Command, ProcessFunction, ProcessLeft};
 pub use onepipe::Timestamp;

@@ -80,6 +80,9 @@ pub struct Config {
     /// accepts only messages stamped later than its clock and the first barrier by this time, so none that was
     /// sent to its previous incarnation. 0: it accepts all, in a network in which no process restarts
     pub clock_error: Nanos,
+    /// Time after which a barrier that has not risen is reported to the application
+    /// ([`Event::Stalled`](super::Event::Stalled)), to the beacon interval; 0 for never
+    pub stall_after: Nanos,
     /// 1Pipe's time when the runner's time is 0. [`Process::set_clock`](super::Process::set_clock) corrects
     /// it
     pub clock: Timestamp,
@@ -146,6 +149,7 @@ impl Config {
             ack_every: 16,
             ahead_max: Nanos::from_millis(10),
             clock_error: Nanos::from_micros(100),
+            stall_after: Nanos::from_micros(300),
             clock: Timestamp::default(),
             seed: 0,
             bug: None,

@@ -39,6 +39,8 @@ metrics! {
         pub restarts: Counter [senders],
         /// Times at which the clock was set back and stood still instead
         pub clamped: Counter [times],
+        /// Times at which the barrier of the process's link had not risen for `stall_after`
+        pub stalls: Counter [times],
         refused: [Counter; Refusal::ALL.len()],
     }
 }

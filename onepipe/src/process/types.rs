@@ -2,6 +2,7 @@
 
 use crate::header::Timestamp;
 use core::fmt;
+use switch::Nanos;
 use switch::table::Key;
 
 /// Number of a process.
@@ -62,6 +63,19 @@ pub enum Event {
         timestamp: Option<Timestamp>,
         /// Number of its messages that have failed
         failed: u32,
+    },
+    /// The barrier of the process's link has not risen for [`stall_after`](super::Config::stall_after):
+    /// nothing is delivered. A link, a switch or a clock in the network has failed, or this process's link.
+    Stalled {
+        /// The barrier; `None` if there has not been any
+        barrier: Option<Timestamp>,
+    },
+    /// The barrier rises again.
+    Recovered {
+        /// The new barrier
+        barrier: Timestamp,
+        /// Time for which it stood still, to the beacon interval
+        after: Nanos,
     },
 }
 

@@ -362,6 +362,7 @@ impl Plan {
         (config.beacon_interval, config.traffic_class) = (settings.beacon_interval, settings.traffic_class);
         (config.ahead_max, config.timeout) = (settings.ahead_max, settings.timeout);
         config.clock_error = settings.clock_error;
+        config.stall_after = Nanos(100 * settings.beacon_interval.0);
         config.barriers_in_messages = false;
         Some((*switch, config))
     }

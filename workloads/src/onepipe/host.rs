@@ -335,6 +335,7 @@ impl Host {
                         )),
                     }
                 }
+                Event::Stalled { .. } | Event::Recovered { .. } => {}
                 Event::Settled { scattering, timestamp, failed } => {
                     let Some((first, count)) = self.open.remove(&scattering) else {
                         self.report(format!("{scattering:?} was settled a second time"));

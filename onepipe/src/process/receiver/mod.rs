@@ -109,6 +109,11 @@ impl Receiver {
         self.barriers.timestamps()
     }
 
+    /// Returns the best-effort barrier, unwrapped; 0 before there is one.
+    pub(super) const fn barrier(&self) -> u64 {
+        self.barriers.best_effort()
+    }
+
     /// Returns the bytes buffered of messages that the application has not taken.
     pub(super) const fn held(&self) -> usize {
         self.room.held()
