@@ -132,9 +132,10 @@ tunnel = "{tunnel}"
 representative = "{REPRESENTATIVES[name]}"
 os = "linux"
 """
-    for host in HOSTS:
+    for number, host in enumerate(HOSTS, 1):
         text += f"""[[host]]
 name = "{host.name}"
+id = {number}
 address = "{host.address}/30"
 mac = "{host.mac}"
 switch = "{host.router}"

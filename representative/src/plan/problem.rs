@@ -19,6 +19,11 @@ pub enum Problem {
     SameAddress(Node, Node, IpAddr),
     /// A host has the MAC address of another host, or of a switch
     SameMac(Node, Node),
+    /// A host sends messages, but its process has no number; see
+    /// [`missing_ids`](Topology::missing_ids)
+    NoId(usize),
+    /// The processes of two hosts have the same number
+    SameId(usize, usize),
     /// A node has an address of another IP version than the first host
     Version(Node),
     /// No links lead to a switch from hosts that send messages
@@ -121,6 +126,15 @@ pub(super) fn check(topology: &Topology) -> Result<(), Vec<Problem>> {
             macs.insert(host.mac.0, Node::Host(number));
         }
     }
+    let mut ids = BTreeMap::new();
+    for (number, host) in topology.hosts.iter().enumerate() {
+        let Some(id) = host.id else { continue };
+        if let Some(&first) = ids.get(&id) {
+            problems.push(Problem::SameId(first, number));
+        } else {
+            ids.insert(id, number);
+        }
+    }
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
@@ -141,7 +155,12 @@ impl Problem {
         let node = |node| (About::Node(node), None);
         match *self {
             Self::NoHosts => (About::Topology, None),
-            Self::NotAtOneSwitch(host) | Self::Valley { from: host, .. } => node(Node::Host(host)),
+            Self::NotAtOneSwitch(host) | Self::NoId(host) | Self::Valley { from: host, .. } => {
+                node(Node::Host(host))
+            }
+            Self::SameId(first, second) => {
+                (About::Node(Node::Host(second)), Some(About::Node(Node::Host(first))))
+            }
             Self::ToItself(link) | Self::Level { link, .. } => (About::Link(link), None),
             Self::Parallel(first, link) => (About::Link(link), Some(About::Link(first))),
             Self::SameAddress(first, second, _) | Self::SameMac(first, second) => {
@@ -192,6 +211,23 @@ impl Problem {
             Self::SameMac(first, second) => (
                 format!("{} and {} have the same MAC address", name(*first), name(*second)),
                 "give each its own address".into(),
+            ),
+            Self::NoId(number) => {
+                let free = topology.numbering().into_iter().find(|(at, _)| at == number);
+                let free = free.map_or(0, |(_, id)| id.0);
+                (
+                    format!("{} sends messages but has no `id`", host(*number)),
+                    format!("write `id = {free}`, or run `understudy plan` with `--number`, which numbers all hosts"),
+                )
+            }
+            Self::SameId(first, second) => (
+                format!(
+                    "{} and {} have the same `id`, {}",
+                    host(*first),
+                    host(*second),
+                    topology.hosts[*second].id.unwrap_or_default()
+                ),
+                "give each host its own: equal timestamps are ordered by it".into(),
             ),
             Self::Version(node) => (
                 format!("{} has an address of another IP version than the first host", name(*node)),

@@ -4,8 +4,9 @@
 use super::File;
 use crate::config::Network;
 use core::fmt::Write as _;
+use onepipe::ProcessId;
 use representative::config::{BeaconForm, Side};
-use representative::plan::{Beacons, Node, Plan};
+use representative::plan::{Beacons, Host, Node};
 use switch::Nanos;
 
 /// Returns all files.
@@ -93,6 +94,11 @@ fn representative(network: &Network, switch: usize) -> File {
     File { name: format!("{name}.representative.toml"), content: text }
 }
 
+/// Returns the number of a host's process.
+fn id_of(host: &Host) -> ProcessId {
+    host.id.expect("`config::load_plan` requires numbers")
+}
+
 /// Returns the configuration of a host's process.
 fn process(network: &Network, number: usize) -> File {
     let topology = &network.topology;
@@ -106,7 +112,7 @@ fn process(network: &Network, number: usize) -> File {
         host.name,
         runtime(network),
         quoted(&network.interfaces[number]),
-        Plan::process_id(number),
+        id_of(host),
         host.address,
         host.prefix,
         host.mac,
@@ -142,7 +148,7 @@ fn process(network: &Network, number: usize) -> File {
             text,
             "\n[[process.peers]]    # {}\nid = {}\n{mac}\naddress = \"{}\"\nqpn = {}\n",
             peer.name,
-            Plan::process_id(other),
+            id_of(peer),
             peer.address,
             hex(settings.host_qp.get().into())
         );
