@@ -212,23 +212,8 @@ impl Problem {
                 format!("{} and {} have the same MAC address", name(*first), name(*second)),
                 "give each its own address".into(),
             ),
-            Self::NoId(number) => {
-                let free = topology.numbering().into_iter().find(|(at, _)| at == number);
-                let free = free.map_or(0, |(_, id)| id.0);
-                (
-                    format!("{} sends messages but has no `id`", host(*number)),
-                    format!("write `id = {free}`, or run `understudy plan` with `--number`, which numbers all hosts"),
-                )
-            }
-            Self::SameId(first, second) => (
-                format!(
-                    "{} and {} have the same `id`, {}",
-                    host(*first),
-                    host(*second),
-                    topology.hosts[*second].id.unwrap_or_default()
-                ),
-                "give each host its own: equal timestamps are ordered by it".into(),
-            ),
+            Self::NoId(number) => no_id(topology, *number),
+            Self::SameId(first, second) => same_id(topology, *first, *second),
             Self::Version(node) => (
                 format!("{} has an address of another IP version than the first host", name(*node)),
                 "use IPv4 addresses for all nodes, or IPv6 addresses for all".into(),
@@ -294,4 +279,24 @@ impl Problem {
             ),
         }
     }
+}
+
+/// Describes a host that sends messages and whose process has no number.
+fn no_id(topology: &Topology, host: usize) -> (String, String) {
+    let free = topology.numbering().into_iter().find(|&(at, _)| at == host).map_or(0, |(_, id)| id.0);
+    let help =
+        format!("write `id = {free}`, or run `understudy plan` with `--number`, which numbers all hosts");
+    (format!("`{}` sends messages but has no `id`", topology.hosts[host].name), help)
+}
+
+/// Describes two hosts whose processes have the same number.
+fn same_id(topology: &Topology, first: usize, second: usize) -> (String, String) {
+    let [first, second] = [first, second].map(|host| &topology.hosts[host]);
+    let message = format!(
+        "`{}` and `{}` have the same `id`, {}",
+        first.name,
+        second.name,
+        second.id.unwrap_or_default()
+    );
+    (message, "give each host its own: equal timestamps are ordered by it".into())
 }
