@@ -205,7 +205,7 @@ fn run_workload(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<Exi
                 Event::Settled { .. } => workload.settled += 1,
                 Event::Stalled { barrier } => warn_stalled(barrier),
                 Event::Recovered { after, .. } => {
-                    info!("The barrier rises again, after {} us.", after.0 / 1_000)
+                    info!("The barrier rises again, after {} us.", after.0 / 1_000);
                 }
             }
         }
@@ -284,9 +284,10 @@ fn report_output(args: &Args) -> Result<Box<dyn std::io::Write>, miette::Report>
 
 /// Warns that nothing is delivered.
 fn warn_stalled(barrier: Option<Timestamp>) {
-    match barrier {
-        Some(barrier) => warn!("The barrier stands still at {barrier}: nothing is delivered."),
-        None => warn!("No barrier has arrived yet: nothing is delivered."),
+    if let Some(barrier) = barrier {
+        warn!("The barrier stands still at {barrier}: nothing is delivered.");
+    } else {
+        warn!("No barrier has arrived yet: nothing is delivered.");
     }
 }
 
