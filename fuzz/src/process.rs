@@ -5,7 +5,7 @@
 //! its own timestamp, and is settled once.
 
 use onepipe::process::{BeaconPeer, Config, Event, Message, Peer, Process, ProcessId, Scattering};
-use onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
+use onepipe::{AckBody, ClockSample, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::deth::Deth;
 use rocev2::ethernet::MacAddr;
 use rocev2::route::{Route, RouteFields};
@@ -167,7 +167,9 @@ impl Host {
                 }
             }
             6 => self.now = self.now + Nanos(u64::from(b) << (c % 16)),
-            _ if a.is_multiple_of(4) => self.process.set_clock(near(b, 1000), self.now),
+            _ if a.is_multiple_of(4) => {
+                self.process.set_clock(ClockSample::at(near(b, 1000), self.now), self.now)
+            }
             _ if a & 3 == 1 => _ = self.process.set_alive(ProcessId((b % 5).into()), c & 1 != 0, self.now),
             _ => _ = self.process.on_frame(bytes, self.now),
         }

@@ -1,11 +1,14 @@
 //! Configuration of an endpoint, which [`file`](crate::file) reads.
 
 use core::net::IpAddr;
-use onepipe::Timestamp;
 use onepipe::process;
+use onepipe::{ClockSample, Timestamp};
 use rocev2::ethernet::MacAddr;
 use rustix::time::{ClockId, clock_gettime};
 use switch::Nanos;
+
+/// Number of readings for a sample of the clock, so that an interrupt delays at most one of them
+const READINGS: usize = 5;
 
 /// Configuration of an [`Endpoint`](crate::Endpoint).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,8 +77,19 @@ impl Clock {
 
     /// Returns 1Pipe's time at the time 0 of the clock that `now` reads.
     pub fn at_start(self, now: impl Fn() -> Nanos) -> Timestamp {
-        let time = self.now();
-        time.add(0u64.wrapping_sub(now().0))
+        let ClockSample { time, read_at, .. } = self.sample(now);
+        time.add(0u64.wrapping_sub(read_at.0))
+    }
+
+    /// Reads the clock, between two readings of the clock that `now` reads: the closest pair of several.
+    pub fn sample(self, now: impl Fn() -> Nanos) -> ClockSample {
+        let read = |_| {
+            let before = now();
+            let time = self.now();
+            let error = Nanos(now().since(before).0 / 2);
+            ClockSample { time, read_at: before + error, error }
+        };
+        (1..READINGS).map(read).fold(read(0), |best, next| if next.error < best.error { next } else { best })
     }
 }
 
@@ -87,12 +101,21 @@ mod tests {
     #[test]
     fn clock_at_the_start_is_that_of_time_0() {
         let elapsed = Nanos::from_millis(1234);
-        let (before, read_at) = (Clock::Tai.now(), Cell::new(None));
-        let start = Clock::Tai.at_start(|| {
-            read_at.set(Some(Clock::Tai.now()));
-            elapsed
-        });
-        let time = start.add(elapsed.0);
-        assert!(!time.precedes(before) && !read_at.get().unwrap().precedes(time), "{time}");
+        let before = Clock::Tai.now();
+        let time = Clock::Tai.at_start(|| elapsed).add(elapsed.0);
+        assert!(!time.precedes(before) && !Clock::Tai.now().precedes(time), "{time}");
+    }
+
+    #[test]
+    fn sample_is_the_closest_of_several_readings() {
+        let times = [100, 900, 1_000, 1_080, 1_200, 1_260, 2_000, 2_100, 3_000, 3_090].map(Nanos);
+        let times = Cell::new(&times[..]);
+        let now = || {
+            let (first, rest) = times.get().split_first().unwrap();
+            times.set(rest);
+            *first
+        };
+        let sample = Clock::Realtime.sample(now);
+        assert_eq!((sample.read_at, sample.error), (Nanos(1_230), Nanos(30)));
     }
 }

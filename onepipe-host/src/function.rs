@@ -4,8 +4,8 @@ use crate::ring::{Reader, Taken, Writer};
 use crate::submit;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use onepipe::Timestamp;
 use onepipe::process::{Event, Failure, Refusal, SendError};
+use onepipe::{ClockSample, Timestamp};
 use onepipe::{Process, ProcessId};
 use rnic::Outbox;
 use rocev2::ethernet::{Ethernet, ethertype};
@@ -63,8 +63,8 @@ impl Shared {
 /// Command from the control thread to a process.
 #[derive(Debug)]
 pub enum Command {
-    /// Sets the time to the machine's clock
-    Clock(Timestamp),
+    /// Corrects 1Pipe's clock by a sample of the machine's
+    Clock(ClockSample),
     /// Sets whether a peer is alive
     Alive(ProcessId, bool),
     /// Leaves.
@@ -341,7 +341,7 @@ impl Function for ProcessFunction {
 
     fn on_command(&mut self, command: Command, now: Nanos) {
         match command {
-            Command::Clock(clock) => self.process.set_clock(clock, now),
+            Command::Clock(sample) => self.process.set_clock(sample, now),
             Command::Alive(id, alive) => _ = self.process.set_alive(id, alive, now),
             Command::Leave => {
                 let limit = self.process.config().timeout.0.saturating_mul(LEAVE_TIMEOUTS);

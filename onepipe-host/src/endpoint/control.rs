@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use switch::{Frame as _, Nanos, PortId};
 
 /// Interval at which the polling thread gets the machine's clock. In between, it extrapolates by the time
-/// stamp counter, which is off by microseconds at most after this time
-const CLOCK_INTERVAL: Duration = Duration::from_millis(10);
+/// stamp counter, which is off by some 100 ns at most after this time
+const CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum time that a polling thread may take to leave, which includes waiting for some timeouts of
 /// messages
 const MAX_LEAVE_TIME: Duration = Duration::from_secs(10);
@@ -94,7 +94,7 @@ impl ControlHandler<ProcessFunction> for Plane {
                 self.neighbours.on_timer(nanos);
             }
             // If the queue has no room, the clock is sent the next time.
-            _ = out.command(0, Command::Clock(self.clock.now()));
+            _ = out.command(0, Command::Clock(self.clock.sample(|| out.now())));
         }
         while let Some(command) = self.commands.pop_front() {
             if let Err(full) = out.command(0, command) {

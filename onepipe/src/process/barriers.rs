@@ -39,7 +39,7 @@ impl Barriers {
     /// Returns whether a time is too far ahead of the clock.
     #[inline]
     pub(super) fn is_ahead(&self, time: u64, clock: &Clock, now: Nanos) -> bool {
-        time > clock.without_setbacks(now).saturating_add(self.ahead_max)
+        time > clock.read(now).saturating_add(self.ahead_max)
     }
 
     /// Updates the barriers by those that the link's other end has sent.
@@ -66,7 +66,7 @@ impl Barriers {
         }
         // A late or repeated announcement carries no barrier that would reveal its age, and would raise this
         // process's barrier above timestamps that still arrive.
-        let old = time.saturating_add(self.ahead_max) < clock.without_setbacks(now);
+        let old = time.saturating_add(self.ahead_max) < clock.read(now);
         if is_final && (old || time < self.last_tor_beacon) {
             return Err(Refusal::Stale);
         }

@@ -14,15 +14,26 @@ pub enum Bug {
     /// A process that starts reports such messages as late, though its previous incarnation may have
     /// delivered them
     DeniesBeforeStart,
+    /// A sample of the machine's clock counts from its arrival, not from when it was read
+    SampleAtArrival,
+    /// The clock follows every sample at once
+    BelievesOutliers,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 5] =
-        [Self::TieByArrival, Self::OvertakingBeacon, Self::SharedGap, Self::NoFloor, Self::DeniesBeforeStart];
+    pub const ALL: [Self; 7] = [
+        Self::TieByArrival,
+        Self::OvertakingBeacon,
+        Self::SharedGap,
+        Self::NoFloor,
+        Self::DeniesBeforeStart,
+        Self::SampleAtArrival,
+        Self::BelievesOutliers,
+    ];
 
-    /// Returns whether the bug has an effect only where processes restart.
-    pub const fn needs_restarts(self) -> bool {
-        matches!(self, Self::NoFloor | Self::DeniesBeforeStart)
+    /// Returns whether the bug has an effect without restarts of processes and samples of their clocks.
+    pub const fn needs_messages_alone(self) -> bool {
+        matches!(self, Self::TieByArrival | Self::OvertakingBeacon | Self::SharedGap)
     }
 }

@@ -37,7 +37,7 @@ metrics! {
         pub beacons_taken: Counter [beacons],
         /// Senders that were found to have restarted
         pub restarts: Counter [senders],
-        /// Times at which the clock was set back and stood still instead
+        /// Samples of the machine's clock that were earlier than what the process's clock had shown
         pub clamped: Counter [times],
         /// Times at which the barrier of the process's link had not risen for `stall_after`
         pub stalls: Counter [times],

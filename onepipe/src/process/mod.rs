@@ -19,7 +19,7 @@
 //!   [`poll_event`](Process::poll_event) in place of the callback.
 //!
 //! All times are [`switch::Nanos`] of the runner's clock, which is monotonic. 1Pipe's clock is a different
-//! one. It may be [set](Process::set_clock), and stands still instead of going back. The same calls produce
+//! one. It follows [samples](Process::set_clock) of the machine's clock, and never goes back. The same calls produce
 //! the same frames, byte for byte.
 //!
 //! # When a scattering gets its timestamp
@@ -53,6 +53,7 @@ pub use config::{BeaconPeer, Config, ConfigError, MAX_MESSAGE, PACKET_COST, Peer
 pub use counters::{Counters, Refusal};
 pub use types::{Event, Failure, Message, ProcessId, Scattering, SendError};
 
+use crate::clock::ClockSample;
 use crate::datagram::Datagram;
 use crate::header::{OnePipe, OnePipeOpcode, Timestamp};
 use beacons::Beacons;
@@ -92,7 +93,7 @@ impl Process {
         let mut rng = Rng::stream(config.seed, u64::from(config.own.id.0));
         let incarnation = rng.below(256) as u8;
         Ok(Self {
-            clock: Clock::new(config.clock),
+            clock: Clock::new(&config),
             beacons: Beacons::new(&config)?,
             peers: Peers::new(&config)?,
             filter: Filter::new(&config),
@@ -120,11 +121,10 @@ impl Process {
         Timestamp::new(self.clock.issue(now))
     }
 
-    /// Corrects 1Pipe's clock. A clock that would be set back stands still instead, until the corrected time
-    /// has caught up.
-    pub fn set_clock(&mut self, clock: Timestamp, now: Nanos) {
-        self.clock.set(clock, now);
-        if self.clock.is_clamped(now) {
+    /// Corrects 1Pipe's clock by a sample of the machine's: to the median of the last three samples, forward
+    /// at once, and back by running slower by 1/64. To be called every few milliseconds.
+    pub fn set_clock(&mut self, sample: ClockSample, now: Nanos) {
+        if self.clock.sample(sample, now) {
             self.counters.clamped.add(1);
         }
         self.beacons.on_clock_set(&self.clock, now);
@@ -136,6 +136,12 @@ impl Process {
     /// implemented.
     pub fn barriers(&self) -> (Option<Timestamp>, Option<Timestamp>) {
         self.receiver.barriers()
+    }
+
+    /// Returns by how many nanoseconds 1Pipe's clock is behind the machine's, by the samples; negative if it is
+    /// ahead.
+    pub const fn clock_offset(&self) -> i64 {
+        self.clock.offset()
     }
 
     /// Returns whether the process has received a barrier and accepts messages that are stamped now. A process
@@ -274,6 +280,7 @@ impl Process {
         self.sender.on_timer(now);
         self.receiver.on_timer(&mut self.clock, now);
         if instant_has_come {
+            self.clock.advance(now);
             self.receiver.sweep(now);
             if !self.sender.has_left() {
                 self.stall.check(self.receiver.barrier(), now, &self.counters);

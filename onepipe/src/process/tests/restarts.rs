@@ -96,7 +96,7 @@ fn restarted_process_accepts_nothing_that_was_sent_before() {
 #[cfg(debug_assertions)]
 #[test]
 fn planted_bugs_of_restarts_are_found() {
-    for bug in Bug::ALL.into_iter().filter(|bug| bug.needs_restarts()) {
+    for bug in [Bug::NoFloor, Bug::DeniesBeforeStart] {
         assert!(check_copies(Some(bug)).is_err(), "{bug:?}");
     }
 }

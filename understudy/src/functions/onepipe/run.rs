@@ -107,7 +107,8 @@ impl Plane<'_> {
         }
         // If the queue is full, the commands are sent again at the next interval.
         _ = out.command(0, Command::PublishGauges);
-        _ = out.command(0, Command::Clock(self.config.clock.now()));
+        let sample = self.config.clock.sample(|| out.now());
+        _ = out.command(0, Command::Clock(sample));
     }
 
     fn print_line(&mut self) {
