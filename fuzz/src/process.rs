@@ -5,7 +5,7 @@
 //! its own timestamp, and is settled once.
 
 use onepipe::process::{BeaconPeer, Config, Event, Message, Peer, Process, ProcessId, Scattering};
-use onepipe::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
+use onepipe::{AckBody, ClockSample, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::deth::Deth;
 use rocev2::ethernet::MacAddr;
 use rocev2::path_headers::{PathHeaderFields, PathHeaders};
@@ -49,6 +49,7 @@ impl Host {
         config.mtu = 256;
         config.declares = how & 1 != 0;
         config.clock = CLOCK;
+        config.clock_error = Nanos::ZERO;
         (config.receive_window, config.receive_buffer) = (2000, BUFFER);
         (config.initial_window, config.send_buffer, config.max_unsettled) = (1000, BUFFER, 40);
         let process = Process::new(config).unwrap();
@@ -174,7 +175,9 @@ impl Host {
                 }
             }
             6 => self.now = self.now + Nanos(u64::from(b) << (c % 16)),
-            _ if a.is_multiple_of(4) => self.process.set_clock(near(b, 1000), self.now),
+            _ if a.is_multiple_of(4) => {
+                self.process.set_clock(ClockSample::at(near(b, 1000), self.now), self.now)
+            }
             _ if a & 3 == 1 => _ = self.process.set_alive(ProcessId((b % 5).into()), c & 1 != 0, self.now),
             _ => _ = self.process.on_frame(bytes, self.now),
         }
@@ -240,6 +243,7 @@ impl Host {
             match event {
                 Event::Settled { scattering, .. } => assert!(self.open.remove(&scattering)),
                 Event::SendFailed { scattering, .. } => assert!(self.open.contains(&scattering)),
+                Event::Stalled { .. } | Event::Recovered { .. } => {}
             }
         }
     }

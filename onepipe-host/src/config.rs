@@ -1,10 +1,14 @@
 //! Configuration of an endpoint, which [`file`](crate::file) reads.
 
 use core::net::IpAddr;
-use onepipe::Timestamp;
 use onepipe::process;
+use onepipe::{ClockSample, Timestamp};
 use rocev2::ethernet::MacAddr;
 use rustix::time::{ClockId, clock_gettime};
+use switch::Nanos;
+
+/// Number of readings for a sample of the clock, so that an interrupt delays at most one of them
+const READINGS: usize = 5;
 
 /// Configuration of an [`Endpoint`](crate::Endpoint).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,11 +44,12 @@ impl Settings {
         (self.process.own.address, self.prefix)
     }
 
-    /// Returns the configuration of the process on a port with this MAC address.
-    pub(crate) fn process(&self, port_mac: [u8; 6]) -> process::Config {
+    /// Returns the configuration of the process on a port with this MAC address, by the time that `now` reads
+    /// and passes to the process later.
+    pub(crate) fn process(&self, port_mac: [u8; 6], now: impl Fn() -> Nanos) -> process::Config {
         let mut process = self.process.clone();
         process.own.mac = self.mac.unwrap_or(MacAddr(port_mac));
-        process.clock = self.clock.now();
+        process.clock = self.clock.at_start(now);
         process
     }
 }
@@ -68,5 +73,49 @@ impl Clock {
         });
         let (seconds, nanos) = (time.tv_sec.cast_unsigned(), time.tv_nsec.cast_unsigned());
         Timestamp::new(seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos))
+    }
+
+    /// Returns 1Pipe's time at the time 0 of the clock that `now` reads.
+    pub fn at_start(self, now: impl Fn() -> Nanos) -> Timestamp {
+        let ClockSample { time, read_at, .. } = self.sample(now);
+        time.add(0u64.wrapping_sub(read_at.0))
+    }
+
+    /// Reads the clock, between two readings of the clock that `now` reads: the closest pair of several.
+    pub fn sample(self, now: impl Fn() -> Nanos) -> ClockSample {
+        let read = |_| {
+            let before = now();
+            let time = self.now();
+            let error = Nanos(now().since(before).0 / 2);
+            ClockSample { time, read_at: before + error, error }
+        };
+        (1..READINGS).map(read).fold(read(0), |best, next| if next.error < best.error { next } else { best })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+
+    #[test]
+    fn clock_at_the_start_is_that_of_time_0() {
+        let elapsed = Nanos::from_millis(1234);
+        let before = Clock::Tai.now();
+        let time = Clock::Tai.at_start(|| elapsed).add(elapsed.0);
+        assert!(!time.precedes(before) && !Clock::Tai.now().precedes(time), "{time}");
+    }
+
+    #[test]
+    fn sample_is_the_closest_of_several_readings() {
+        let times = [100, 900, 1_000, 1_080, 1_200, 1_260, 2_000, 2_100, 3_000, 3_090].map(Nanos);
+        let times = Cell::new(&times[..]);
+        let now = || {
+            let (first, rest) = times.get().split_first().unwrap();
+            times.set(rest);
+            *first
+        };
+        let sample = Clock::Realtime.sample(now);
+        assert_eq!((sample.read_at, sample.error), (Nanos(1_230), Nanos(30)));
     }
 }

@@ -4,8 +4,8 @@ use crate::ring::{Reader, Taken, Writer};
 use crate::submit;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use onepipe::Timestamp;
 use onepipe::process::{Event, Failure, Refusal, SendError};
+use onepipe::{ClockSample, Timestamp};
 use onepipe::{Process, ProcessId};
 use rnic::Outbox;
 use rocev2::ethernet::{Ethernet, ethertype};
@@ -33,6 +33,8 @@ pub(crate) struct Shared {
     /// Best-effort and commit barrier; [`NONE`](Self::NONE) before there is one
     pub(crate) barrier: AtomicU64,
     pub(crate) commit: AtomicU64,
+    /// Whether the process accepts messages that are stamped now
+    pub(crate) open: AtomicBool,
     /// Peers that are known to have failed, by index
     pub(crate) dead: Box<[AtomicBool]>,
     /// The process is to leave, or the polling thread has ended: no more scatterings are accepted.
@@ -52,6 +54,7 @@ impl Shared {
             clock: AtomicU64::new(0),
             barrier: AtomicU64::new(Self::NONE),
             commit: AtomicU64::new(Self::NONE),
+            open: AtomicBool::new(false),
             dead: (0..peers).map(|_| AtomicBool::new(false)).collect(),
             closing: AtomicBool::new(false),
             lost_link: AtomicBool::new(false),
@@ -63,8 +66,8 @@ impl Shared {
 /// Command from the control thread to a process.
 #[derive(Debug)]
 pub enum Command {
-    /// Sets the time to the machine's clock
-    Clock(Timestamp),
+    /// Corrects 1Pipe's clock by a sample of the machine's
+    Clock(ClockSample),
     /// Sets whether a peer is alive
     Alive(ProcessId, bool),
     /// Leaves.
@@ -201,6 +204,7 @@ impl ProcessFunction {
         let number = |barrier: Option<Timestamp>| barrier.map_or(Shared::NONE, Timestamp::nanos);
         shared.barrier.store(number(barrier), Ordering::Relaxed);
         shared.commit.store(number(commit), Ordering::Relaxed);
+        shared.open.store(self.process.is_open(now), Ordering::Relaxed);
         let Self { process, deliveries, .. } = self;
         process.unreliable_recv_each(|timestamp, src, payload| {
             match deliveries.write_owned(encode_origin(timestamp, src), payload) {
@@ -340,7 +344,7 @@ impl Function for ProcessFunction {
 
     fn on_command(&mut self, command: Command, now: Nanos) {
         match command {
-            Command::Clock(clock) => self.process.set_clock(clock, now),
+            Command::Clock(sample) => self.process.set_clock(sample, now),
             Command::Alive(id, alive) => _ = self.process.set_alive(id, alive, now),
             Command::Leave => {
                 let limit = self.process.config().timeout.0.saturating_mul(LEAVE_TIMEOUTS);

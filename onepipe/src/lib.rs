@@ -4,16 +4,19 @@
 //!
 //! [`OnePipe`] is the header at the start of a RoCEv2 payload. Three modules handle frames with this header
 //! without parsing them: [`datagram`] the messages of a process, [`beacon`] the beacons of a neighbour, and
-//! [`mod@stamp`] the barriers that a switch writes into packets that pass.
+//! [`mod@stamp`] the barriers that a switch writes into packets that pass. [`Discipline`] is the clock of processes and
+//! switches.
 
 #![forbid(unsafe_code)]
 
 pub mod beacon;
+mod clock;
 pub mod datagram;
 mod header;
 pub mod process;
 pub mod stamp;
 
+pub use clock::{ClockSample, Discipline};
 pub use header::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 pub use process::{Process, ProcessId};
 pub use stamp::stamp;

@@ -18,7 +18,7 @@ use crate::half::{DOWN, Half, UP};
 use crate::view::{Gauges, HalfBarriers, LinkState};
 use events::Unreported;
 use expected::Expected;
-use onepipe::Timestamp;
+use onepipe::{ClockSample, Discipline, Timestamp};
 use rocev2::{Opcode, Packet, Qpn};
 use std::sync::Arc;
 use switch::forward::{self, Forward};
@@ -27,8 +27,8 @@ use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 /// Command from the control plane to a representative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Sets 1Pipe's time of this moment
-    Clock(Timestamp),
+    /// Corrects 1Pipe's clock by a sample
+    Clock(ClockSample),
     /// The link is about to be taken down: nothing follows on it.
     Remove(LinkId),
     /// The controller has handled the failure of the link (1Pipe, section 5.2, "Resume").
@@ -137,7 +137,8 @@ pub struct Representative {
     by_port: Box<[u16]>,
     /// Links of the inputs of both halves
     by_input: [Box<[u16]>; 2],
-    /// 1Pipe's time when the runner's time is 0
+    discipline: Discipline,
+    /// 1Pipe's time when the runner's time is 0, by the discipline
     epoch: Timestamp,
     /// Maximum that `epoch` has had, or that the links from below have shown
     epoch_max: Timestamp,
@@ -210,6 +211,7 @@ impl Representative {
             links: links.into(),
             by_port: by_port.into(),
             by_input: by_input.map(Into::into),
+            discipline: Discipline::new(config.clock),
             epoch: config.clock,
             epoch_max: config.clock,
             ahead_max: i64::try_from(config.ahead_max.0).unwrap_or(i64::MAX),
@@ -388,8 +390,9 @@ impl Function for Representative {
     fn on_command(&mut self, command: Command, now: Nanos) {
         let input_of = |LinkId(link): LinkId| self.links.get(usize::from(link)).map(|link| link.input);
         match command {
-            Command::Clock(clock) => {
-                self.epoch = Timestamp::new(clock.nanos().wrapping_sub(now.0));
+            Command::Clock(sample) => {
+                self.discipline.sample(&sample, now);
+                self.epoch = Timestamp::new(self.discipline.read(Nanos::ZERO));
                 if self.epoch_max.precedes(self.epoch) {
                     self.epoch_max = self.epoch;
                 }

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use switch::{Frame as _, Nanos, PortId};
 
 /// Interval at which the polling thread gets the machine's clock. In between, it extrapolates by the time
-/// stamp counter, which is off by microseconds at most after this time
-const CLOCK_INTERVAL: Duration = Duration::from_millis(10);
+/// stamp counter, which is off by some 100 ns at most after this time
+const CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum time that a polling thread may take to leave, which includes waiting for some timeouts of
 /// messages
 const MAX_LEAVE_TIME: Duration = Duration::from_secs(10);
@@ -33,7 +33,6 @@ pub(super) enum Request {
 
 struct Plane {
     clock: Clock,
-    started: Instant,
     clock_sent_at: Option<Instant>,
     /// Answers ARP and neighbour discovery, and rejects connection requests
     neighbours: rnic::Endpoint,
@@ -48,12 +47,6 @@ struct Plane {
 #[allow(clippy::disallowed_methods, reason = "the control plane reads the clock, the process does not")]
 fn now() -> Instant {
     Instant::now()
-}
-
-impl Plane {
-    fn nanos(&self) -> Nanos {
-        Nanos(self.started.elapsed().as_nanos() as u64)
-    }
 }
 
 impl ControlHandler<ProcessFunction> for Plane {
@@ -73,7 +66,7 @@ impl ControlHandler<ProcessFunction> for Plane {
         port: PortId,
         out: &mut ControlOutput<'_, ProcessFunction>,
     ) {
-        let now = self.nanos();
+        let now = out.now();
         self.neighbours.on_frame(frame.bytes(), now);
         while self.neighbours.poll_transmit(now, &mut self.frame) {
             // A frame without room is lost, as in a network: the peer retries.
@@ -96,12 +89,12 @@ impl ControlHandler<ProcessFunction> for Plane {
         }
         if self.clock_sent_at.is_none_or(|at| now.duration_since(at) >= CLOCK_INTERVAL) {
             self.clock_sent_at = Some(now);
-            let nanos = self.nanos();
+            let nanos = out.now();
             if self.neighbours.next_timer().is_some_and(|at| at <= nanos) {
                 self.neighbours.on_timer(nanos);
             }
             // If the queue has no room, the clock is sent the next time.
-            _ = out.command(0, Command::Clock(self.clock.now()));
+            _ = out.command(0, Command::Clock(self.clock.sample(|| out.now())));
         }
         while let Some(command) = self.commands.pop_front() {
             if let Err(full) = out.command(0, command) {
@@ -187,7 +180,7 @@ fn start_runtime(
 ) -> Result<Started, InitError> {
     let Config { runtime, process: settings } = config;
     // Validates the process's configuration before DPDK, which can be started only once.
-    Process::new(settings.process([0; 6]))?;
+    Process::new(settings.process([0; 6], || Nanos::ZERO))?;
     let runtime = Runtime::start(runtime).map_err(|error| InitError::Dataplane {
         what: error.what,
         remedy: error.remedy,
@@ -195,7 +188,7 @@ fn start_runtime(
     })?;
     let port_mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
     let seed = RandomState::new().build_hasher().finish();
-    let mut config = settings.process(port_mac);
+    let mut config = settings.process(port_mac, || runtime.now());
     if config.seed == 0 {
         config.seed = seed;
     }
@@ -208,12 +201,11 @@ fn start_runtime(
     };
     let mut process = Process::new(config)?;
     // Published before the polling thread's first turn, so that `timestamp` never goes back.
-    shared.clock.store(process.timestamp(Nanos::ZERO).nanos(), Ordering::Release);
+    shared.clock.store(process.timestamp(runtime.now()).nanos(), Ordering::Release);
     let counters = process.counters();
     let host = ProcessFunction::new(process, settings.settled_events, rings, shared);
     let plane = Plane {
         clock: settings.clock,
-        started: now(),
         clock_sent_at: None,
         neighbours: rnic::Endpoint::new(interface, cm::Config::default(), seed),
         frame: Vec::new(),

@@ -44,8 +44,8 @@ impl Barriers {
 
     /// Returns the latest time that is not too far ahead of the clock.
     #[inline]
-    const fn limit(&self, clock: &Clock, now: Nanos) -> u64 {
-        clock.without_setbacks(now).saturating_add(self.ahead_max)
+    fn limit(&self, clock: &Clock, now: Nanos) -> u64 {
+        clock.read(now).saturating_add(self.ahead_max)
     }
 
     /// Updates the barriers by those that the link's other end has sent. Those that are too far ahead of the
@@ -72,7 +72,7 @@ impl Barriers {
         }
         // A late or repeated announcement carries no barrier that would reveal its age, and would raise this
         // process's barrier above timestamps that still arrive.
-        let old = time.saturating_add(self.ahead_max) < clock.without_setbacks(now);
+        let old = time.saturating_add(self.ahead_max) < clock.read(now);
         if is_final && (old || time < self.last_tor_beacon) {
             return Err(Refusal::Stale);
         }

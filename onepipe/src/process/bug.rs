@@ -11,10 +11,35 @@ pub enum Bug {
     SharedGap,
     /// A process takes barriers from messages although its switch does not declare that it writes them
     UndeclaredBarriers,
+    /// A process that starts accepts messages that were sent before it started
+    NoFloor,
+    /// A process that starts reports such messages as late, though its previous incarnation may have
+    /// delivered them
+    DeniesBeforeStart,
+    /// A sample of the machine's clock counts from its arrival, not from when it was read
+    SampleAtArrival,
+    /// The clock follows every sample at once
+    BelievesOutliers,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 4] =
-        [Self::TieByArrival, Self::OvertakingBeacon, Self::SharedGap, Self::UndeclaredBarriers];
+    pub const ALL: [Self; 8] = [
+        Self::TieByArrival,
+        Self::OvertakingBeacon,
+        Self::SharedGap,
+        Self::UndeclaredBarriers,
+        Self::NoFloor,
+        Self::DeniesBeforeStart,
+        Self::SampleAtArrival,
+        Self::BelievesOutliers,
+    ];
+
+    /// Returns whether the bug has an effect without restarts of processes and samples of their clocks.
+    pub const fn needs_messages_alone(self) -> bool {
+        matches!(
+            self,
+            Self::TieByArrival | Self::OvertakingBeacon | Self::SharedGap | Self::UndeclaredBarriers
+        )
+    }
 }

@@ -19,7 +19,7 @@
 //!   [`poll_event`](Process::poll_event) in place of the callback.
 //!
 //! All times are [`switch::Nanos`] of the runner's clock, which is monotonic. 1Pipe's clock is a different
-//! one. It may be [set](Process::set_clock), and stands still instead of going back. The same calls produce
+//! one. It follows [samples](Process::set_clock) of the machine's clock, and never goes back. The same calls produce
 //! the same frames, byte for byte.
 //!
 //! # When a scattering gets its timestamp
@@ -42,6 +42,7 @@ mod filter;
 mod peers;
 mod receiver;
 mod sender;
+mod stall;
 mod types;
 
 #[cfg(test)]
@@ -52,6 +53,7 @@ pub use config::{BeaconPeer, Config, ConfigError, MAX_MESSAGE, PACKET_COST, Peer
 pub use counters::{Counters, Refusal};
 pub use types::{Event, Failure, Message, ProcessId, Scattering, SendError};
 
+use crate::clock::ClockSample;
 use crate::datagram::Datagram;
 use crate::header::{OnePipe, OnePipeOpcode, Timestamp};
 use beacons::Beacons;
@@ -60,6 +62,7 @@ use filter::Filter;
 use peers::Peers;
 use receiver::Receiver;
 use sender::Sender;
+use stall::Stall;
 use std::sync::Arc;
 use switch::{Nanos, Rng};
 
@@ -75,6 +78,7 @@ pub struct Process {
     beacons: Beacons,
     sender: Sender,
     receiver: Receiver,
+    stall: Stall,
     counters: Arc<Counters>,
 }
 
@@ -89,12 +93,13 @@ impl Process {
         let mut rng = Rng::stream(config.seed, u64::from(config.own.id.0));
         let incarnation = rng.below(256) as u8;
         Ok(Self {
-            clock: Clock::new(config.clock),
+            clock: Clock::new(&config),
             beacons: Beacons::new(&config)?,
             peers: Peers::new(&config)?,
             filter: Filter::new(&config),
             sender: Sender::new(&config, rng, &counters),
             receiver: Receiver::new(&config, incarnation, &counters),
+            stall: Stall::new(&config),
             counters,
             config,
         })
@@ -116,11 +121,10 @@ impl Process {
         Timestamp::new(self.clock.issue(now))
     }
 
-    /// Corrects 1Pipe's clock. A clock that would be set back stands still instead, until the corrected time
-    /// has caught up.
-    pub fn set_clock(&mut self, clock: Timestamp, now: Nanos) {
-        self.clock.set(clock, now);
-        if self.clock.is_clamped(now) {
+    /// Corrects 1Pipe's clock by a sample of the machine's: to the median of the last three samples, forward
+    /// at once, and back by running slower by 1/64. To be called every few milliseconds.
+    pub fn set_clock(&mut self, sample: ClockSample, now: Nanos) {
+        if self.clock.sample(sample, now) {
             self.counters.clamped.add(1);
         }
         self.beacons.on_clock_set(&self.clock, now);
@@ -132,6 +136,18 @@ impl Process {
     /// implemented.
     pub fn barriers(&self) -> (Option<Timestamp>, Option<Timestamp>) {
         self.receiver.barriers()
+    }
+
+    /// Returns by how many nanoseconds 1Pipe's clock is behind the machine's, by the samples; negative if it is
+    /// ahead.
+    pub const fn clock_offset(&self) -> i64 {
+        self.clock.offset()
+    }
+
+    /// Returns whether the process has received a barrier and accepts messages that are stamped now. A process
+    /// that starts accepts none that may have been sent before ([`Config::clock_error`]).
+    pub fn is_open(&self, now: Nanos) -> bool {
+        self.receiver.is_open(&self.clock, now)
     }
 
     /// Returns the next message (1Pipe, Table 1, `onepipe_unreliable_recv`). Until then, it occupies its
@@ -162,10 +178,10 @@ impl Process {
 
     /// Returns the next event for the application.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.sender.pop_event()
+        self.stall.pop().or_else(|| self.sender.pop_event())
     }
 
-    /// Returns the next events, at least one if there are any; remove them by
+    /// Returns the next events about messages, at least one if there are any; remove them by
     /// [`take_events`](Self::take_events).
     pub fn next_events(&self) -> &[Event] {
         self.sender.events()
@@ -260,11 +276,16 @@ impl Process {
     /// Handles all timers that are due. To be called at [`next_timer`](Self::next_timer); earlier or later
     /// calls are valid.
     pub fn on_timer(&mut self, now: Nanos) {
-        if self.beacons.on_timer(&self.clock, now) {
-            self.receiver.sweep(now);
-        }
+        let instant_has_come = self.beacons.on_timer(&self.clock, now);
         self.sender.on_timer(now);
         self.receiver.on_timer(&mut self.clock, now);
+        if instant_has_come {
+            self.clock.advance(now);
+            self.receiver.sweep(now);
+            if !self.sender.has_left() {
+                self.stall.check(self.receiver.barrier(), now, &self.counters);
+            }
+        }
     }
 
     /// Returns the time of the next call of [`on_timer`](Self::on_timer).

@@ -15,6 +15,8 @@ mod detour;
 mod large;
 mod leaving;
 mod receive;
+mod restarts;
+mod stall;
 
 const TOR: u8 = 0xff;
 
@@ -37,6 +39,10 @@ fn config(own: u8, count: u8, v6: bool) -> Config {
     let mut config = Config::new(peer(v6, own), BeaconPeer { mac, address, qpn, detour: Vec::new() });
     config.peers = (0..count).filter(|&n| n != own).map(|n| peer(v6, n)).collect();
     config.mtu = 256;
+    // Barriers stand still in many tests; `stall` has the reports.
+    config.stall_after = Nanos::ZERO;
+    // Processes accept messages from the beginning; `restarts` has the others.
+    config.clock_error = Nanos::ZERO;
     // Timestamps wrap after 50 us.
     config.clock = Timestamp::new((1 << 48) - 50_000);
     config
@@ -145,7 +151,7 @@ impl Group {
     fn failures(&mut self, n: usize) -> Vec<(u32, u32, Failure)> {
         let failed = |event| match event {
             Event::SendFailed { dst, part, why, .. } => Some((dst.0, part, why)),
-            Event::Settled { .. } => None,
+            Event::Settled { .. } | Event::Stalled { .. } | Event::Recovered { .. } => None,
         };
         self.events(n).into_iter().filter_map(failed).collect()
     }
@@ -204,42 +210,65 @@ fn scattering_arrives_at_all_receivers_with_one_timestamp() {
     }
 }
 
-#[test]
-fn clock_stands_still_rather_than_going_back() {
-    let mut group = Group::new(2, |_| {});
-    group.run(20);
-    let before = group.processes[0].timestamp(group.now);
-    let now = group.now;
-    group.processes[0].set_clock(before.add((1 << 48) - 9_000), now);
-    assert_eq!(group.processes[0].counters().clamped.get(), 1);
-    group.run(5);
-    assert_eq!(group.processes[0].timestamp(group.now), before, "the clock stands still");
-    group.scatter(1, &[(0, b"x")]).unwrap();
-    group.run(1);
-    assert_eq!(group.received(0), [], "its barrier stands still, too");
-    group.run(12);
-    assert_eq!(group.received(0), [(1, b"x".to_vec())]);
-    assert!(before.precedes(group.processes[0].timestamp(group.now)));
+/// Gives a process three samples of a clock that is off by `by` nanoseconds, which it believes.
+fn set_clock_off(group: &mut Group, n: usize, by: i64) {
+    let clock = group.processes[n].config.clock.add(group.now.0.wrapping_add_signed(by));
+    for _ in 0..3 {
+        group.processes[n].set_clock(ClockSample::at(clock, group.now), group.now);
+    }
 }
 
 #[test]
-fn process_whose_clock_is_set_back_by_a_second_delivers_a_second_later() {
+fn clock_that_is_set_back_runs_slower() {
     let mut group = Group::new(2, |_| {});
     group.run(20);
     let before = group.processes[0].timestamp(group.now);
-    let now = group.now;
-    group.processes[0].set_clock(before.add((1 << 48) - 1_000_000_000), now);
-    for tenth in 0..9u8 {
-        group.now = group.now + Nanos::from_millis(100);
+    set_clock_off(&mut group, 0, -3_000);
+    assert_eq!((group.processes[0].counters().clamped.get(), group.processes[0].clock_offset()), (3, -3_000));
+    group.run(64);
+    let elapsed = group.processes[0].timestamp(group.now).distance(before);
+    assert!((62_900..63_100).contains(&elapsed), "1/64 slower: {elapsed}");
+    group.scatter(1, &[(0, b"x")]).unwrap();
+    group.run(7);
+    assert_eq!(group.received(0), [(1, b"x".to_vec())], "its barrier goes on rising");
+    group.run(200);
+    assert_eq!(group.processes[0].clock_offset(), 0);
+    let timestamp = group.processes[0].timestamp(group.now);
+    assert_eq!(timestamp, config(0, 2, false).clock.add(group.now.0 - 3_000));
+}
+
+#[test]
+fn process_whose_clock_is_set_back_by_a_second_goes_on_delivering() {
+    let mut group = Group::new(2, |_| {});
+    group.run(20);
+    set_clock_off(&mut group, 0, -1_000_000_000);
+    for tenth in 0..10u8 {
+        // It falls behind by 1.6 us in 100 us.
+        group.run(100);
         group.scatter(1, &[(0, &[tenth])]).unwrap();
-        group.run(5);
-        assert_eq!(group.received(0), [], "its clock has not passed the timestamp");
+        group.run(30);
+        assert_eq!(group.received(0), [(1, vec![tenth])]);
     }
-    assert_eq!(group.processes[0].counters().refused(Refusal::Ahead), 0);
-    group.now = group.now + Nanos::from_millis(1100);
-    group.run(12);
-    let all: Vec<_> = (0..9).map(|tenth| (1, vec![tenth])).collect();
-    assert_eq!((group.received(0), group.failures(1)), (all, vec![]));
+    assert_eq!((group.processes[0].counters().refused(Refusal::Ahead), group.failures(1)), (0, vec![]));
+}
+
+#[test]
+fn outlier_of_the_clock_has_no_effect() {
+    for by in [-3_600_000_000_000i64, 3_600_000_000_000] {
+        let mut group = Group::new(2, |_| {});
+        group.run(20);
+        let clock = config(0, 2, false).clock.add(group.now.0);
+        for off in [0, by, 0] {
+            let sample = ClockSample::at(clock.add(off.cast_unsigned()), group.now);
+            let now = group.now;
+            group.processes[0].set_clock(sample, now);
+            assert_eq!(group.processes[0].timestamp(now), clock);
+        }
+        // What is too far ahead is refused as before.
+        let now = group.now;
+        let ahead = beacon(false, 0, Some(clock.add(group.processes[0].config.ahead_max.0 + 1)), now);
+        assert_eq!(group.processes[0].on_frame(&ahead, now), Err(Refusal::Ahead));
+    }
 }
 
 #[test]
@@ -248,8 +277,7 @@ fn nothing_is_delivered_before_the_own_clock_has_passed_it() {
     group.run(4);
     // The peer's clock is ahead by 5 us, and this process's link is not part of the barrier.
     let now = group.now;
-    let clock = group.processes[1].timestamp(now).add(5_000);
-    group.processes[1].set_clock(clock, now);
+    set_clock_off(&mut group, 1, 5_000);
     group.scatter(1, &[(0, b"early")]).unwrap();
     group.send(1, usize::MAX);
     let timestamp = OnePipe::of(&Packet::parse(&group.frames[0]).unwrap()).unwrap().timestamp();

@@ -19,7 +19,7 @@ pub use topology::{Host, Link, Node, Settings, Switch, Topology};
 
 use crate::config::{self, BeaconForm, Config, Detour, Incarnation, Pace, Registers, Side};
 use core::net::IpAddr;
-use onepipe::process::{self, Peer, ProcessId};
+use onepipe::process::{self, Peer};
 use onepipe::{OnePipe, Timestamp};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
@@ -332,22 +332,15 @@ impl Host {
 }
 
 impl Plan {
-    /// Returns the number of the process on a host: hosts are numbered from 0, processes from 1.
-    pub const fn process_id(host: usize) -> ProcessId {
-        ProcessId(host as u32 + 1)
-    }
-
     /// Returns the configuration of the process on a host, as far as the plan determines it, and the switch
-    /// of its link: the first one, if the host is at several. `None` for a host that sends no messages, and
-    /// for one whose next hop to a peer is unknown.
+    /// of its link: the first one, if the host is at several. `None` for a host that sends no messages, if a
+    /// host that does has no number, and for one whose next hop to a peer is unknown.
     pub fn process(&self, topology: &Topology, number: usize) -> Option<(usize, process::Config)> {
         let (switch, beacons) = self.hosts[number].first()?;
         let settings = &topology.settings;
-        let peer = |host: usize, mac| Peer {
-            id: Self::process_id(host),
-            mac,
-            address: topology.hosts[host].address,
-            qpn: settings.host_qp,
+        let peer = |host: usize, mac| {
+            let Host { id, address, .. } = topology.hosts[host];
+            Some(Peer { id: id?, mac, address, qpn: settings.host_qp })
         };
         let tor = process::BeaconPeer {
             mac: beacons.next_hop,
@@ -355,12 +348,14 @@ impl Plan {
             qpn: beacons.qpn,
             detour: beacons.detour.clone(),
         };
-        let mut config = process::Config::new(peer(number, topology.hosts[number].mac), tor);
+        let mut config = process::Config::new(peer(number, topology.hosts[number].mac)?, tor);
         let peers = topology.senders().filter(|(other, _)| *other != number);
-        let peers = peers.map(|(other, _)| Some(peer(other, topology.next_hop(number, other)?)));
+        let peers = peers.map(|(other, _)| peer(other, topology.next_hop(number, other)?));
         config.peers = peers.collect::<Option<_>>()?;
         (config.beacon_interval, config.traffic_class) = (settings.beacon_interval, settings.traffic_class);
         (config.ahead_max, config.timeout) = (settings.ahead_max, settings.timeout);
+        config.clock_error = settings.clock_error;
+        config.stall_after = Nanos(100 * settings.beacon_interval.0);
         Some((*switch, config))
     }
 

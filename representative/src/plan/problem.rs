@@ -19,6 +19,11 @@ pub enum Problem {
     SameAddress(Node, Node, IpAddr),
     /// A host has the MAC address of another host, or of a switch
     SameMac(Node, Node),
+    /// A host sends messages, but its process has no number; see
+    /// [`missing_ids`](Topology::missing_ids)
+    NoId(usize),
+    /// The processes of two hosts have the same number
+    SameId(usize, usize),
     /// A node has an address of another IP version than the first host
     Version(Node),
     /// No links lead to a switch from hosts that send messages
@@ -121,6 +126,15 @@ pub(super) fn check(topology: &Topology) -> Result<(), Vec<Problem>> {
             macs.insert(host.mac.0, Node::Host(number));
         }
     }
+    let mut ids = BTreeMap::new();
+    for (number, host) in topology.hosts.iter().enumerate() {
+        let Some(id) = host.id else { continue };
+        if let Some(&first) = ids.get(&id) {
+            problems.push(Problem::SameId(first, number));
+        } else {
+            ids.insert(id, number);
+        }
+    }
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
@@ -141,7 +155,12 @@ impl Problem {
         let node = |node| (About::Node(node), None);
         match *self {
             Self::NoHosts => (About::Topology, None),
-            Self::NotAtOneSwitch(host) | Self::Valley { from: host, .. } => node(Node::Host(host)),
+            Self::NotAtOneSwitch(host) | Self::NoId(host) | Self::Valley { from: host, .. } => {
+                node(Node::Host(host))
+            }
+            Self::SameId(first, second) => {
+                (About::Node(Node::Host(second)), Some(About::Node(Node::Host(first))))
+            }
             Self::ToItself(link) | Self::Level { link, .. } => (About::Link(link), None),
             Self::Parallel(first, link) => (About::Link(link), Some(About::Link(first))),
             Self::SameAddress(first, second, _) | Self::SameMac(first, second) => {
@@ -193,6 +212,8 @@ impl Problem {
                 format!("{} and {} have the same MAC address", name(*first), name(*second)),
                 "give each its own address".into(),
             ),
+            Self::NoId(number) => no_id(topology, *number),
+            Self::SameId(first, second) => same_id(topology, *first, *second),
             Self::Version(node) => (
                 format!("{} has an address of another IP version than the first host", name(*node)),
                 "use IPv4 addresses for all nodes, or IPv6 addresses for all".into(),
@@ -258,4 +279,24 @@ impl Problem {
             ),
         }
     }
+}
+
+/// Describes a host that sends messages and whose process has no number.
+fn no_id(topology: &Topology, host: usize) -> (String, String) {
+    let free = topology.numbering().into_iter().find(|&(at, _)| at == host).map_or(0, |(_, id)| id.0);
+    let help =
+        format!("write `id = {free}`, or run `understudy plan` with `--number`, which numbers all hosts");
+    (format!("`{}` sends messages but has no `id`", topology.hosts[host].name), help)
+}
+
+/// Describes two hosts whose processes have the same number.
+fn same_id(topology: &Topology, first: usize, second: usize) -> (String, String) {
+    let [first, second] = [first, second].map(|host| &topology.hosts[host]);
+    let message = format!(
+        "`{}` and `{}` have the same `id`, {}",
+        first.name,
+        second.name,
+        second.id.unwrap_or_default()
+    );
+    (message, "give each host its own: equal timestamps are ordered by it".into())
 }

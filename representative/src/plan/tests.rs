@@ -1,5 +1,6 @@
 use super::*;
 use crate::Representative;
+use onepipe::ProcessId;
 use proptest::prelude::*;
 
 fn mac(group: u8, n: usize) -> MacAddr {
@@ -21,6 +22,7 @@ fn switch(name: &str, n: usize) -> Switch {
 fn host(n: usize, switches: &[usize]) -> Host {
     Host {
         name: format!("h{n}"),
+        id: Some(ProcessId(n as u32 + 1)),
         address: ip(switches[0] as u8, n),
         prefix: 16,
         mac: mac(0, n),
@@ -487,4 +489,49 @@ fn fat_tree_of_1024_hosts_is_planned() {
     // No host represents two switches while hosts nearby represent none.
     let busy: BTreeSet<_> = plan.switches.iter().map(|switch| switch.representative).collect();
     assert_eq!(busy.len(), 320);
+}
+
+#[test]
+fn processes_have_the_numbers_of_the_topology() {
+    let mut topology = topology(&["t"], &[&[0], &[0], &[0]], &[]);
+    topology.hosts[1].id = Some(ProcessId(77));
+    let (_, config) = valid_plan(&topology).process(&topology, 1).unwrap();
+    assert_eq!(
+        (config.own.id, config.peers[0].id, config.peers[1].id),
+        (ProcessId(77), ProcessId(1), ProcessId(3))
+    );
+    topology.hosts[2].id = None;
+    assert_eq!(valid_plan(&topology).process(&topology, 1), None);
+    assert_eq!(topology.missing_ids(), [Problem::NoId(2)]);
+    let (message, help) = Problem::NoId(2).describe(&topology);
+    assert!(message.contains("`h2`") && help.contains("`id = 78`"), "{message} {help}");
+    topology.hosts[2].messages = false;
+    assert_eq!(topology.missing_ids(), []);
+    // A number also belongs to a host that sends nothing at present.
+    topology.hosts[2].id = Some(ProcessId(77));
+    expect_problems(&topology, &[Problem::SameId(1, 2)]);
+}
+
+proptest! {
+    /// Hosts get numbers, and keep those that they have.
+    #[test]
+    fn numbers_are_unique_and_stay(ids in proptest::collection::vec(proptest::option::of(prop_oneof![1u32..9, u32::MAX - 2..=u32::MAX]), 1..9)) {
+        let mut seen = BTreeSet::new();
+        let ids: Vec<_> = ids.into_iter().map(|id| id.filter(|id| seen.insert(*id))).collect();
+        let racks: Vec<&[usize]> = vec![&[0]; ids.len()];
+        let mut network = topology(&["t"], &racks, &[]);
+        for (host, id) in network.hosts.iter_mut().zip(&ids) {
+            host.id = id.map(ProcessId);
+        }
+        for (host, id) in network.numbering() {
+            prop_assert_eq!(network.hosts[host].id, None);
+            network.hosts[host].id = Some(id);
+        }
+        let all: Vec<_> = network.hosts.iter().map(|host| host.id.unwrap().0).collect();
+        prop_assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), ids.len());
+        prop_assert!(ids.iter().zip(&all).all(|(before, after)| before.is_none_or(|before| before == *after)));
+        if seen.is_empty() {
+            prop_assert_eq!(all, (1..=ids.len() as u32).collect::<Vec<_>>());
+        }
+    }
 }

@@ -1,10 +1,12 @@
 //! A network as described by its operator: the input of a plan.
 
+use super::problem::Problem;
 use crate::config::Registers;
 use core::net::IpAddr;
-use onepipe::OnePipe;
+use onepipe::{OnePipe, ProcessId};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
+use std::collections::BTreeSet;
 use switch::Nanos;
 
 /// A network of hosts and switches, which are referred to by their indices in these lists.
@@ -31,6 +33,9 @@ pub struct Settings {
     pub traffic_class: u8,
     /// Barriers and timestamps that are ahead of a node's clock by more than this are refused there
     pub ahead_max: Nanos,
+    /// Largest difference between the clocks of two processes, at most `ahead_max`; see
+    /// [`process::Config::clock_error`](onepipe::process::Config::clock_error)
+    pub clock_error: Nanos,
     /// Time after which a message that has not been acknowledged has failed. Longer than a process's
     /// `ack_delay`
     pub timeout: Nanos,
@@ -50,6 +55,7 @@ impl Default for Settings {
             dead_after_intervals: 10,
             traffic_class: 0,
             ahead_max: Nanos::from_millis(10),
+            clock_error: Nanos::from_micros(100),
             timeout: Nanos::from_millis(1),
             host_qp: Qpn::new(0x11),
             first_qp: Qpn::new(0x100),
@@ -79,6 +85,8 @@ pub struct Switch {
 pub struct Host {
     /// Name
     pub name: String,
+    /// Number of its process, which orders equal timestamps. It never changes while processes run
+    pub id: Option<ProcessId>,
     /// IP address
     pub address: IpAddr,
     /// Prefix length of its subnet
@@ -112,6 +120,29 @@ pub enum Node {
 }
 
 impl Topology {
+    /// Returns a number for each host that has none, with the host's index. If no host has a number, it is the
+    /// host's place in the list, from 1, as it was before numbers were configured; otherwise one above all.
+    pub fn numbering(&self) -> Vec<(usize, ProcessId)> {
+        let mut used: BTreeSet<u32> = self.hosts.iter().filter_map(|host| Some(host.id?.0)).collect();
+        let mut last = used.last().copied().unwrap_or(0);
+        let missing = self.hosts.iter().enumerate().filter(|(_, host)| host.id.is_none());
+        let number = |(index, _)| {
+            // After the last number, the first that is free.
+            last = last.checked_add(1).unwrap_or(1);
+            while !used.insert(last) {
+                last += 1;
+            }
+            (index, ProcessId(last))
+        };
+        missing.map(number).collect()
+    }
+
+    /// Returns a problem for each host that sends messages and has no number.
+    pub fn missing_ids(&self) -> Vec<Problem> {
+        let missing = self.senders().filter(|(_, host)| host.id.is_none());
+        missing.map(|(index, _)| Problem::NoId(index)).collect()
+    }
+
     /// Returns the name of a node.
     pub fn name(&self, node: Node) -> &str {
         match node {

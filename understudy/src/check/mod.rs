@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             summary::of(path, &text, &config, &Machine::this(), interfaces)
         }),
         Purpose::Sim => config::load_scenario(path).map(|scenario| scenario::of(path, &scenario)),
-        Purpose::Plan => config::load_topology(path).map(|network| plan::summary(path, &network)),
+        Purpose::Plan => config::load_plan(path).map(|network| plan::summary(path, &network)),
         Purpose::Rfc2544 => config::load_rfc2544(path).map(|config| {
             let interfaces = interfaces::warnings(&config.runtime.ports);
             let notes = summary::notes(&config.runtime, &Machine::this()).into_iter().chain(interfaces);

@@ -123,6 +123,18 @@ pub(crate) fn load_topology(path: &Path) -> Result<Network, Report> {
     parsed(path, &text, topology::read)
 }
 
+/// Reads a topology in which each process has a number, and plans it.
+pub(crate) fn load_plan(path: &Path) -> Result<Network, Report> {
+    let text = text_of(path)?;
+    check_purpose(path, &text, Purpose::Plan)?;
+    parse_plan(path, &text)
+}
+
+/// Reads such a topology from its text.
+pub(crate) fn parse_plan(path: &Path, text: &str) -> Result<Network, Report> {
+    parsed(path, text, topology::read_numbered)
+}
+
 /// Reads a file with `[rfc2544]`.
 pub(crate) fn load_rfc2544(path: &Path) -> Result<Rfc2544Config, Report> {
     let text = text_of(path)?;

@@ -7,6 +7,7 @@ use super::tree::{Problems, Table, Value};
 use super::words;
 use core::net::IpAddr;
 use core::ops::Range;
+use onepipe::ProcessId;
 use representative::MIN_DEAD_AFTER;
 use representative::plan::{self, About, Host, Link, Node, Plan, Settings, Switch, Topology};
 use rocev2::Qpn;
@@ -41,6 +42,8 @@ settings::table! {
     traffic_class: u8 = whole(0..=255) => default(0);
     /// Lead over its own clock from which a node does not believe a timestamp
     ahead_max_us: Nanos = micros(1..=MAX_WAIT_US) => default(10000);
+    /// Largest difference between the clocks of two hosts: a process that starts accepts only messages stamped later than its clock by this time. 0: it accepts all
+    clock_error_us: Nanos = micros(0..=MAX_WAIT_US) => optional("100, or `ahead_max_us` if that is shorter") example(100);
     /// Time without an acknowledgement after which a message fails
     timeout_us: Nanos = micros(MIN_TIMEOUT_US..=10 * MAX_WAIT_US) => default(1000);
 }
@@ -67,6 +70,8 @@ settings::table! {
     pub(crate) enum HostKeys "[[host]]";
     /// Name: letters, digits, `-`, `_` and `.`
     name: () = special("string") => required() example("a");
+    /// Number of the host's process, kept for ever: it orders equal timestamps
+    id: u32 = whole(1..=u32::MAX as u64) => optional("none; `understudy plan` requires it with `messages = true`") example(1);
     /// Address of the host, with the length of its subnet's prefix
     address: (IpAddr, u8) = other("IP address with a prefix length", read_host_address) => required() example("10.0.0.1/24");
     /// MAC address of the host
@@ -99,6 +104,8 @@ pub(crate) struct Network {
     pub(crate) systems: Vec<System>,
     /// Network interface of each host, which its representatives use
     pub(crate) interfaces: Vec<String>,
+    /// Span of each host's name in the file
+    pub(crate) names: Vec<Range<usize>>,
     /// Value of `idle` for workers, if the file sets it
     pub(crate) idle: Option<&'static str>,
 }
@@ -127,6 +134,17 @@ struct Spans {
 /// Returns whether the tables are those of a topology.
 pub(super) fn is_topology(root: &DeTable<'_>) -> bool {
     root.contains_key("topology")
+}
+
+/// Returns the topology and its plan, in which each process has a number; see [`read`].
+pub(super) fn read_numbered(root: &DeTable<'_>, problems: &Problems) -> Option<Network> {
+    let network = read(root, problems)?;
+    for missing in network.topology.missing_ids() {
+        let (message, help) = missing.describe(&network.topology);
+        let (About::Node(Node::Host(host)), _) = missing.about() else { continue };
+        problems.add(Problem::at(network.names[host].clone(), message).label("no `id`").help(help));
+    }
+    Some(network)
 }
 
 /// Returns the topology and its plan if they are complete. They are valid only if `problems` is empty as
@@ -160,7 +178,10 @@ pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Network> {
     }
     let topology = Topology { settings, switches, hosts, links };
     match plan::plan(&topology) {
-        Ok(plan) => Some(Network { topology, plan, systems, interfaces, idle }),
+        Ok(plan) => {
+            let names = spans.hosts.into_iter().map(|(_, span)| span).collect();
+            Some(Network { topology, plan, systems, interfaces, names, idle })
+        }
         Err(found) => {
             for problem in &found {
                 problems.add(spans.explain(problem, &topology));
@@ -241,6 +262,7 @@ fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
         dead_after_intervals: table.read(Keys::dead_after_intervals),
         traffic_class: table.read(Keys::traffic_class),
         ahead_max: table.read(Keys::ahead_max_us),
+        clock_error: clock_error(&table),
         timeout: table.read(Keys::timeout_us),
         host_qp: Qpn::new(host_qp),
         first_qp: Qpn::new(first_qp),
@@ -257,6 +279,22 @@ fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
     }
     table.finish();
     (settings, idle)
+}
+
+/// Reads the largest difference between two clocks, which may not be longer than what is refused as too far
+/// ahead.
+fn clock_error(table: &Table<'_>) -> Nanos {
+    let (default, ahead_max) = (Settings::default().clock_error, table.read(Keys::ahead_max_us));
+    let Some(given) = table.spanned(Keys::clock_error_us) else { return default.min(ahead_max) };
+    let (span, clock_error) = (given.span(), given.into_inner());
+    if clock_error > ahead_max {
+        let problem = Problem::at(span, "`clock_error_us` is longer than `ahead_max_us`").label("too long");
+        table.problems().add(problem.help(format!(
+            "messages of correct hosts would be refused: write {} or less, or a longer `ahead_max_us`",
+            ahead_max.0 / 1_000
+        )));
+    }
+    clock_error
 }
 
 fn switch(table: Table<'_>, number: usize, spans: &Spans) -> (Switch, System) {
@@ -331,11 +369,12 @@ fn host(table: Table<'_>, number: usize, spans: &Spans) -> Option<(Host, String)
              represents switches",
         ));
     }
+    let id = table.read(HostKeys::id).map(ProcessId);
     let (represents, interface) = (table.read(HostKeys::represents), table.read(HostKeys::interface));
     table.finish();
     let (address, prefix) = address?;
     let name = spans.hosts[number].0.clone();
-    let host = Host { name, address, prefix, mac: mac?, switches: switches?, messages, represents };
+    let host = Host { name, id, address, prefix, mac: mac?, switches: switches?, messages, represents };
     Some((host, interface))
 }
 

@@ -4,8 +4,9 @@
 use super::File;
 use crate::config::Network;
 use core::fmt::Write as _;
+use onepipe::ProcessId;
 use representative::config::{BeaconForm, Side};
-use representative::plan::{Beacons, Node, Plan};
+use representative::plan::{Beacons, Host, Node};
 use switch::Nanos;
 
 /// Returns all files.
@@ -93,6 +94,11 @@ fn representative(network: &Network, switch: usize) -> File {
     File { name: format!("{name}.representative.toml"), content: text }
 }
 
+/// Returns the number of a host's process.
+fn id_of(host: &Host) -> ProcessId {
+    host.id.expect("`config::load_plan` requires numbers")
+}
+
 /// Returns the configuration of a host's process.
 fn process(network: &Network, number: usize) -> File {
     let topology = &network.topology;
@@ -102,11 +108,11 @@ fn process(network: &Network, number: usize) -> File {
          # its number and queue pair, the representative that keeps the barriers of its link, and its peers.\n\n\
          {}\n\
          [[port]]\nname = \"network\"\naf_packet = {{ interface = {} }}\n\n\
-         [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nahead_max_us = {}\ntimeout_us = {}\n",
+         [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nahead_max_us = {}\nclock_error_us = {}\ntimeout_us = {}\n",
         host.name,
         runtime(network),
         quoted(&network.interfaces[number]),
-        Plan::process_id(number),
+        id_of(host),
         host.address,
         host.prefix,
         host.mac,
@@ -114,6 +120,7 @@ fn process(network: &Network, number: usize) -> File {
         settings.beacon_interval.0,
         settings.traffic_class,
         micros(settings.ahead_max),
+        micros(settings.clock_error),
         micros(settings.timeout)
     );
     for (switch, beacons) in &network.plan.hosts[number] {
@@ -141,7 +148,7 @@ fn process(network: &Network, number: usize) -> File {
             text,
             "\n[[process.peers]]    # {}\nid = {}\n{mac}\naddress = \"{}\"\nqpn = {}\n",
             peer.name,
-            Plan::process_id(other),
+            id_of(peer),
             peer.address,
             hex(settings.host_qp.get().into())
         );

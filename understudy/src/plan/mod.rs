@@ -2,13 +2,16 @@
 //! switches need for it.
 
 mod files;
+mod ids;
 mod rules;
 mod tables;
 
 use crate::config::{self, Network};
 use crate::output::{print, print_error};
 use core::fmt::Write as _;
+use ids::Changes;
 use miette::MietteDiagnostic;
+use settings::Report;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -25,6 +28,12 @@ pub(crate) struct Args {
     /// Write the configurations of representatives and hosts, and the switches' rules, into this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// First write a number (`id`) into TOPOLOGY.toml for each host that has none
+    #[arg(long)]
+    number: bool,
+    /// Let numbers differ from those in the files in DIR, which is safe only while no process runs
+    #[arg(long, requires = "out")]
+    renumber: bool,
 }
 
 /// File of the plan.
@@ -34,14 +43,23 @@ struct File {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let network = match config::load_topology(&args.topology) {
-        Ok(network) => network,
+    match plan(args) {
+        Ok(code) => code,
         Err(report) => {
             print_error(report.render());
-            return ExitCode::from(config::EXIT_CODE);
+            ExitCode::from(config::EXIT_CODE)
         }
-    };
+    }
+}
+
+/// Prints or writes the plan. Returns an error if the topology, or what it changes, is invalid.
+fn plan(args: &Args) -> Result<ExitCode, Report> {
+    let numbered = if args.number { ids::number(&args.topology)? } else { 0 };
+    let network = config::load_plan(&args.topology)?;
     let mut text = summary(&args.topology, &network);
+    if args.number {
+        _ = writeln!(text, "\nWrote the numbers of {numbered} hosts into {}.", args.topology.display());
+    }
     let rules = rules::all(&network);
     let Some(folder) = &args.out else {
         for File { name, content } in &rules {
@@ -52,11 +70,20 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             text,
             "\n`--out DIR` writes these, and {files} configurations of representatives and hosts."
         );
-        return print(&text, ExitCode::SUCCESS);
+        return Ok(print(&text, ExitCode::SUCCESS));
     };
+    let mut changes = Changes::find(&network, folder)?;
+    if !args.renumber {
+        changes.check(&args.topology)?;
+    }
     let all: Vec<_> = files::all(&network).into_iter().chain(rules).collect();
-    match all.iter().try_for_each(|file| write(folder, file)) {
+    let written = all.iter().try_for_each(|file| write(folder, file));
+    Ok(match written.and_then(|()| changes.stale.iter().try_for_each(|path| remove(path))) {
         Ok(()) => {
+            if !changes.gone.is_empty() {
+                let gone = changes.gone.join(", ");
+                _ = writeln!(text, "\nNote: {} has files of hosts that are gone: {gone}.", folder.display());
+            }
             _ = writeln!(text, "\nWrote {} files to {}.", all.len(), folder.display());
             print(&text, ExitCode::SUCCESS)
         }
@@ -64,7 +91,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             print_error(format_args!("{report:?}"));
             ExitCode::FAILURE
         }
-    }
+    })
 }
 
 /// Returns the plan as text.
@@ -91,6 +118,13 @@ fn write(folder: &Path, file: &File) -> Result<(), miette::Report> {
     std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, &file.content)).map_err(|error| {
         let what = MietteDiagnostic::new(format!("{}: {error}", path.display()));
         what.with_help("name a writable folder with `--out`").into()
+    })
+}
+
+fn remove(path: &Path) -> Result<(), miette::Report> {
+    std::fs::remove_file(path).map_err(|error| {
+        let what = MietteDiagnostic::new(format!("{}: {error}", path.display()));
+        what.with_help("remove it: the number of its process belongs to another host now").into()
     })
 }
 

@@ -1,3 +1,5 @@
+mod ids;
+
 use super::*;
 use crate::config::System;
 use crate::functions::FunctionConfig;
@@ -12,7 +14,7 @@ use switch::Nanos;
 /// Returns the network of the shipped example.
 fn testbed() -> Network {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/onepipe/testbed.toml");
-    config::load_topology(&path).unwrap_or_else(|report| panic!("{}", report.render()))
+    config::load_plan(&path).unwrap_or_else(|report| panic!("{}", report.render()))
 }
 
 /// Returns the example with values that differ from the defaults, where nothing else depends on them.
@@ -22,6 +24,7 @@ fn changed() -> Network {
     (settings.beacon_interval, settings.dead_after_intervals) = (Nanos(7_000), 77);
     (settings.traffic_class, settings.ahead_max, settings.timeout) =
         (0x68, Nanos::from_micros(70), Nanos::from_micros(700));
+    settings.clock_error = Nanos::from_micros(60);
     network.idle = Some("sleep");
     network
 }
@@ -216,7 +219,7 @@ fn plans_without_detours_have_no_rules() {
         let n = at as u8;
         (host.name, host.address, host.mac) =
             (format!("r{n}"), IpAddr::from([10, 9, n, 1]), MacAddr([2, 0, 0, 9, 0, n]));
-        (host.switches, host.messages) = (vec![at], false);
+        (host.switches, host.messages, host.id) = (vec![at], false, None);
         topology.switches[at].mac = Some(MacAddr([2, 0, 0, 8, 0, n]));
         topology.hosts.push(host);
     }

@@ -203,6 +203,24 @@ fn plan_describes_a_network_and_writes_its_configurations() {
     for name in ["tor1.representative.toml", "tor1.eos", "spine1.sonic.json", "h32.process.toml"] {
         assert!(out.join(name).is_file(), "{name}");
     }
+    let own = folder.path().join("own.toml");
+    let changed = std::fs::read_to_string(&path).unwrap().replace("id = 4\n", "id = 99\n");
+    std::fs::write(&own, changed.replace("id = 3\n", "id = 4\n").replace("id = 32\n", "id = 3\n")).unwrap();
+    let output = understudy(&["plan", own.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), String::new()));
+    let shown = text(&output.stderr);
+    for words in [
+        "process 3 is host `h3` in",
+        "h3.process.toml, but `h32` here",
+        "process 4 is host `h4` in",
+        "h4.process.toml, but `h3` here",
+        "host `h32` is process 32 in",
+        "but 3 here",
+        "own.toml:",
+        "pass `--renumber`",
+    ] {
+        assert!(shown.contains(words), "{words:?} is missing in\n{shown}");
+    }
     let output = understudy(&["plan", path.to_str().unwrap(), "--out", "/dev/null/nowhere"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("/dev/null/nowhere/"), "{}", text(&output.stderr));

@@ -6,7 +6,7 @@ use super::addresses::{Addresses, BEACON_INTERVAL, CLOCK, host_addresses};
 use super::outsider;
 use super::traffic::{Traffic, host_of};
 use onepipe::process::{self, Event, Failure, Peer, Scattering};
-use onepipe::{OnePipe, OnePipeOpcode, Process, ProcessId, Timestamp};
+use onepipe::{ClockSample, OnePipe, OnePipeOpcode, Process, ProcessId, Timestamp};
 use rocev2::Packet;
 use sim::{Node, Ports};
 use std::collections::{BTreeMap, BTreeSet};
@@ -201,6 +201,8 @@ impl Host {
         config.receive_buffer = behaviour.receive_buffer;
         config.timeout = behaviour.timeout;
         config.clock = CLOCK;
+        // Hosts send from the beginning, and do not restart.
+        config.clock_error = Nanos::ZERO;
         config.seed = seed;
         config.bug = behaviour.bug;
         let mut rng = Rng::stream(seed, 1 << 32 | own as u64);
@@ -335,6 +337,7 @@ impl Host {
                         )),
                     }
                 }
+                Event::Stalled { .. } | Event::Recovered { .. } => {}
                 Event::Settled { scattering, timestamp, failed } => {
                     let Some((first, count)) = self.open.remove(&scattering) else {
                         self.report(format!("{scattering:?} was settled a second time"));
@@ -457,7 +460,11 @@ impl Node for Host {
         if let Some((at, by)) = self.step
             && at <= now
         {
-            self.process.set_clock(Timestamp::new(true_time(now).wrapping_add_signed(by)), now);
+            let clock = Timestamp::new(true_time(now).wrapping_add_signed(by));
+            // The process believes the median of three samples.
+            for _ in 0..3 {
+                self.process.set_clock(ClockSample::at(clock, now), now);
+            }
             self.step = None;
         }
         if self.process.next_timer().is_some_and(|at| at <= now) {

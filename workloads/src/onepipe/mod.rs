@@ -20,8 +20,8 @@ pub use triangle::Triangle;
 
 use addresses::{Addresses, CLOCK, FIRST_QP, REGISTERS, host_addresses, switch_addresses};
 use host::Position;
-use onepipe::OnePipe;
 use onepipe::process::Failure;
+use onepipe::{ClockSample, OnePipe};
 use outsider::Forger;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
 use representative::{Command, Counters, Refusal, Representative};
@@ -362,10 +362,11 @@ impl Network {
         self.world.node_mut::<Switch<Representative>>(self.representatives[representative]).command(command);
     }
 
-    /// Returns the command that sets a representative's clock, off by `by_ns` nanoseconds.
+    /// Returns the command that gives a representative a sample of its clock, off by `by_ns` nanoseconds. It
+    /// believes the median of three.
     pub fn clock_off_by(&self, representative: usize, by_ns: i64) -> Command {
         let now = self.world.clock(self.representatives[representative]);
-        Command::Clock(CLOCK.add(now.0.wrapping_add_signed(by_ns)))
+        Command::Clock(ClockSample::at(CLOCK.add(now.0.wrapping_add_signed(by_ns)), now))
     }
 
     /// Sets a host's clock back by `by_ns` nanoseconds, before it has sent anything.

@@ -1,6 +1,14 @@
 //! When beacons are sent, what they contain, and what happens to links without beacons.
 
 use super::*;
+use onepipe::ClockSample;
+
+/// Sets the clock to `clock` at time `now`, by three samples.
+fn set_clock(function: &mut Representative, clock: u64, now: u64) {
+    for _ in 0..3 {
+        function.on_command(Command::Clock(ClockSample::at(at(clock), Nanos(now))), Nanos(now));
+    }
+}
 
 #[test]
 fn idle_links_get_beacons_when_the_barrier_passes_an_instant() {
@@ -83,8 +91,22 @@ fn beacons_at_instants_for_idle_links() {
     assert_eq!(ports, [0, 1, 3], "2 had a message");
     assert_eq!(timer(&mut function, 2 * T).len(), 4);
     // After a correction of the clock, the instants are at other times.
-    function.on_command(Command::Clock(at(2 * T + 100)), Nanos(2 * T));
+    set_clock(&mut function, 2 * T + 100, 2 * T);
     assert_eq!(function.next_timer(), Some(Nanos(3 * T - 100)));
+}
+
+/// One sample that is off has no effect.
+#[test]
+fn outlier_of_the_clock_loosens_no_limit() {
+    const HOUR: u64 = 3_600_000_000_000;
+    let mut function = representative(Incarnation::Chip);
+    update_all(&mut function, 100);
+    for off in [0, HOUR, 0] {
+        let sample = ClockSample::at(at(200 + off), Nanos(200));
+        function.on_command(Command::Clock(sample), Nanos(300));
+    }
+    let ahead = data(0, 2, HOUR);
+    assert_eq!(verdict(&mut function, &ahead, 0, 400), Verdict::Drop(DropReason::Refused));
 }
 
 #[test]
@@ -92,13 +114,13 @@ fn representative_whose_clock_is_set_back_refuses_no_correct_clock() {
     const MS: u64 = 1_000_000;
     let mut function = representative(Incarnation::Chip);
     update_all(&mut function, 100);
-    function.on_command(Command::Clock(at(200)), Nanos(10 * MS));
+    set_clock(&mut function, 200, 10 * MS);
     forwarded(&mut function, &data(0, 2, 10 * MS + 500), 0, 10 * MS + 500);
     assert_eq!(function.counters().lowered.get(), 0);
     forwarded(&mut function, &data(0, 2, 12 * MS), 0, 10 * MS + 600);
     assert_eq!(function.counters().lowered.get(), 1);
     // A clock that is set forward again is the reference again.
-    function.on_command(Command::Clock(at(12 * MS)), Nanos(11 * MS));
+    set_clock(&mut function, 12 * MS, 11 * MS);
     forwarded(&mut function, &data(0, 2, 13 * MS), 0, 11 * MS);
     assert_eq!(function.counters().lowered.get(), 1);
 }

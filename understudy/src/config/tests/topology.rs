@@ -2,6 +2,7 @@
 
 use super::super::{Network, System, parsed, topology};
 use core::net::IpAddr;
+use onepipe::ProcessId;
 use representative::plan::{Link, Node, Settings};
 use rocev2::Qpn;
 use std::path::Path;
@@ -20,11 +21,13 @@ name = "tor2"
 name = "spine"
 [[host]]
 name = "a"
+id = 1
 address = "10.0.1.1/24"
 mac = "02:00:00:00:00:01"
 switch = "tor1"
 [[host]]
 name = "b"
+id = 4000000000
 address = "10.0.2.1/24"
 mac = "02:00:00:00:00:02"
 switch = "tor2"
@@ -53,7 +56,7 @@ ends = ["tor2", "spine"]
 "#;
 
 fn read(text: &str) -> Result<Network, Vec<(usize, String, String)>> {
-    let found = parsed(Path::new("test.toml"), text, topology::read);
+    let found = parsed(Path::new("test.toml"), text, topology::read_numbered);
     found.map_err(|report| {
         report.findings().map(|f| (f.position.line, f.message.to_owned(), f.help.to_owned())).collect()
     })
@@ -93,7 +96,7 @@ fn every_key_is_read() {
         (vec![System::Other; 3], vec!["eth0"; 5].into_iter().map(String::from).collect())
     );
     let text = valid()
-        .replace("[topology]", "[topology]\nbeacon_interval_ns = 5000\ndead_after_intervals = 20\ntraffic_class = 0x68\nidle = \"sleep\"\nahead_max_us = 70\ntimeout_us = 4\nhost_qp = 8\nfirst_qp = 9")
+        .replace("[topology]", "[topology]\nbeacon_interval_ns = 5000\ndead_after_intervals = 20\ntraffic_class = 0x68\nidle = \"sleep\"\nahead_max_us = 70\nclock_error_us = 60\ntimeout_us = 4\nhost_qp = 8\nfirst_qp = 9")
         .replace("name = \"tor1\"\n", "name = \"tor1\"\nlayer = 3\nos = \"sonic\"\nrepresentative = \"b\"\n")
         .replace("name = \"spine\"\n", "name = \"spine\"\nlayer = 7\nos = \"eos\"\ntunnel = \"10.255.0.3\"\n")
         .replace("name = \"b\"\n", "name = \"b\"\nrepresents = false\ninterface = \"eth7\"\n")
@@ -106,6 +109,7 @@ fn every_key_is_read() {
         (0x68, Qpn::new(8), Qpn::new(9))
     );
     assert_eq!((settings.ahead_max, settings.timeout), (Nanos(70_000), Nanos(4_000)));
+    assert_eq!(settings.clock_error, Nanos(60_000));
     assert_eq!(network.idle, Some("sleep"));
     let tor1 = &network.topology.switches[0];
     assert_eq!(
@@ -117,6 +121,8 @@ fn every_key_is_read() {
     let b = &network.topology.hosts[1];
     assert_eq!((b.represents, b.messages, network.interfaces[1].as_str()), (false, true, "eth7"));
     assert_eq!(network.topology.name(Node::Host(1)), "b");
+    let ids: Vec<_> = network.topology.hosts.iter().map(|host| host.id).collect();
+    assert_eq!(ids, [Some(ProcessId(1)), Some(ProcessId(4_000_000_000)), None, None, None]);
 }
 
 #[test]
@@ -130,6 +136,7 @@ fn each_slip_is_reported_at_its_place() {
         "there is no host `x`",
         "it can be `a`, `b`, `r1`, `r2` or `r3`",
     );
+    fails("id = 1\n", "id = 0 #!\n", "`id` cannot be 0", "1");
     fails("\"10.255.0.1\"", "\"224.0.0.1\" #!", "224.0.0.1 is not a routable unicast address", "routes to");
     for address in ["224.0.0.1/24", "10.0.1.255/24", "10.0.1.0/24", "127.0.0.1/8"] {
         let ip = address.split('/').next().unwrap();
@@ -155,6 +162,8 @@ fn each_slip_is_reported_at_its_place() {
         "the numbers that follow",
     );
     fails("[topology]", "[topology]\nidle = \"slep\" #!", "`idle` cannot be `slep`", "sleep");
+    let errors = "[topology]\nahead_max_us = 90\nclock_error_us = 91 #!";
+    fails("[topology]", errors, "`clock_error_us` is longer than `ahead_max_us`", "write 90 or less");
     fails("[topology]", "[topology]\ntimeout_us = 3 #!", "`timeout_us` cannot be 3", "4");
     fails(
         "tunnel = ",
@@ -184,6 +193,18 @@ fn problems_of_the_whole_are_reported() {
         "neither of `tor2` and `tor1` is above the other",
         "layer 1",
     );
+    fails(
+        "name = \"a\"\nid = 1\n",
+        "name = \"a\" #!\n",
+        "`a` sends messages but has no `id`",
+        "`id = 4000000001`",
+    );
+    fails(
+        "name = \"b\"\nid = 4000000000",
+        "name = \"b\" #!\nid = 1",
+        "`a` and `b` have the same `id`, 1",
+        "its own",
+    );
     let no_representative = "`tor2` has no representative, so its links have none: to `spine`";
     let forbidden = valid().replace("mac = \"02:00:00:00", "represents = false\nmac = \"02:00:00:00");
     let found = read(&forbidden).unwrap_err();
@@ -192,8 +213,8 @@ fn problems_of_the_whole_are_reported() {
         "{found:?}"
     );
     fails(
-        "name = \"b\"\naddress = \"10.0.2.1/24\"",
-        "name = \"b\" #!\naddress = \"10.0.1.1/24\"",
+        "name = \"b\"\nid = 4000000000\naddress = \"10.0.2.1/24\"",
+        "name = \"b\" #!\nid = 4000000000\naddress = \"10.0.1.1/24\"",
         "`a` and `b` have the same address, 10.0.1.1",
         "its own",
     );
