@@ -17,6 +17,9 @@ enum Contents {
     Refused(u8),
 }
 
+/// Distance of two PSNs beyond which they are of different incarnations of their sender
+const ONE_INCARNATION: u32 = 1 << 16;
+
 /// An ACK or a NAK.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Response {
@@ -111,6 +114,11 @@ impl Traffic {
         }
     }
 
+    /// Forgets which packet of each sender came first: the receiver has restarted.
+    pub(super) fn forget_senders(&mut self) {
+        self.first.clear();
+    }
+
     /// Records that the switch has announced that nothing follows.
     pub(super) fn on_nothing_follows(&mut self, time: Timestamp) {
         self.lifted = Some(time);
@@ -128,7 +136,12 @@ impl Traffic {
             return;
         };
         if header.opcode() == OnePipeOpcode::DATA {
-            let overtaken = header.psn().precedes(*self.first.entry(from).or_insert(header.psn()));
+            let first = self.first.entry(from).or_insert(header.psn());
+            if header.psn().distance(*first).unsigned_abs() > ONE_INCARNATION {
+                // A sender that has restarted draws its PSNs anew.
+                *first = header.psn();
+            }
+            let overtaken = header.psn().precedes(*first);
             let below = |barrier: Option<Timestamp>| {
                 barrier.is_some_and(|barrier| header.timestamp().precedes(barrier))
             };
