@@ -252,19 +252,24 @@ impl LossCheck<'_> {
         sent_at: Nanos,
     ) -> Result<Cause, String> {
         let (sender, receiver) = (self.host(from), self.host(to));
-        let of = |responses: &[(usize, Response)], peer: usize| {
-            let responses =
-                responses.iter().filter(|(with, response)| *with == peer && response.acknowledges(run));
+        // Earlier ACKs are of PSNs that an incarnation of the sender before a crash has used.
+        let of = |responses: &[(usize, Response)], peer: usize, not_before: Nanos| {
+            let responses = responses.iter().filter(|(with, response)| {
+                *with == peer && response.at >= not_before && response.acknowledges(run)
+            });
             responses.map(|(_, response)| response.at).min()
         };
-        let ack_received_at = sender.traffic.as_ref().and_then(|traffic| of(&traffic.responses_received, to));
+        let first_sent_at = run.packets.first().map_or(Nanos::ZERO, |&(_, at)| at);
+        let ack_received_at =
+            sender.traffic.as_ref().and_then(|traffic| of(&traffic.responses_received, to, first_sent_at));
         if let Some(at) = ack_received_at.filter(|&at| at + LINK_WAIT < sent_at + sender.timeout()) {
             return Err(format!("its ACK arrived {} ns after it was sent", at.since(sent_at).0));
         }
         let dropped = self.dropped.responses.get(&(to, from));
         let was_dropped =
             dropped.is_some_and(|responses| responses.iter().any(|response| response.acknowledges(run)));
-        let acked_at = receiver.traffic.as_ref().and_then(|traffic| of(&traffic.responses_sent, from));
+        let acked_at =
+            receiver.traffic.as_ref().and_then(|traffic| of(&traffic.responses_sent, from, data.at));
         if self.was_behind_a_gap(from, to, run, data.barrier) {
             return Ok(Cause::Unanswered);
         }

@@ -185,7 +185,7 @@ impl Tree {
     }
 
     /// Returns whether switch `n` is a plain bridge, whose barriers a host beside it keeps.
-    fn is_bridge(&self, n: usize) -> bool {
+    pub fn is_bridge(&self, n: usize) -> bool {
         self.incarnation_of(n) == Incarnation::Host
     }
 
@@ -559,6 +559,8 @@ impl Network {
                         return Err(format!("{what}: acknowledged but not delivered"));
                     }
                     Some(Err(Failure::NotAcknowledged)) => ambiguous += usize::from(received),
+                    // It may have been in flight when its sender left.
+                    Some(Err(Failure::Left)) => {}
                     Some(Err(why)) if received => {
                         return Err(format!("{what}: delivered, but failed: {why}"));
                     }

@@ -81,6 +81,12 @@ impl Trial {
         ends.chain(self.removals.iter().map(|removal| removal.at)).max().unwrap_or_default()
     }
 
+    /// Returns the beginning of the first outage, or the time of the first command if that is earlier.
+    pub fn first_fault(&self) -> Option<Nanos> {
+        let begins = self.outages.iter().map(|outage| outage.from);
+        begins.chain(self.removals.iter().map(|removal| removal.at)).min()
+    }
+
     /// Builds the network, and runs it until `until` with its outages and commands.
     pub fn run(&self, seed: u64, until: Nanos) -> Network {
         let mut network = self.tree.build(seed);
@@ -151,6 +157,31 @@ fn equal_clocks(tree: &mut Tree) {
 /// Lets all hosts stay.
 fn stay(tree: &mut Tree) {
     tree.behaviour.leaves = Probability::NEVER;
+}
+
+impl Tree {
+    /// Returns the number of links of a switch.
+    pub fn links_of(&self, switch: usize) -> usize {
+        self.fanout + usize::from(switch + 1 < self.switches())
+    }
+
+    /// Returns the link of the network at a link of a switch.
+    pub fn wire_at(&self, switch: usize, link: LinkId) -> Wiring {
+        self.way(switch, link).1.get(1).map_or(Wiring::Beside(switch), |&(wire, _)| wire)
+    }
+
+    /// Returns the nodes that send to a switch, each with its link.
+    pub fn senders_to(&self, switch: usize) -> Vec<(Part, Wiring)> {
+        let links = (0..self.links_of(switch)).map(|link| self.way(switch, LinkId(link as u16)).1);
+        links.filter_map(|wires| wires.get(1).map(|&(wire, sender)| (sender, wire))).collect()
+    }
+
+    /// Returns all links, those to representatives included.
+    pub fn wires(&self) -> Vec<Wiring> {
+        let beside = (0..self.switches()).filter(|&n| self.is_bridge(n)).map(Wiring::Beside);
+        let access = (0..self.hosts()).map(Wiring::Access);
+        access.chain((1..self.switches()).map(|n| Wiring::Uplink(n - 1))).chain(beside).collect()
+    }
 }
 
 impl Network {

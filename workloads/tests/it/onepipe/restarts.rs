@@ -1,0 +1,44 @@
+//! Processes that crash and restart with empty memory, over and over: over all incarnations of a host,
+//! deliveries are in one order and no message is delivered twice.
+
+use super::environment;
+use super::trials::{SEEDS, Suite, let_recover, orderly_tree, span};
+use switch::{Nanos, Rng};
+use workloads::onepipe::{Failing, Outage, Part, Tree, Trial};
+
+pub(super) const SUITE: Suite = Suite { draw, settled: Tree::clock_error, is_disorderly: false };
+
+/// Longest outages: of the first process that crashes, whose link may die, and of all others
+const LONGEST: [u64; 2] = [200_000, 20_000];
+
+/// Draws a network in which one to four processes crash.
+fn draw(seed: u64) -> Trial {
+    let mut rng = Rng::stream(seed, 0x7265_7374_6172);
+    let rng = &mut rng;
+    let mut tree = orderly_tree(seed, rng);
+    tree.behaviour.largest = *rng.pick(&[8, 3000]);
+    let mut trial = Trial { tree, outages: Vec::new(), removals: Vec::new() };
+    for n in 0..rng.between(1, 4) {
+        let (from, until) = span(&tree, LONGEST[n.min(1) as usize], rng);
+        let host = rng.below(tree.hosts() as u64) as usize;
+        trial.outages.push(Outage { from, until, what: Failing::Crash(Part::Host(host)) });
+        if rng.below(3) == 0 {
+            // It crashes again, soon after its restart.
+            let from = until + Nanos(rng.below(5000));
+            let until = from + Nanos(rng.between(1000, 10_000));
+            trial.outages.push(Outage { from, until, what: Failing::Crash(Part::Host(host)) });
+        }
+    }
+    let_recover(trial)
+}
+
+#[test]
+fn restarted_processes_keep_one_order() {
+    let totals = SUITE.check(environment::seeds("onepipe", SEEDS));
+    println!("{totals:?}");
+    if environment::selects_default_seeds() {
+        assert!(2 * totals.eligible.eligible >= totals.eligible.arrivals, "{totals:?}");
+        assert!(totals.restarts > 500 && totals.recovered > 1000, "{totals:?}");
+        assert!(totals.explained.restarted > 50, "{totals:?}");
+    }
+}
