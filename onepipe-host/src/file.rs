@@ -64,7 +64,7 @@ settings::table! {
     traffic_class: u8 = whole(0..=255) => default(0);
     /// Hop limit of packets
     hop_limit: u8 = whole(1..=255) => default(64);
-    /// Lead over the clock from which a message or barrier is refused
+    /// Lead over the clock from which a message is refused, and to which barriers are lowered
     ahead_max_us: Nanos = micros(1..=MAX_US) => default(10000);
     /// Time without an acknowledgement after which a message fails
     timeout_us: Nanos = micros(2..=10 * MAX_US) => optional("1000, or 10 times `ack_delay_us` if that is longer") example(1000);

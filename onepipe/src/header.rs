@@ -11,8 +11,14 @@
 //! 18..21  packet sequence number
 //! 21      opcode
 //! 22      flags: 0x80 end of message, 0x40 nothing follows, 0x20 first packet, 0x10 timestamp follows
+//!         of a beacon: 0x08 declares, 0x04 reads barriers, 0x02 writes barriers
 //! 23      version, 0
 //! ```
+//!
+//! A beacon's sender *declares* whether it takes barriers from messages that it receives on this link, and
+//! whether messages that it sends on this link carry the link's barrier. A sender that declares also
+//! announces that nothing follows only if that is so, not because it has heard nothing. Senders of earlier
+//! versions declare nothing, and receivers of earlier versions ignore the flags.
 //!
 //! The messages of a scattering for one receiver are sent as a *run* of packets: message after message, each
 //! cut into packets. The timestamp of the messages is that of the run's last packet. Earlier packets of the
@@ -172,6 +178,9 @@ impl OnePipe {
     const NOTHING_FOLLOWS: u8 = 0x40;
     const FIRST: u8 = 0x20;
     const TIMESTAMP_FOLLOWS: u8 = 0x10;
+    const DECLARES: u8 = 0x08;
+    const READS_BARRIERS: u8 = 0x04;
+    const WRITES_BARRIERS: u8 = 0x02;
 
     /// Returns the header that a sender sets: the timestamp is its best-effort barrier as well.
     pub fn new(opcode: OnePipeOpcode, timestamp: Timestamp, psn: Psn) -> Self {
@@ -285,6 +294,35 @@ impl OnePipe {
     pub const fn set_timestamp_follows(&mut self, on: bool) {
         self.set_flag(Self::TIMESTAMP_FOLLOWS, on);
     }
+
+    /// Returns, for a beacon, whether its sender declares what it reads and writes, and announces that
+    /// nothing follows only if that is so.
+    #[inline]
+    pub const fn declares(&self) -> bool {
+        self.flag(Self::DECLARES)
+    }
+
+    /// Returns, for a beacon, whether its sender declares that it takes barriers from messages that it
+    /// receives on this link.
+    #[inline]
+    pub const fn reads_barriers(&self) -> bool {
+        self.flags & (Self::DECLARES | Self::READS_BARRIERS) == Self::DECLARES | Self::READS_BARRIERS
+    }
+
+    /// Returns, for a beacon, whether its sender declares that messages which it puts on this link carry the
+    /// link's barrier.
+    #[inline]
+    pub const fn writes_barriers(&self) -> bool {
+        self.flags & (Self::DECLARES | Self::WRITES_BARRIERS) == Self::DECLARES | Self::WRITES_BARRIERS
+    }
+
+    /// Declares whether the sender of a beacon takes barriers from messages on this link, and whether it
+    /// writes the link's barrier into messages.
+    pub const fn declare(&mut self, reads: bool, writes: bool) {
+        self.set_flag(Self::DECLARES, true);
+        self.set_flag(Self::READS_BARRIERS, reads);
+        self.set_flag(Self::WRITES_BARRIERS, writes);
+    }
 }
 
 impl fmt::Display for OnePipe {
@@ -379,11 +417,22 @@ mod tests {
         header.set_barrier(Some(Timestamp::new(0x1112_1314_1516)));
         header.set_commit(Some(Timestamp::new(0x2122_2324_2526)));
         header.set_end_of_message(true);
-        let wire = [
+        let mut wire = [
             1, 2, 3, 4, 5, 6, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x1a,
             0x1b, 0x1c, 2, 0x80, 0,
         ];
         assert_eq!(header.as_bytes(), wire);
+        for (reads, writes, flags) in
+            [(false, false, 0x88), (true, false, 0x8c), (false, true, 0x8a), (true, true, 0x8e)]
+        {
+            header.declare(reads, writes);
+            wire[22] = flags;
+            assert_eq!(header.as_bytes(), wire);
+            assert_eq!(
+                (header.declares(), header.reads_barriers(), header.writes_barriers()),
+                (true, reads, writes)
+            );
+        }
         assert_eq!(OnePipe::LEN, 24);
     }
 
@@ -444,12 +493,14 @@ mod tests {
             header.set_nothing_follows(!end);
             header.set_first(end);
             header.set_timestamp_follows(!end);
+            header.declare(end, !end);
             prop_assert_eq!((header.nothing_follows(), header.first(), header.timestamp_follows()), (!end, end, !end));
             prop_assert_eq!((header.barrier(), header.commit(), header.end_of_message()), (a, b, end));
             let words = OnePipe::barriers_to_wire(a, b);
             prop_assert_eq!(&header.as_bytes()[OnePipe::BARRIERS..][..12], words.as_flattened());
             prop_assert_eq!((header.timestamp(), header.psn(), header.opcode()), (before.timestamp(), before.psn(), before.opcode()));
-            prop_assert_eq!(header.flags & 0x0f, before.flags & 0x0f);
+            prop_assert_eq!((header.declares(), header.reads_barriers(), header.writes_barriers()), (true, end, !end));
+            prop_assert_eq!(header.flags & 0x01, before.flags & 0x01);
         }
     }
 }

@@ -66,6 +66,26 @@ pub enum UpdateResult {
     NoBarrier,
 }
 
+/// Reason why a link takes no part in the best-effort barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gone {
+    /// Nothing follows on the link, as its neighbour or the control plane has stated.
+    Left,
+    /// The link was silent for too long. What follows on it is unknown.
+    Silent,
+}
+
+/// What the neighbours of a node may expect of it, by the state of its inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Inputs {
+    /// At least one link takes part, or is waited for.
+    Live,
+    /// All links have left, or there are none: nothing follows.
+    Left,
+    /// No link takes part, and at least one has not left: what follows is unknown.
+    Lost,
+}
+
 /// Registers and output of one of the two services.
 #[derive(Debug)]
 struct Plane {
@@ -161,6 +181,8 @@ struct Link {
     /// Barrier that the link last carried, if it takes part again and that barrier is below its register; 0
     /// otherwise
     behind_at: u64,
+    /// Why the link takes no part; `None` if it does
+    gone: Option<Gone>,
 }
 
 /// Value of [`Link::updated_at`] for a link that does not expire
@@ -176,6 +198,8 @@ pub struct Barrier {
     best_effort: Plane,
     commit: Plane,
     links: Box<[Link]>,
+    /// Number of links that have left
+    left: usize,
     limits: Limits,
     /// Latest timestamp received, unwrapped
     latest: u64,
@@ -191,7 +215,8 @@ impl Barrier {
         Self {
             best_effort: Plane::new(inputs),
             commit: Plane::new(inputs),
-            links: vec![Link { updated_at: 0, behind_at: 0 }; inputs].into(),
+            links: vec![Link { updated_at: 0, behind_at: 0, gone: None }; inputs].into(),
+            left: 0,
             limits,
             latest: 0,
             ticks: 0,
@@ -233,6 +258,16 @@ impl Barrier {
     /// Returns the number of links that take part in the best-effort barrier.
     pub const fn live(&self) -> usize {
         self.best_effort.live
+    }
+
+    /// Returns what the neighbours may expect of this node.
+    #[inline]
+    pub fn inputs(&self) -> Inputs {
+        if self.best_effort.live > 0 {
+            return Inputs::Live;
+        }
+        let all_left = self.left == self.links.len() || self.has_bug(Bug::DeafNothingFollows);
+        if all_left { Inputs::Left } else { Inputs::Lost }
     }
 
     /// Returns whether this link takes part in the best-effort barrier.
@@ -361,6 +396,7 @@ impl Barrier {
     fn join(&mut self, input: usize, value: u64) -> UpdateResult {
         if self.has_bug(Bug::ReturningLink) {
             self.touch(input);
+            self.links[input].gone = None;
             self.best_effort.live += 1;
             self.best_effort.set_register(input, value);
             self.best_effort.output = self.best_effort.tree[1];
@@ -371,16 +407,42 @@ impl Barrier {
             return UpdateResult::TooFarBehind;
         }
         self.latest = self.latest.max(value);
+        if self.links[input].gone.take() == Some(Gone::Left) {
+            self.left -= 1;
+        }
         self.best_effort.add(input, value);
         self.links[input].behind_at = if value < output { value } else { 0 };
         self.touch(input);
         UpdateResult::Joined
     }
 
-    /// Removes a link from the best-effort barrier because it has left or is known to be dead. Returns
-    /// whether it took part.
-    pub fn remove(&mut self, input: usize) -> bool {
-        self.best_effort.remove(input)
+    /// Removes a link from the best-effort barrier because nothing follows on it. Returns whether that
+    /// changes its state: a link that was removed for silence may leave as well.
+    pub fn leave(&mut self, input: usize) -> bool {
+        let changes = self.links[input].gone != Some(Gone::Left);
+        if changes {
+            self.take_out(input, Gone::Left);
+        }
+        changes
+    }
+
+    /// Removes a link from the best-effort barrier, like [`expire`](Self::expire), because what follows on it
+    /// is unknown. Returns whether it took part.
+    pub fn lose(&mut self, input: usize) -> bool {
+        let changes = self.links[input].gone.is_none();
+        if changes {
+            self.take_out(input, Gone::Silent);
+        }
+        changes
+    }
+
+    /// Removes a link from the best-effort barrier for this reason.
+    #[cold]
+    fn take_out(&mut self, input: usize, why: Gone) {
+        let before = self.links[input].gone.replace(why);
+        self.left += usize::from(why == Gone::Left);
+        self.left -= usize::from(before == Some(Gone::Left));
+        self.best_effort.remove(input);
     }
 
     /// Removes a link from the commit barrier. To be called when the controller has notified all receivers of
@@ -424,7 +486,7 @@ impl Barrier {
         if updated_at == NEVER_EXPIRES || self.ticks - updated_at <= self.limits.dead_after_ticks {
             return None;
         }
-        self.best_effort.remove(input);
+        self.take_out(input, Gone::Silent);
         Some(input)
     }
 }

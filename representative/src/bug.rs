@@ -13,10 +13,21 @@ pub enum Bug {
     AnySource,
     /// A switch forwards beacons that name the switch itself as their source
     ForgedNeighbour,
+    /// A switch that hears no link announces that nothing follows, although no link has left
+    DeafNothingFollows,
+    /// A barrier that is too far ahead of the clock is refused, and its link dies by that
+    RefusesAhead,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 5] =
-        [Self::ReturningLink, Self::LastLink, Self::SilentDrop, Self::AnySource, Self::ForgedNeighbour];
+    pub const ALL: [Self; 7] = [
+        Self::ReturningLink,
+        Self::LastLink,
+        Self::SilentDrop,
+        Self::AnySource,
+        Self::ForgedNeighbour,
+        Self::DeafNothingFollows,
+        Self::RefusesAhead,
+    ];
 }

@@ -40,8 +40,8 @@ pub struct Config {
     /// it can stop the barrier. Has to be more than a barrier takes to cross the whole network, and at least
     /// the time after which a link is dead
     pub join_window: Nanos,
-    /// A barrier that is ahead of the clock by more than this is refused, and so are its sender's messages.
-    /// Synchronised clocks differ by microseconds
+    /// A barrier that is ahead of the clock by more than this counts as ahead by this: so one fast clock does
+    /// not raise the barriers of a half by more. Synchronised clocks differ by microseconds
     pub ahead_max: Nanos,
     /// 1Pipe's time when the runner's time is 0. [`Command::Clock`](crate::Command::Clock) corrects it
     pub clock: Timestamp,
@@ -50,6 +50,9 @@ pub struct Config {
     pub traffic_class: u8,
     /// Links of the switch, each with both of its directions
     pub links: Vec<Link>,
+    /// Whether beacons declare what this node reads and writes; false for a node of an earlier version, in
+    /// tests of mixed networks
+    pub declares: bool,
     /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<crate::bug::Bug>,
 }

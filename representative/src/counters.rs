@@ -28,6 +28,11 @@ metrics! {
         pub left: Counter [links],
         /// Links that took part again
         pub joined: Counter [links],
+        /// Barriers ahead of the clock by more than `ahead_max`, which count as ahead by `ahead_max`
+        pub lowered: Counter [barriers],
+        /// Times at which all links from below were ahead of the clock by more than `ahead_max`, so that their
+        /// median was believed instead of the clock
+        pub distrusted: Counter [times as clock_distrusted],
         /// Beacon intervals for which the worker was running
         pub ticks: Counter [intervals as intervals],
         /// Beacon intervals missed because the worker was busy otherwise
@@ -74,7 +79,7 @@ reasons! {
         OtherVersion = "other_version",
         /// The ICRC is wrong
         Damaged = "damaged",
-        /// A barrier that is too far ahead of the clock
+        /// An announcement that nothing follows which is too far ahead of the clock
         Ahead = "ahead",
         /// A barrier that goes back
         Stale = "stale",

@@ -9,7 +9,7 @@ mod expected;
 mod incoming;
 mod outgoing;
 
-use crate::barrier::Limits;
+use crate::barrier::{Gone, Inputs, Limits};
 use crate::beacon::Template;
 use crate::config::{Config, ConfigError, LinkId, Side};
 use crate::counters::{Counters, Refusal};
@@ -100,6 +100,8 @@ struct LinkEnds {
     sent_barrier_at: u64,
     /// Tick in which the last beacon was sent
     beaconed_at: u64,
+    /// Last barrier that was too far ahead of the clock, as the neighbour sent it, with the tick
+    lowered: Option<(Timestamp, u64)>,
     /// Reason why the link takes no part; `None` if it does
     absence: Option<LinkState>,
     /// Time of the neighbour's clock in the link's last beacon, plus 1 ns if that beacon announced that
@@ -123,15 +125,15 @@ pub struct Representative {
     by_input: [Box<[u16]>; 2],
     /// 1Pipe's time when the runner's time is 0
     epoch: Timestamp,
-    /// Maximum that `epoch` has had
+    /// Maximum that `epoch` has had, or that the links from below have shown
     epoch_max: Timestamp,
     /// [`Config::ahead_max`], as a signed distance in nanoseconds
     ahead_max: i64,
     ticks: u64,
     /// `None` before the first call
     next_tick: Option<Nanos>,
-    /// Both barriers of the up half, and whether any of its links is live, as last copied to the down half
-    up_half_copy: (u64, u64, bool),
+    /// Both barriers of the up half, and the state of its inputs, as last copied to the down half
+    up_half_copy: (u64, u64, Inputs),
     /// Time since when a barrier has passed an instant without beacons having been sent
     due: Option<Nanos>,
     counters: Arc<Counters>,
@@ -168,6 +170,7 @@ impl Representative {
                 sent_barrier: 0,
                 sent_barrier_at: 0,
                 beaconed_at: 0,
+                lowered: None,
                 absence: None,
                 last_beacon: LatestTime::default(),
                 beacon,
@@ -190,7 +193,7 @@ impl Representative {
             ahead_max: i64::try_from(config.ahead_max.0).unwrap_or(i64::MAX),
             ticks: 0,
             next_tick: None,
-            up_half_copy: (0, 0, true),
+            up_half_copy: (0, 0, Inputs::Live),
             due: None,
             counters: Arc::default(),
             gauges: Gauges::new(config.links.iter().map(|link| link.side)).into(),
@@ -198,7 +201,7 @@ impl Representative {
             config,
         };
         function.loop_back();
-        function.up_half_copy.2 = function.halves[UP].barrier.live() > 0;
+        function.up_half_copy.2 = function.halves[UP].barrier.inputs();
         Ok(function)
     }
 
@@ -350,7 +353,9 @@ impl Function for Representative {
                 }
                 self.next_tick = self.next_tick.map(|_| self.next_instant(now));
             }
-            Command::Remove(link) if input_of(link).is_some() => self.leave(usize::from(link.0), now),
+            Command::Remove(link) if input_of(link).is_some() => {
+                self.leave(usize::from(link.0), Gone::Left, now);
+            }
             Command::RemoveCommit(link) => {
                 if let Some((half, input)) = input_of(link) {
                     self.halves[half].barrier.remove_commit(input);

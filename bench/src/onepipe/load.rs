@@ -147,6 +147,7 @@ impl Load {
             clock: Timestamp::default(),
             traffic_class: 0,
             links: (0..self.links).map(link).collect(),
+            declares: true,
             bug: None,
         }
     }

@@ -39,16 +39,22 @@ impl Barriers {
     /// Returns whether a time is too far ahead of the clock.
     #[inline]
     pub(super) fn is_ahead(&self, time: u64, clock: &Clock, now: Nanos) -> bool {
-        time > clock.without_setbacks(now).saturating_add(self.ahead_max)
+        time > self.limit(clock, now)
     }
 
-    /// Updates the barriers by those that the link's other end has sent.
+    /// Returns the latest time that is not too far ahead of the clock.
+    #[inline]
+    const fn limit(&self, clock: &Clock, now: Nanos) -> u64 {
+        clock.without_setbacks(now).saturating_add(self.ahead_max)
+    }
+
+    /// Updates the barriers by those that the link's other end has sent. Those that are too far ahead of the
+    /// clock count as the latest valid time.
     pub(super) fn update(&mut self, header: &OnePipe, clock: &Clock, now: Nanos) -> Result<(), Refusal> {
-        let unwrap = |value: Option<Timestamp>| value.map_or(0, |value| clock.unwrap_timestamp(value, now));
+        let limit = self.limit(clock, now);
+        let unwrap =
+            |value: Option<Timestamp>| value.map_or(0, |value| clock.unwrap_timestamp(value, now).min(limit));
         let (barrier, commit) = (unwrap(header.barrier()), unwrap(header.commit()));
-        if self.is_ahead(barrier, clock, now) || self.is_ahead(commit, clock, now) {
-            return Err(Refusal::Ahead);
-        }
         self.commit = self.commit.max(commit);
         if barrier != 0 && barrier < self.best_effort {
             return Err(Refusal::Stale);

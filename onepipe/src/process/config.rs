@@ -73,14 +73,17 @@ pub struct Config {
     pub ack_delay: Nanos,
     /// Number of packets after which an acknowledgement is sent at once
     pub ack_every: u32,
-    /// A message or barrier that is ahead of the clock by more than this is refused. Synchronised clocks
-    /// differ by microseconds
+    /// A message that is ahead of the clock by more than this is refused, and a barrier counts as ahead by
+    /// this. Synchronised clocks differ by microseconds
     pub ahead_max: Nanos,
     /// 1Pipe's time when the runner's time is 0. [`Process::set_clock`](super::Process::set_clock) corrects
     /// it
     pub clock: Timestamp,
     /// Seed of the initial PSNs and of the incarnation number
     pub seed: u64,
+    /// Whether beacons declare what this process reads and writes; false for a process of an earlier version, in
+    /// tests of mixed networks
+    pub declares: bool,
     /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<super::bug::Bug>,
 }
@@ -143,6 +146,7 @@ impl Config {
             ahead_max: Nanos::from_millis(10),
             clock: Timestamp::default(),
             seed: 0,
+            declares: true,
             bug: None,
         }
     }

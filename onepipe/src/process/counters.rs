@@ -83,12 +83,15 @@ reasons! {
         /// A beacon that is not from the other end of the link
         #[error("beacon from another source than the switch")]
         WrongSource = "wrong_source",
-        /// A timestamp or barrier that is too far ahead of the clock
+        /// A timestamp that is too far ahead of the clock
         #[error("too far ahead of the clock")]
         Ahead = "ahead",
         /// A barrier that goes back. A message in the same packet is accepted.
         #[error("barrier goes back")]
         Stale = "stale",
+        /// The switch announces that nothing follows, but this process has not left.
+        #[error("nothing follows is announced to a process that has not left")]
+        Contradiction = "contradiction",
         /// A packet of a message whose time is past: a later one may have been delivered.
         #[error("below the barrier")]
         Late = "late",

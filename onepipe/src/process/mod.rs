@@ -300,7 +300,8 @@ impl Process {
             if (src, src_qp) != (self.config.tor.address, self.config.tor.qpn) {
                 return Err(Refusal::WrongSource);
             }
-            return self.receiver.on_beacon(header, &mut self.clock, now);
+            let has_left = self.sender.has_left();
+            return self.receiver.on_beacon(header, has_left, &mut self.clock, now);
         }
         let peer = self.peers.find_source(src, src_qp).ok_or(Refusal::UnknownSource)?;
         match header.opcode() {

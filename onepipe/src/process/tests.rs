@@ -439,3 +439,21 @@ fn no_messages_are_sent_to_a_dead_process_or_after_leaving() {
     );
     assert_eq!(group.processes[0].buffered(), (0, 0));
 }
+
+#[test]
+fn beacons_declare_that_messages_carry_barriers() {
+    for (declares, reads) in [(true, false), (true, true), (false, true)] {
+        let mut config = config(0, 2, false);
+        (config.declares, config.barriers_in_messages) = (declares, reads);
+        let mut process = Process::new(config).unwrap();
+        let mut beacon = Vec::new();
+        process.on_timer(Nanos::ZERO);
+        assert!(process.poll_transmit(Nanos::ZERO, &mut beacon));
+        let header = *OnePipe::of(&Packet::parse(&beacon).unwrap()).unwrap();
+        assert_eq!(header.opcode(), OnePipeOpcode::BEACON);
+        assert_eq!(
+            (header.declares(), header.reads_barriers(), header.writes_barriers()),
+            (declares, declares && reads, declares)
+        );
+    }
+}

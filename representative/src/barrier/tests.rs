@@ -38,7 +38,7 @@ fn returning_link_is_waited_for() {
     let mut barrier = Barrier::new(2, LIMITS);
     update(&mut barrier, 0, 10_000);
     update(&mut barrier, 1, 10_000);
-    assert!(barrier.remove(1) && !barrier.remove(1));
+    assert!(barrier.leave(1) && !barrier.leave(1));
     assert_eq!((barrier.live(), barrier.is_live(1)), (1, false));
     update(&mut barrier, 0, 20_000);
     assert_eq!(barrier.best_effort(), Some(at(20_000)));
@@ -58,7 +58,7 @@ fn returning_link_is_waited_for() {
     assert_eq!(update(&mut barrier, 1, 25_000), UpdateResult::Raised);
     assert_eq!(barrier.best_effort(), Some(at(25_000)));
     // A returning link that is ahead does not hold the output back.
-    barrier.remove(0);
+    barrier.leave(0);
     assert_eq!(update(&mut barrier, 0, 26_000), UpdateResult::Joined);
     update(&mut barrier, 1, 40_000);
     assert_eq!(barrier.best_effort(), Some(at(26_000)));
@@ -100,6 +100,26 @@ fn dead_link_is_removed_from_the_best_effort_barrier_alone() {
 }
 
 #[test]
+fn only_links_that_left_end_a_barrier() {
+    assert_eq!(Barrier::new(0, LIMITS).inputs(), Inputs::Left, "there is nothing to wait for");
+    let mut barrier = Barrier::new(2, LIMITS);
+    assert_eq!(barrier.inputs(), Inputs::Live, "both are waited for");
+    assert!(barrier.lose(0) && !barrier.lose(0));
+    assert_eq!(barrier.inputs(), Inputs::Live);
+    assert!(barrier.leave(1) && !barrier.lose(1), "a link that has left is not lost");
+    assert_eq!(barrier.inputs(), Inputs::Lost);
+    assert!(barrier.leave(0) && !barrier.leave(0), "a link that was lost may leave");
+    assert_eq!(barrier.inputs(), Inputs::Left);
+    assert_eq!(update(&mut barrier, 0, 100), UpdateResult::Joined);
+    assert_eq!(barrier.inputs(), Inputs::Live);
+    for _ in 0..11 {
+        barrier.tick(at(100));
+    }
+    assert_eq!(barrier.expire(), Some(0));
+    assert_eq!(barrier.inputs(), Inputs::Lost);
+}
+
+#[test]
 fn kept_link_does_not_expire() {
     let mut barrier = Barrier::new(2, LIMITS);
     barrier.never_expire(0);
@@ -122,7 +142,7 @@ fn kept_link_does_not_expire() {
 fn link_that_is_behind_may_repeat_its_barrier() {
     let mut barrier = Barrier::new(2, LIMITS);
     update(&mut barrier, 0, 10_000);
-    barrier.remove(1);
+    barrier.leave(1);
     update(&mut barrier, 0, 20_000);
     assert_eq!(update(&mut barrier, 1, 17_000), UpdateResult::Joined);
     assert_eq!(update(&mut barrier, 1, 17_000), UpdateResult::Behind);
@@ -147,7 +167,7 @@ fn link_that_was_silent_for_days_joins_again() {
         for hour in 0..=hours {
             barrier.tick(at(hour * HOUR));
         }
-        assert!(barrier.remove(0));
+        assert!(barrier.leave(0));
         assert_eq!(update(&mut barrier, 0, hours * HOUR + 9), UpdateResult::Joined, "{hours}");
         assert_eq!(barrier.best_effort(), Some(at(hours * HOUR + 9)));
     }
@@ -161,7 +181,7 @@ fn links_that_never_carried_a_barrier_expire_until_none_is_left() {
         update(&mut barrier, 1, 7);
     }
     assert_eq!((barrier.expire(), barrier.best_effort()), (Some(0), Some(at(7))));
-    barrier.remove(1);
+    barrier.leave(1);
     assert_eq!((barrier.live(), barrier.expire(), barrier.best_effort()), (0, None, Some(at(7))));
     assert_eq!(update(&mut barrier, 0, 8), UpdateResult::Joined);
     assert_eq!(barrier.best_effort(), Some(at(8)));
@@ -184,7 +204,7 @@ fn registers_may_be_days_apart_while_time_wraps() {
         assert_eq!(update(&mut barrier, 0, start + (hour + 1) * HOUR), UpdateResult::Raised);
         assert_eq!(barrier.best_effort(), Some(at(start)));
     }
-    barrier.remove(1);
+    barrier.leave(1);
     assert_eq!(barrier.best_effort(), Some(at(start + 24 * 7 * HOUR)));
     assert_eq!(barrier.position() & ((1 << 48) - 1), at(start + 24 * 7 * HOUR).nanos());
 }
@@ -200,7 +220,8 @@ enum Act {
     },
     /// A link has no barrier yet
     NoBarrier(usize),
-    Remove(usize),
+    Leave(usize),
+    Lose(usize),
     RemoveCommit(usize),
     AddCommit(usize),
     Tick,
@@ -214,7 +235,8 @@ fn act(inputs: usize) -> impl Strategy<Value = Act> {
         24 => (0..inputs, offset, prop::option::of(-500i64..500))
             .prop_map(|(input, offset, commit)| Act::Update { input, offset, commit }),
         2 => (0..inputs).prop_map(Act::NoBarrier),
-        2 => (0..inputs).prop_map(Act::Remove),
+        2 => (0..inputs).prop_map(Act::Leave),
+        1 => (0..inputs).prop_map(Act::Lose),
         1 => (0..inputs).prop_map(Act::RemoveCommit),
         1 => (0..inputs).prop_map(Act::AddCommit),
         4 => Just(Act::Tick),
@@ -229,6 +251,8 @@ struct Oracle {
     /// Last barriers of links that have returned and not caught up
     behind: Vec<Option<i128>>,
     updated_at: Vec<u64>,
+    /// Reason why a link takes no part
+    gone: Vec<Option<Gone>>,
     outputs: [Option<i128>; 2],
     ticks: u64,
 }
@@ -243,6 +267,7 @@ impl Oracle {
             commit: vec![Some(NEVER); inputs],
             behind: vec![None; inputs],
             updated_at: vec![0; inputs],
+            gone: vec![None; inputs],
             outputs: [None; 2],
             ticks: 0,
         }
@@ -279,11 +304,26 @@ impl Oracle {
         };
         if matches!(result, UpdateResult::Raised | UpdateResult::Unchanged | UpdateResult::Joined) {
             self.best_effort[input] = Some(value.max(output));
+            self.gone[input] = None;
             self.updated_at[input] = self.ticks;
             self.behind[input] = self.behind[input].filter(|_| result == UpdateResult::Joined);
         }
         self.settle();
         result
+    }
+
+    /// Removes a link for this reason.
+    fn take_out(&mut self, input: usize, why: Gone) {
+        self.best_effort[input] = None;
+        self.gone[input] = Some(why);
+    }
+
+    fn inputs(&self) -> Inputs {
+        match () {
+            () if self.best_effort.iter().any(Option::is_some) => Inputs::Live,
+            () if self.gone.iter().all(|gone| *gone == Some(Gone::Left)) => Inputs::Left,
+            () => Inputs::Lost,
+        }
     }
 
     /// Returns the links that hold the output and are dead.
@@ -324,8 +364,14 @@ proptest! {
                     prop_assert_eq!(barrier.update(input, None, None), UpdateResult::NoBarrier);
                     oracle.updated_at[input] = oracle.ticks;
                 }
-                Act::Remove(input) => {
-                    prop_assert_eq!(barrier.remove(input), oracle.best_effort[input].take().is_some());
+                Act::Leave(input) => {
+                    prop_assert_eq!(barrier.leave(input), oracle.gone[input] != Some(Gone::Left));
+                    oracle.take_out(input, Gone::Left);
+                }
+                Act::Lose(input) => {
+                    prop_assert_eq!(barrier.lose(input), oracle.gone[input].is_none());
+                    let why = oracle.gone[input].unwrap_or(Gone::Silent);
+                    oracle.take_out(input, why);
                 }
                 Act::RemoveCommit(input) => {
                     prop_assert_eq!(barrier.remove_commit(input), oracle.commit[input].take().is_some());
@@ -343,7 +389,7 @@ proptest! {
                     oracle.ticks += 1;
                     while let Some(input) = barrier.expire() {
                         prop_assert!(oracle.dead().contains(&input), "link {} is not dead", input);
-                        oracle.best_effort[input] = None;
+                        oracle.take_out(input, Gone::Silent);
                         oracle.settle();
                     }
                 }
@@ -356,6 +402,7 @@ proptest! {
             prop_assert!(barrier.position() >= last, "the barrier went back");
             last = barrier.position();
             prop_assert_eq!(barrier.live(), oracle.best_effort.iter().flatten().count());
+            prop_assert_eq!(barrier.inputs(), oracle.inputs());
         }
     }
 

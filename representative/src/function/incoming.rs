@@ -1,7 +1,7 @@
 //! Received frames: barriers in beacons and messages update registers; all other frames are forwarded.
 
 use super::{Event, NO_LINK, Representative};
-use crate::barrier::UpdateResult;
+use crate::barrier::{Gone, UpdateResult};
 use crate::config::{Incarnation, Link, LinkId};
 use crate::counters::Refusal;
 use crate::half::UP;
@@ -10,6 +10,9 @@ use onepipe::beacon;
 use onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::{Fault, Layout, Opcode, Packet, Qpn, neighbour};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
+
+/// Number of ticks for which it counts that a link's barrier had to be lowered
+const LOWERED_FOR: u64 = 2;
 
 impl Representative {
     /// Returns whether `frame` is a broadcast or multicast ARP request or neighbour solicitation for one of
@@ -136,8 +139,6 @@ impl Representative {
             }
             match self.update_link(from, header.barrier(), header.commit(), now) {
                 Ok(()) => {}
-                // Its timestamp is too far ahead as well: receivers would have to buffer it for that long.
-                Err(Refusal::Ahead) => return self.refuse(Refusal::Ahead, DropReason::Refused),
                 // The message may be late. Its receiver detects that and reports it to the sender.
                 Err(why) => self.counters.refuse(why),
             }
@@ -272,7 +273,9 @@ impl Representative {
         if header.nothing_follows() {
             // So a repetition of this beacon is older than the last one.
             last_beacon.note(header.timestamp().add(1));
-            self.leave(link, now);
+            // A switch of an earlier version announces that nothing follows also if it hears none of its links.
+            let why = if header.declares() { Gone::Left } else { Gone::Silent };
+            self.leave(link, why, now);
         }
         Verdict::Consume
     }
@@ -297,8 +300,8 @@ impl Representative {
     fn update_link(
         &mut self,
         link: usize,
-        barrier: Option<Timestamp>,
-        commit: Option<Timestamp>,
+        mut barrier: Option<Timestamp>,
+        mut commit: Option<Timestamp>,
         now: Nanos,
     ) -> Result<(), Refusal> {
         // A clock that was set back is no reference: the neighbours' clocks, which were not, are no further
@@ -307,7 +310,10 @@ impl Representative {
         let ahead =
             |value: Option<Timestamp>| value.is_some_and(|value| value.distance(clock) > self.ahead_max);
         if ahead(barrier) || ahead(commit) {
-            return Err(Refusal::Ahead);
+            if self.config.has_bug(crate::bug::Bug::RefusesAhead) {
+                return Err(Refusal::Ahead);
+            }
+            [barrier, commit] = self.lower(link, [barrier, commit], now);
         }
         let (half, input) = self.links[link].input;
         let output = &mut self.halves[half].barrier;
@@ -330,6 +336,58 @@ impl Representative {
         Ok(())
     }
 
+    /// Lowers barriers of a link that are too far ahead of the clock to the latest valid time: what holds for
+    /// a barrier holds for every earlier one.
+    #[cold]
+    fn lower(&mut self, link: usize, barriers: [Option<Timestamp>; 2], now: Nanos) -> [Option<Timestamp>; 2] {
+        self.counters.lowered.add(1);
+        self.links[link].lowered = barriers[0].map(|barrier| (barrier, self.ticks));
+        if self.links[link].input.0 == UP {
+            self.believe(now);
+        }
+        barriers.map(|barrier| barrier.map(|value| self.lowered(value, now)))
+    }
+
+    /// Returns a barrier, or the latest valid time if the barrier is too far ahead of the clock.
+    fn lowered(&self, barrier: Timestamp, now: Nanos) -> Timestamp {
+        let clock = self.epoch_max.add(now.0);
+        let is_ahead = barrier.distance(clock) > self.ahead_max;
+        if is_ahead { clock.add(self.ahead_max.unsigned_abs()) } else { barrier }
+    }
+
+    /// Sets the clock with which barriers are compared forward to the lower median of the links from below, if
+    /// there are several and all of them are too far ahead of it: then the clock is slow. Links from above do
+    /// not count, because what they carry depends on this switch.
+    fn believe(&mut self, now: Nanos) {
+        let ahead = |(barrier, _): (Timestamp, u64)| barrier.distance(self.epoch_max);
+        let is_recent = |&(_, tick): &(Timestamp, u64)| tick + LOWERED_FOR >= self.ticks;
+        let up = &self.halves[UP].barrier;
+        let inputs = (0..).zip(&self.by_input[UP]).filter(|&(input, _)| up.is_live(input));
+        let lowered =
+            inputs.map(|(_, &link)| self.links[usize::from(link)].lowered.filter(is_recent).map(ahead));
+        let count = lowered.clone().count();
+        if count < 2 || lowered.clone().any(|ahead| ahead.is_none()) {
+            return;
+        }
+        // The lower median, without memory to sort in
+        let rank = |of: i64| lowered.clone().flatten().filter(|&ahead| ahead <= of).count();
+        let half = lowered.clone().flatten().filter(|&ahead| rank(ahead) > (count - 1) / 2);
+        let Some(median) = half.min() else { return };
+        self.epoch_max =
+            Timestamp::new(self.epoch_max.nanos().wrapping_add_signed(median - now.0.cast_signed()));
+        self.counters.distrusted.add(1);
+        for input in 0..self.by_input[UP].len() {
+            let link = usize::from(self.by_input[UP][input]);
+            if let Some((barrier, _)) = self.links[link].lowered.take()
+                && self.halves[UP].barrier.is_live(input)
+            {
+                let barrier = self.lowered(barrier, now);
+                self.halves[UP].barrier.update(input, Some(barrier), None);
+            }
+        }
+        self.propagate(UP, now);
+    }
+
     #[cold]
     fn joined(&mut self, link: usize) {
         self.counters.joined.add(1);
@@ -337,12 +395,17 @@ impl Representative {
         self.report(Event::Joined(LinkId(link as u16)));
     }
 
-    /// Removes a link on which nothing follows.
+    /// Removes a link on which nothing follows, or (`Gone::Silent`) on which that was announced by a switch
+    /// that may not know it.
     #[cold]
-    pub(super) fn leave(&mut self, link: usize, now: Nanos) {
+    pub(super) fn leave(&mut self, link: usize, why: Gone, now: Nanos) {
         let (half, input) = self.links[link].input;
         let barrier = &mut self.halves[half].barrier;
-        if barrier.remove(input) {
+        let changes = match why {
+            Gone::Left => barrier.leave(input),
+            Gone::Silent => barrier.lose(input),
+        };
+        if changes {
             let committed = barrier.committed(input);
             self.counters.left.add(1);
             self.links[link].absence = Some(LinkState::Left);

@@ -1,6 +1,7 @@
 //! Sent beacons: barriers that have passed an instant.
 
 use super::{Event, LOOPBACK, LinkEnds, LinkId, Representative};
+use crate::barrier::Inputs;
 use crate::config::{Incarnation, Pace};
 use crate::half::{DOWN, Half, UP};
 use crate::view::LinkState;
@@ -19,7 +20,7 @@ impl Representative {
     pub(super) fn propagate(&mut self, half: usize, now: Nanos) {
         if half == UP {
             let up = &self.halves[UP].barrier;
-            let now_up = (up.position(), up.commit_position(), up.live() > 0);
+            let now_up = (up.position(), up.commit_position(), up.inputs());
             // Most updates change no output.
             if self.up_half_copy != now_up {
                 self.up_half_copy = now_up;
@@ -37,10 +38,16 @@ impl Representative {
     #[inline]
     pub(super) fn loop_back(&mut self) {
         let [up, down] = &mut self.halves;
-        if up.barrier.live() > 0 {
-            down.barrier.update(LOOPBACK, up.barrier.best_effort(), up.barrier.commit());
-        } else {
-            down.barrier.remove(LOOPBACK);
+        match up.barrier.inputs() {
+            Inputs::Live => {
+                down.barrier.update(LOOPBACK, up.barrier.best_effort(), up.barrier.commit());
+            }
+            Inputs::Left => {
+                down.barrier.leave(LOOPBACK);
+            }
+            Inputs::Lost => {
+                down.barrier.lose(LOOPBACK);
+            }
         }
     }
 
@@ -101,13 +108,19 @@ impl Representative {
     /// gets a beacon.
     fn announcement(&self, half: &Half, ticked: bool, now: Nanos) -> Announcement {
         let barrier = &half.barrier;
-        let (position, live) = (barrier.position(), barrier.live() > 0);
+        let (position, inputs) = (barrier.position(), barrier.inputs());
         let mut header = OnePipe::new(OnePipeOpcode::BEACON, self.clock(now), Psn::ZERO);
-        header.set_nothing_follows(!live);
-        header.set_barrier(if live { barrier.best_effort() } else { None });
+        header.set_nothing_follows(inputs == Inputs::Left);
+        header.set_barrier(if inputs == Inputs::Live { barrier.best_effort() } else { None });
         header.set_commit(barrier.commit());
-        let every_link = ticked.then_some(u64::MAX);
-        let (below, sent_until, except_sent_at) = if position == 0 || !live {
+        if self.config.declares {
+            let is_chip = self.config.incarnation == Incarnation::Chip;
+            header.declare(is_chip, is_chip);
+        }
+        // A half that has lost its inputs is silent: what follows on its links is unknown, so their neighbours
+        // have to find them dead.
+        let every_link = (ticked && inputs != Inputs::Lost).then_some(u64::MAX);
+        let (below, sent_until, except_sent_at) = if position == 0 || inputs != Inputs::Live {
             // Beacons announce explicitly that there is no barrier yet, or that nothing follows, so that
             // neighbours need not time out.
             (0, every_link, None)

@@ -397,6 +397,7 @@ impl Plan {
             clock: Timestamp::default(),
             traffic_class,
             links: planned.links.iter().map(link).collect(),
+            declares: true,
             bug: None,
         }
     }

@@ -66,6 +66,7 @@ fn representative_config(
         clock: CLOCK,
         traffic_class: 0,
         links,
+        declares: true,
         bug: None,
     }
 }

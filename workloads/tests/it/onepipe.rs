@@ -9,6 +9,7 @@ use workloads::onepipe::{BEACON_INTERVAL, Host, Message, Network, Tree};
 
 mod clocks;
 mod crashes;
+mod keepers;
 mod oracle;
 mod restarts;
 mod seeds;

@@ -157,13 +157,18 @@ impl Receiver {
         }
     }
 
-    /// Handles a beacon of the link's other end.
+    /// Handles a beacon of the link's other end. `has_left` states whether this process has left.
     pub(super) fn on_beacon(
         &mut self,
         header: &OnePipe,
+        has_left: bool,
         clock: &mut Clock,
         now: Nanos,
     ) -> Result<(), Refusal> {
+        // This process's own link is an input of what its switch sends down.
+        if header.nothing_follows() && !has_left {
+            return Err(Refusal::Contradiction);
+        }
         let time = self.barriers.check_beacon(header, clock, now)?;
         let result = self.barriers.update_by_beacon(header, time, clock, now);
         self.deliver(clock, now);

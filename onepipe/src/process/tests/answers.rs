@@ -186,6 +186,7 @@ fn buffered_messages_are_delivered_when_nothing_follows() {
     group.send(0, usize::MAX);
     let now = group.now + Nanos::from_micros(1);
     assert_eq!(group.received(1), []);
+    group.processes[1].leave();
     let ahead_max = group.processes[1].config.ahead_max.0;
     let beacon = |nothing_follows, ago: u64| {
         let time = config(0, 1, false).clock.add(now.0).add(0u64.wrapping_sub(ago));

@@ -60,8 +60,6 @@ fn frames_are_refused_with_the_right_reason() {
         (frame(tor, one, &message(5, clock), b"x"), Refusal::UnknownSource),
         (frame(zero, one, &with(OnePipeOpcode::BEACON), b""), Refusal::WrongSource),
         (frame(zero, one, &message(5, ahead), b"x"), Refusal::Ahead),
-        (frame(tor, one, &OnePipe::new(OnePipeOpcode::BEACON, ahead, Psn::ZERO), b""), Refusal::Ahead),
-        (frame(tor, one, &commits, b""), Refusal::Ahead),
         (frame(zero, one, &with(OnePipeOpcode::ACK), &[0; AckBody::LEN - 1]), Refusal::NoHeader),
         (frame(zero, one, &with(OnePipeOpcode::NAK), &[0; NakBody::LEN - 1]), Refusal::NoHeader),
         (frame(zero, one, &with(OnePipeOpcode::ACK), &[0; AckBody::LEN]), Refusal::Answer),
@@ -76,10 +74,14 @@ fn frames_are_refused_with_the_right_reason() {
         assert_eq!(process.on_frame(&bytes, now), Err(why), "case {number}");
         assert_eq!(process.counters().refused(why), before + 1);
     }
-    // A message whose barrier is too far ahead is accepted all the same; only its barrier is refused.
-    assert_eq!(process.on_frame(&frame(zero, one, &early, b"x"), now), Err(Refusal::Ahead));
     assert_eq!(process.barriers(), (None, None));
-    assert_eq!(process.counters().packets_taken.get(), 1);
+    // Barriers that are too far ahead are lowered.
+    let most = clock.add(process.config().ahead_max.0);
+    assert_eq!(process.on_frame(&frame(zero, one, &early, b"x"), now), Ok(()));
+    assert_eq!((process.barriers(), process.counters().packets_taken.get()), ((Some(most), None), 1));
+    commits.set_barrier(None);
+    assert_eq!(process.on_frame(&frame(tor, one, &commits, b""), now), Ok(()));
+    assert_eq!(process.barriers(), (Some(most), Some(most)));
 }
 
 #[test]

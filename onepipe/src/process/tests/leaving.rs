@@ -214,3 +214,28 @@ fn each_message_has_its_own_memory() {
         assert!(payload.capacity() < 1000, "{} bytes are kept for {}", payload.capacity(), text.len());
     }
 }
+
+/// A process's own link is an input of what its switch sends down, so the switch cannot know that nothing
+/// follows before the process has left.
+#[test]
+fn process_that_has_not_left_expects_more() {
+    let mut group = Group::new(2, |_| {});
+    group.run(4);
+    group.scatter(0, &[(1, b"x")]).unwrap();
+    group.send(0, usize::MAX);
+    let now = group.now + Nanos::from_micros(1);
+    let last = |ago: u64| {
+        let time = config(0, 1, false).clock.add(now.0 - ago);
+        let mut header = OnePipe::new(OnePipeOpcode::BEACON, time, Psn::ZERO);
+        header.set_barrier(None);
+        header.set_nothing_follows(true);
+        frame(peer(false, TOR), peer(false, 1), &header, &[])
+    };
+    let barriers = group.processes[1].barriers();
+    assert_eq!(group.processes[1].on_frame(&last(20), now), Err(Refusal::Contradiction));
+    assert_eq!((group.received(1), group.processes[1].barriers()), (vec![], barriers));
+    assert_eq!(group.processes[1].counters().refused(Refusal::Contradiction), 1);
+    group.processes[1].leave();
+    assert_eq!(group.processes[1].on_frame(&last(10), now), Ok(()));
+    assert_eq!(group.received(1), [(0, b"x".to_vec())]);
+}

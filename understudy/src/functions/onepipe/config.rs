@@ -74,7 +74,7 @@ settings::table! {
     join_window_us: Nanos = micros(1..=MAX_WAIT_US) => optional("10 times the time after which a link is dead") example(300);
     /// Lag behind the other links after which a link is reported; 0 means never
     lag_alarm_us: Nanos = micros(0..=MAX_WAIT_US) => optional("`join_window_us`") example(300);
-    /// Lead over the clock from which a barrier, and its sender's messages, are refused
+    /// Lead over the clock to which barriers are lowered
     ahead_max_us: Nanos = micros(1..=MAX_WAIT_US) => default(10000);
     /// Q_Key of beacons
     qkey: u32 = whole(0..=u32::MAX as u64) => default(0x31506970);
@@ -153,6 +153,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
         clock: Timestamp::default(),
         traffic_class,
         links,
+        declares: true,
         bug: None,
     };
     Some(OnePipeConfig {

@@ -3,6 +3,8 @@
 //! without a cause that was drawn.
 
 use super::environment;
+#[cfg(debug_assertions)]
+use super::keepers;
 use onepipe::process;
 use representative::config::{Incarnation, Pace};
 use representative::{Command, LinkId, Refusal};
@@ -387,6 +389,10 @@ fn failures_lose_messages_but_keep_the_order() {
 #[test]
 fn planted_bugs_are_found() {
     for bug in representative::Bug::ALL {
+        if keepers::BUGS.contains(&bug) {
+            assert!(keepers::finds(bug), "{bug:?} was not found");
+            continue;
+        }
         check_found(&bug, |tree| tree.bug = Some(bug));
     }
     for bug in process::Bug::ALL {

@@ -62,6 +62,7 @@ fn defaults() -> Config {
         clock: Timestamp::default(),
         traffic_class: 0,
         links: vec![first_link()],
+        declares: true,
         bug: None,
     }
 }

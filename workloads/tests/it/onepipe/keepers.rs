@@ -1,0 +1,140 @@
+//! Nodes that keep barriers, with wrong clocks or without a link to hear: no barrier is too high, no link is
+//! removed without a cause, and none counts as left while its hosts send.
+
+use super::{ALL, lossy};
+use onepipe::process;
+use sim::Fault;
+use switch::{Nanos, Rng};
+use workloads::onepipe::{Network, Tree};
+
+/// Builds a tree with perfect links in which the clocks of keepers are off by up to 15 ms, which is more than
+/// `ahead_max`.
+fn wrong_clocks(
+    incarnation: representative::Incarnation,
+    seed: u64,
+    bug: Option<representative::Bug>,
+) -> Network {
+    let mut tree = Tree::new(incarnation, 2, 2);
+    tree.skew_ns = 15_000;
+    tree.bug = bug;
+    tree.build(seed)
+}
+
+/// Checks that no link was removed, and that no barrier is too high.
+fn check_links(network: &Network) -> Result<(), String> {
+    let dead: Vec<_> = (0..network.representatives.len()).map(|n| network.counters(n).dead.get()).collect();
+    let left: Vec<_> = (0..network.representatives.len()).map(|n| network.counters(n).left.get()).collect();
+    if dead.iter().chain(&left).any(|&count| count > 0) {
+        return Err(format!("links without a fault were removed: {dead:?} dead, {left:?} left"));
+    }
+    network.check(None)
+}
+
+#[test]
+fn wrong_clocks_of_keepers_raise_no_barrier() {
+    for incarnation in ALL {
+        for seed in 0..32 {
+            let mut network = wrong_clocks(incarnation, seed, None);
+            network.world.run_until(Nanos::from_micros(600));
+            assert_eq!(check_links(&network), Ok(()), "{incarnation:?} seed {seed}");
+        }
+    }
+}
+
+/// Switches whose clocks are off by up to an hour believe their links from below.
+#[test]
+fn hosts_behind_keepers_with_wrong_clocks_deliver() {
+    for incarnation in ALL {
+        let mut tree = Tree::new(incarnation, 3, 2);
+        tree.skew_ns = 0;
+        let mut network = tree.build(4);
+        for (n, by_ns) in
+            [(0, -3_600), (1, 3_600), (2, -1), (4, -20), (6, -7)].map(|(n, s)| (n, s * 1_000_000_000))
+        {
+            let command = network.clock_off_by(n, by_ns);
+            network.command(n, command);
+        }
+        network.world.run_until(Nanos::from_micros(600));
+        let stall = network.each_host().map(|host| host.stall).max();
+        assert!(stall.is_some_and(|stall| stall < Nanos::from_micros(40)), "{incarnation:?}: {stall:?}");
+        assert_eq!(check_links(&network), Ok(()), "{incarnation:?}");
+        assert!(network.check_fates().is_ok(), "{incarnation:?}: {:?}", network.check_fates());
+        assert!(network.each_host().all(|host| !host.delivered.is_empty()), "{incarnation:?}");
+    }
+}
+
+/// Checks that no link counts as left: no host leaves, and no operator takes a link down.
+fn check_left(network: &Network) -> Result<(), String> {
+    let mut left = (0..network.representatives.len()).map(|n| network.counters(n).left.get());
+    if let Some(n) = left.position(|left| left > 0) {
+        return Err(format!("switch {n}: a link counts as left, and no host has left"));
+    }
+    let contradicts = |host: &workloads::onepipe::Host| {
+        host.process.counters().refused(process::Refusal::Contradiction) > 0
+    };
+    match network.each_host().find(|host| contradicts(host)) {
+        Some(host) => Err(format!("host {} was told that nothing follows", host.number())),
+        None => Ok(()),
+    }
+}
+
+/// Runs a tree in which a switch hears none of its links, or none from below, for longer than a link is waited
+/// for; in half of the runs it also restarts meanwhile.
+fn deaf(
+    incarnation: representative::Incarnation,
+    seed: u64,
+    bug: Option<representative::Bug>,
+) -> Result<(), String> {
+    let mut tree = lossy(incarnation, seed);
+    tree.levels = 2 + seed as u32 % 2;
+    tree.bug = bug;
+    let mut network = tree.build(seed);
+    let mut rng = Rng::stream(seed, 0x6465_6166);
+    let switch = rng.below(network.switches.len() as u64) as usize;
+    let links: Vec<_> = network.links_of(switch).collect();
+    let heard = if rng.below(2) == 0 { links.len() } else { tree.fanout };
+    let at = Nanos(rng.between(20_000, 100_000));
+    let until = at + Nanos(rng.between(50_000, 120_000));
+    network.world.schedule(at, Fault::Cut(links[..heard].to_vec()));
+    network.world.schedule(until, Fault::Heal(links[..heard].to_vec()));
+    if rng.below(2) == 0 {
+        let keeper = network.representatives[switch];
+        network.world.schedule(at + Nanos(2_000), Fault::Crash(keeper));
+        network.world.schedule(at + Nanos(5_000), Fault::Restart(keeper));
+    }
+    network.world.run_until(Nanos::from_micros(450));
+    check_left(&network)?;
+    network.check_order()?;
+    network.check_fates().map(|_| ())
+}
+
+#[test]
+fn links_leave_only_with_their_hosts() {
+    for incarnation in ALL {
+        for seed in 0..20 {
+            assert_eq!(deaf(incarnation, seed, None), Ok(()), "{incarnation:?} seed {seed}");
+        }
+    }
+}
+
+/// Bugs that the tests of this file find
+#[cfg(debug_assertions)]
+pub(super) const BUGS: [representative::Bug; 2] =
+    [representative::Bug::DeafNothingFollows, representative::Bug::RefusesAhead];
+
+/// Returns whether the tests of this file find this bug in each incarnation.
+#[cfg(debug_assertions)]
+pub(super) fn finds(bug: representative::Bug) -> bool {
+    let fails: fn(_, u64, _) -> bool = match bug {
+        representative::Bug::DeafNothingFollows => {
+            |incarnation, seed, bug| deaf(incarnation, seed, bug).is_err()
+        }
+        representative::Bug::RefusesAhead => |incarnation, seed, bug| {
+            let mut network = wrong_clocks(incarnation, seed, bug);
+            network.world.run_until(Nanos::from_micros(600));
+            check_links(&network).is_err()
+        },
+        _ => return false,
+    };
+    ALL.iter().all(|&incarnation| (0..20).any(|seed| fails(incarnation, seed, Some(bug))))
+}
