@@ -8,10 +8,10 @@ use workloads::onepipe::{Failing, Outage, Part, Tree, Trial};
 
 pub(super) const SUITE: Suite = Suite { draw, settled: Tree::clock_error, is_disorderly: false };
 
-/// Largest error of a clock (ns), less than [`ahead_max`](representative::config::Config::ahead_max)
-const LARGEST_ERROR: u64 = 9_000_000;
+/// Largest error of a clock (ns): an hour
+const LARGEST_ERROR: u64 = 3_600_000_000_000;
 
-/// Draws a network in which half of the clocks at switches are wrong by up to 9 ms. In half of the seeds, one
+/// Draws a network in which half of the clocks at switches are wrong by up to an hour. In half of the seeds, one
 /// node that keeps barriers crashes.
 fn draw(seed: u64) -> Trial {
     let mut rng = Rng::stream(seed, 0x636c_6f63_6b73);
@@ -35,4 +35,8 @@ fn wrong_clocks_of_switches_raise_no_barrier() {
         totals.assert_eligible();
         assert!(totals.wrong_clocks > 200 && totals.recovered > 1000, "{totals:?}");
     }
+}
+#[test]
+fn survey_clocks() {
+    SUITE.survey();
 }

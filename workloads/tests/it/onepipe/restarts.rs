@@ -8,24 +8,22 @@ use workloads::onepipe::{Failing, Outage, Part, Tree, Trial};
 
 pub(super) const SUITE: Suite = Suite { draw, settled: Tree::clock_error, is_disorderly: false };
 
-/// Longest outages: of the first process that crashes, whose link may die, and of all others
-const LONGEST: [u64; 2] = [200_000, 20_000];
-
-/// Draws a network in which one to four processes crash.
+/// Draws a network in which one to four processes crash, for 1 to 200 us each.
 fn draw(seed: u64) -> Trial {
     let mut rng = Rng::stream(seed, 0x7265_7374_6172);
     let rng = &mut rng;
     let mut tree = orderly_tree(seed, rng);
     tree.behaviour.largest = *rng.pick(&[8, 3000]);
     let mut trial = Trial { tree, outages: Vec::new(), removals: Vec::new() };
-    for n in 0..rng.between(1, 4) {
-        let (from, until) = span(&tree, LONGEST[n.min(1) as usize], rng);
+    for _ in 0..rng.between(1, 4) {
+        let longest = *rng.pick(&[3000, 20_000, 60_000, 200_000]);
+        let (from, until) = span(&tree, longest, rng);
         let host = rng.below(tree.hosts() as u64) as usize;
         trial.outages.push(Outage { from, until, what: Failing::Crash(Part::Host(host)) });
         if rng.below(3) == 0 {
             // It crashes again, soon after its restart.
             let from = until + Nanos(rng.below(5000));
-            let until = from + Nanos(rng.between(1000, 10_000));
+            let until = from + Nanos(rng.between(1000, 20_000));
             trial.outages.push(Outage { from, until, what: Failing::Crash(Part::Host(host)) });
         }
     }
@@ -41,4 +39,8 @@ fn restarted_processes_keep_one_order() {
         assert!(totals.restarts > 500 && totals.recovered > 1000, "{totals:?}");
         assert!(totals.explained.restarted > 50, "{totals:?}");
     }
+}
+#[test]
+fn survey_restarts() {
+    SUITE.survey();
 }

@@ -84,6 +84,24 @@ impl Suite {
         Ok(())
     }
 
+    pub(super) fn survey(&self) {
+        let n: u64 = std::env::var("N").map_or(300, |n| n.parse().unwrap());
+        let small = std::env::var("SMALL").is_ok();
+        let mut totals = Totals::default();
+        let mut failed = 0;
+        for seed in 1..=n {
+            let trial = (self.draw)(seed);
+            if let Err(what) = self.run(&trial, seed, &mut totals) {
+                failed += 1;
+                println!("seed {seed}: {what}");
+                if small {
+                    println!("{}", self.smallest(&trial, seed));
+                }
+            }
+        }
+        println!("{failed} of {n} fail; {totals:?}");
+    }
+
     /// Runs all seeds. Panics with the smallest trial that fails as well as the first seed that fails.
     pub(super) fn check(&self, seeds: impl Iterator<Item = u64>) -> Totals {
         let mut totals = Totals::default();
