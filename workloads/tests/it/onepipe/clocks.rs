@@ -18,6 +18,11 @@ fn draw(seed: u64) -> Trial {
     let rng = &mut rng;
     let mut tree = orderly_tree(seed, rng);
     tree.wrong_keepers = Some((seed, LARGEST_ERROR));
+    if std::env::var("HOST").is_ok() && rng.below(2) == 0 {
+        let size = 1000_i64 << rng.below(32);
+        let by = if rng.below(2) == 0 { size } else { -size };
+        tree.wrong_host = Some((rng.below(tree.hosts() as u64) as usize, by));
+    }
     let mut trial = Trial { tree, outages: Vec::new(), removals: Vec::new() };
     if rng.below(2) == 0 {
         let (from, until) = span(&tree, 60_000, rng);

@@ -21,6 +21,9 @@ fn draw(seed: u64) -> Trial {
     if rng.below(3) == 0 {
         tree.behaviour.leaves = Probability::percent(30);
     }
+    if std::env::var("RE").is_ok() && rng.below(2) == 0 {
+        tree.reincarnate = Some(seed);
+    }
     let mut trial = Trial { tree, outages: Vec::new(), removals: Vec::new() };
     for _ in 0..rng.between(1, 3) {
         draw_fault(&mut trial, rng);

@@ -154,6 +154,14 @@ fn planted_bugs_in_barriers_are_found() {
         println!("LastLink: seed {seed}: {what}");
         assert!(what.contains("barrier too high"), "{what}");
     }
+    for (suite, bug, question) in [
+        (&crashes::SUITE, representative::Bug::DeafNothingFollows, "has not left"),
+        (&clocks::SUITE, representative::Bug::RefusesAhead, "removed link"),
+    ] {
+        let (seed, what) = suite.find(|tree| tree.bug = Some(bug)).unwrap();
+        println!("{bug:?}: seed {seed}: {what}");
+        assert!(what.contains(question), "{what}");
+    }
     for bug in [onepipe::process::Bug::TieByArrival, onepipe::process::Bug::OvertakingBeacon] {
         let found = restarts::SUITE.find(|tree| tree.behaviour.bug = Some(bug));
         println!("{bug:?}: {found:?}");
