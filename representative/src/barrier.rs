@@ -11,6 +11,9 @@
 //!   carries. So the output waits for the link until it has caught up: the paper's "suspends updates to
 //!   B_new". [`Limits::window_ns`] bounds how far behind a returning link may be; without that bound, one
 //!   clock that is an hour slow would stop all receivers for an hour.
+//! * The output begins when every link has carried a barrier or is gone. Links whose first barrier is too far
+//!   behind are left out then. The reference is the lower median of the links and, where they are those from
+//!   below, of this node's clock: so one wrong clock of three decides nothing.
 //!
 //! The minimum is kept in a tournament tree, like the binary tree of registers in the paper's switch. A
 //! register that rises replays its matches towards the root until one match has the same result as before: if
@@ -21,19 +24,17 @@
 //! timestamp received, on the side where the distance is shorter. So minima are those of integers, and
 //! registers may be any time apart.
 
-use crate::bug::Bug;
-use onepipe::Timestamp;
-
+mod plane;
 #[cfg(test)]
 mod tests;
+
+use crate::bug::Bug;
+use onepipe::Timestamp;
+use plane::{ABSENT, AWAITED, Plane};
 
 /// Unwrapped time where the first timestamp is placed: far enough from 0 for other timestamps to lie before
 /// it.
 const ORIGIN: u64 = 1 << 48;
-/// Tree value of a link that takes no part in the minimum
-const ABSENT: u64 = u64::MAX;
-/// Tree value of a link that has carried no barrier yet, and the output while there is such a link
-const AWAITED: u64 = 0;
 
 /// Limits after which a silent link is dead, and within which a returning link is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +74,8 @@ pub enum Gone {
     Left,
     /// The link was silent for too long. What follows on it is unknown.
     Silent,
+    /// The link's barrier was too far behind those of the others.
+    Evicted,
 }
 
 /// What the neighbours of a node may expect of it, by the state of its inputs.
@@ -86,92 +89,6 @@ pub enum Inputs {
     Lost,
 }
 
-/// Registers and output of one of the two services.
-#[derive(Debug)]
-struct Plane {
-    /// Tournament tree: the winner at 1, the players of match `n` at `2n` and `2n + 1`, the links in the
-    /// second half
-    tree: Box<[u64]>,
-    output: u64,
-    /// Links that take part
-    live: usize,
-}
-
-impl Plane {
-    /// Returns a plane in which all links take part, and none has carried a barrier.
-    fn new(inputs: usize) -> Self {
-        let leaves = inputs.next_power_of_two().max(2);
-        let mut plane = Self { tree: vec![ABSENT; 2 * leaves].into(), output: AWAITED, live: inputs };
-        for input in 0..inputs {
-            plane.set_register(input, AWAITED);
-        }
-        plane
-    }
-
-    #[inline]
-    fn register(&self, input: usize) -> u64 {
-        self.tree[self.tree.len() / 2 + input]
-    }
-
-    /// Sets a link's register. Returns whether the minimum changed.
-    #[inline]
-    fn set_register(&mut self, input: usize, value: u64) -> bool {
-        let mut node = self.tree.len() / 2 + input;
-        let mut winner = value;
-        self.tree[node] = value;
-        while node > 1 {
-            winner = winner.min(self.tree[node ^ 1]);
-            node /= 2;
-            if self.tree[node] == winner {
-                return false;
-            }
-            self.tree[node] = winner;
-        }
-        true
-    }
-
-    /// Raises a link's register, or lets the link take part from now on; raises the output if the minimum
-    /// rose.
-    #[inline]
-    fn raise(&mut self, input: usize, value: u64) {
-        if self.set_register(input, value) && self.tree[1] != ABSENT {
-            self.output = self.output.max(self.tree[1]);
-        }
-    }
-
-    fn remove(&mut self, input: usize) -> bool {
-        if self.register(input) == ABSENT {
-            return false;
-        }
-        self.live -= 1;
-        self.raise(input, ABSENT);
-        true
-    }
-
-    /// Adds a register for a link that has none, not below the output.
-    fn add(&mut self, input: usize, value: u64) {
-        self.live += 1;
-        self.raise(input, value.max(self.output));
-    }
-
-    /// Returns a link that holds the output, if any link takes part.
-    fn holder(&self) -> Option<usize> {
-        if self.tree[1] == ABSENT {
-            return None;
-        }
-        let mut node = 1;
-        while node < self.tree.len() / 2 {
-            node *= 2;
-            node += usize::from(self.tree[node] != self.tree[node / 2]);
-        }
-        Some(node - self.tree.len() / 2)
-    }
-
-    fn output_timestamp(&self) -> Option<Timestamp> {
-        (self.output != AWAITED).then(|| Timestamp::new(self.output))
-    }
-}
-
 /// State of a link beside its registers.
 #[derive(Clone, Copy, Debug)]
 struct Link {
@@ -183,6 +100,8 @@ struct Link {
     behind_at: u64,
     /// Why the link takes no part; `None` if it does
     gone: Option<Gone>,
+    /// Whether the link was evicted, and [`Barrier::expire`] has not returned it yet
+    is_unreported: bool,
 }
 
 /// Value of [`Link::updated_at`] for a link that does not expire
@@ -200,7 +119,15 @@ pub struct Barrier {
     links: Box<[Link]>,
     /// Number of links that have left
     left: usize,
+    /// Number of links that were evicted and not returned
+    unreported: usize,
     limits: Limits,
+    /// This node's clock, if it is compared with the links
+    clock: Option<Timestamp>,
+    /// Barrier of this node by which a link that takes no part is measured as well
+    floor: Option<Timestamp>,
+    /// Memory to find a median in
+    scratch: Vec<u64>,
     /// Latest timestamp received, unwrapped
     latest: u64,
     ticks: u64,
@@ -210,14 +137,20 @@ pub struct Barrier {
 
 impl Barrier {
     /// Creates a barrier over `inputs` links. All of them are waited for until each has carried a barrier or
-    /// has [expired](Self::expire).
-    pub fn new(inputs: usize, limits: Limits) -> Self {
+    /// has [expired](Self::expire). `clock` is 1Pipe's time, if the links are to be compared with this node's
+    /// clock as well.
+    pub fn new(inputs: usize, limits: Limits, clock: Option<Timestamp>) -> Self {
         Self {
-            best_effort: Plane::new(inputs),
-            commit: Plane::new(inputs),
-            links: vec![Link { updated_at: 0, behind_at: 0, gone: None }; inputs].into(),
+            best_effort: Plane::new(inputs, false),
+            commit: Plane::new(inputs, true),
+            links: vec![Link { updated_at: 0, behind_at: 0, gone: None, is_unreported: false }; inputs]
+                .into(),
             left: 0,
+            unreported: 0,
             limits,
+            clock,
+            floor: None,
+            scratch: Vec::with_capacity(inputs + 1),
             latest: 0,
             ticks: 0,
             bug: None,
@@ -280,11 +213,7 @@ impl Barrier {
     /// no barrier yet; `None` if the link takes no part in the best-effort barrier.
     pub fn input_state(&self, input: usize) -> Option<(u64, u64)> {
         let register = self.best_effort.register(input);
-        let carried = match self.links[input].behind_at {
-            0 => register,
-            behind => behind,
-        };
-        (register != ABSENT).then_some((register, carried))
+        (register != ABSENT).then(|| (register, self.carried(input)))
     }
 
     /// Returns the commit barrier, unwrapped as [`position`](Self::position) is; 0 if there is none.
@@ -332,7 +261,9 @@ impl Barrier {
                 link.behind_at = 0;
                 link.updated_at = if link.updated_at == NEVER_EXPIRES { NEVER_EXPIRES } else { self.ticks };
                 self.latest = self.latest.max(value);
-                self.best_effort.raise(input, value);
+                if self.best_effort.raise(input, value) {
+                    self.begin();
+                }
                 if self.has_bug(Bug::LastLink) {
                     self.best_effort.output = self.best_effort.output.max(value);
                 }
@@ -403,17 +334,82 @@ impl Barrier {
             return UpdateResult::Joined;
         }
         let output = self.best_effort.output;
-        if value.saturating_add(self.limits.window_ns) < output {
+        // Both halves of a node unwrap on their own.
+        let window = i64::try_from(self.limits.window_ns).unwrap_or(i64::MAX);
+        let is_behind_node = self.floor.is_some_and(|floor| floor.distance(Timestamp::new(value)) > window);
+        let is_behind = value.saturating_add(self.limits.window_ns) < output || is_behind_node;
+        if is_behind && self.links[input].updated_at != NEVER_EXPIRES {
             return UpdateResult::TooFarBehind;
         }
         self.latest = self.latest.max(value);
         if self.links[input].gone.take() == Some(Gone::Left) {
             self.left -= 1;
         }
+        self.set_reported(input);
         self.best_effort.add(input, value);
         self.links[input].behind_at = if value < output { value } else { 0 };
         self.touch(input);
+        if !self.best_effort.is_started {
+            self.begin();
+        }
         UpdateResult::Joined
+    }
+
+    /// Returns the barrier that a link last carried; [`AWAITED`] if none.
+    fn carried(&self, input: usize) -> u64 {
+        match self.links[input].behind_at {
+            0 => self.best_effort.register(input),
+            behind => behind,
+        }
+    }
+
+    /// Returns the lower median of what the links that take part have carried and, if it is compared, of this
+    /// node's clock. At least one link has carried a barrier.
+    fn reference(&mut self) -> u64 {
+        self.scratch.clear();
+        if let Some(clock) = self.clock {
+            let clock = self.unwrap(clock);
+            self.scratch.push(clock);
+        }
+        for input in 0..self.links.len() {
+            if !matches!(self.best_effort.register(input), ABSENT | AWAITED) {
+                let carried = self.carried(input);
+                self.scratch.push(carried);
+            }
+        }
+        let middle = (self.scratch.len() - 1) / 2;
+        *self.scratch.select_nth_unstable(middle).1
+    }
+
+    /// Begins the output if no link is waited for any more: removes the links that are too far behind. Twice
+    /// the window, because a link's last barrier may be as old as a link that is about to be dead.
+    #[cold]
+    fn begin(&mut self) {
+        if matches!(self.best_effort.tree[1], AWAITED | ABSENT) {
+            return;
+        }
+        let earliest = self.reference().saturating_sub(self.limits.window_ns.saturating_mul(2));
+        for input in 0..self.links.len() {
+            let is_behind = self.best_effort.register(input) < earliest && !self.has_bug(Bug::FirstWord);
+            if is_behind && self.links[input].updated_at != NEVER_EXPIRES {
+                self.evict(input);
+            }
+        }
+        // An input is left: the reference is at most the latest input.
+        self.best_effort.start();
+    }
+
+    /// Removes a link that is too far behind the others; [`expire`](Self::expire) returns it.
+    fn evict(&mut self, input: usize) {
+        self.best_effort.remove(input);
+        self.links[input].gone = Some(Gone::Evicted);
+        self.links[input].is_unreported = true;
+        self.unreported += 1;
+    }
+
+    /// Forgets that a link was evicted, because its state has changed.
+    fn set_reported(&mut self, input: usize) {
+        self.unreported -= usize::from(core::mem::take(&mut self.links[input].is_unreported));
     }
 
     /// Removes a link from the best-effort barrier because nothing follows on it. Returns whether that
@@ -442,7 +438,11 @@ impl Barrier {
         let before = self.links[input].gone.replace(why);
         self.left += usize::from(why == Gone::Left);
         self.left -= usize::from(before == Some(Gone::Left));
+        self.set_reported(input);
         self.best_effort.remove(input);
+        if !self.best_effort.is_started {
+            self.begin();
+        }
     }
 
     /// Removes a link from the commit barrier. To be called when the controller has notified all receivers of
@@ -461,7 +461,8 @@ impl Barrier {
         removed
     }
 
-    /// Exempts a link from expiry, for a link inside this node.
+    /// Exempts a link from expiry and from every bound of how far it may be behind, for a link inside this
+    /// node.
     pub fn never_expire(&mut self, input: usize) {
         self.links[input].updated_at = NEVER_EXPIRES;
     }
@@ -470,23 +471,37 @@ impl Barrier {
     /// time even if all links are silent for days.
     pub fn tick(&mut self, clock: Timestamp) {
         self.ticks += 1;
+        self.clock = self.clock.and(Some(clock));
         if self.latest != 0 {
             self.latest = self.latest.max(self.unwrap(clock));
         }
     }
 
-    /// Removes a link that holds the best-effort barrier and is dead, and returns it. To be called after each
-    /// [tick](Self::tick) until it returns `None`.
+    /// Sets another barrier of this node: a link that takes no part and is too far behind that is not waited
+    /// for. A half whose links were all silent for an hour would otherwise wait for a clock that is an hour
+    /// slow.
+    pub fn set_floor(&mut self, floor: Option<Timestamp>) {
+        self.floor = floor;
+    }
+
+    /// Returns a link that was evicted, or removes a link that holds the best-effort barrier and is dead, and
+    /// returns it, with the reason. To be called after each [tick](Self::tick) until it returns `None`.
     ///
     /// Only links that hold the barrier are checked. A dead link soon holds it, because the other links go
     /// on; and if they do not, removing the dead link gains nothing.
-    pub fn expire(&mut self) -> Option<usize> {
+    pub fn expire(&mut self) -> Option<(usize, Gone)> {
+        if self.unreported > 0
+            && let Some(input) = self.links.iter().position(|link| link.is_unreported)
+        {
+            self.set_reported(input);
+            return Some((input, Gone::Evicted));
+        }
         let input = self.best_effort.holder()?;
         let updated_at = self.links[input].updated_at;
         if updated_at == NEVER_EXPIRES || self.ticks - updated_at <= self.limits.dead_after_ticks {
             return None;
         }
         self.take_out(input, Gone::Silent);
-        Some(input)
+        Some((input, Gone::Silent))
     }
 }

@@ -17,11 +17,13 @@ pub enum Bug {
     DeafNothingFollows,
     /// A barrier that is too far ahead of the clock is refused, and its link dies by that
     RefusesAhead,
+    /// A link's first barrier is waited for however far it is behind
+    FirstWord,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::ReturningLink,
         Self::LastLink,
         Self::SilentDrop,
@@ -29,5 +31,6 @@ impl Bug {
         Self::ForgedNeighbour,
         Self::DeafNothingFollows,
         Self::RefusesAhead,
+        Self::FirstWord,
     ];
 }

@@ -26,6 +26,8 @@ metrics! {
         pub dead: Counter [links],
         /// Links removed because their neighbour, or the control plane, announced that nothing follows on them
         pub left: Counter [links],
+        /// Links removed because their barriers were too far behind those of the others
+        pub evicted: Counter [links],
         /// Links that took part again
         pub joined: Counter [links],
         /// Barriers ahead of the clock by more than `ahead_max`, which count as ahead by `ahead_max`

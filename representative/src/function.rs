@@ -44,6 +44,9 @@ pub enum Event {
     /// A link was silent for too long, and was removed from the best-effort barrier (1Pipe, section 5.2,
     /// "Detect").
     Dead(LinkId, Committed),
+    /// A link's barrier was too far behind those of the other links, and the link was removed from the
+    /// best-effort barrier.
+    Evicted(LinkId, Committed),
     /// A link's neighbour, or the control plane, announced that nothing follows on the link.
     Left(LinkId, Committed),
     /// A link takes part again.
@@ -176,7 +179,9 @@ impl Representative {
                 beacon,
             });
         }
-        let mut halves = [Half::new(by_input[UP].len(), limits), Half::new(by_input[DOWN].len(), limits)];
+        // What comes down is at most this switch's own barrier, so it is not compared with this switch's clock.
+        let clocks = [Some(config.clock), None];
+        let mut halves = [UP, DOWN].map(|half| Half::new(by_input[half].len(), limits, clocks[half]));
         halves[DOWN].barrier.never_expire(LOOPBACK);
         for half in &mut halves {
             half.barrier.plant(config.bug);
@@ -246,6 +251,13 @@ impl Representative {
     #[inline]
     fn clock(&self, now: Nanos) -> Timestamp {
         self.epoch.add(now.0)
+    }
+
+    /// Returns the time with which barriers are compared. A clock that was set back is no reference: the
+    /// neighbours' clocks, which were not, are no further ahead than this.
+    #[inline]
+    fn reference_clock(&self, now: Nanos) -> Timestamp {
+        self.epoch_max.add(now.0)
     }
 
     /// Returns whether a frame is addressed to the switch itself.

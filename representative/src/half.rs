@@ -2,6 +2,7 @@
 //! (1Pipe, section 3.1, figure 3).
 
 use crate::barrier::{Barrier, Limits};
+use onepipe::Timestamp;
 
 /// Index of the up half, whose inputs are the links below
 pub(crate) const UP: usize = 0;
@@ -22,8 +23,8 @@ pub(crate) struct Half {
 const PERIOD: u64 = 1 << 48;
 
 impl Half {
-    pub(crate) fn new(inputs: usize, limits: Limits) -> Self {
-        Self { barrier: Barrier::new(inputs, limits), passed: 0, next: 1 }
+    pub(crate) fn new(inputs: usize, limits: Limits, clock: Option<Timestamp>) -> Self {
+        Self { barrier: Barrier::new(inputs, limits, clock), passed: 0, next: 1 }
     }
 
     /// Returns whether the barrier has passed another instant since the last call. Where 48-bit timestamps
@@ -45,11 +46,10 @@ impl Half {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use onepipe::Timestamp;
 
     #[test]
     fn instants_are_multiples_in_every_round() {
-        let mut half = Half::new(1, Limits { dead_after_ticks: 10, window_ns: 1 });
+        let mut half = Half::new(1, Limits { dead_after_ticks: 10, window_ns: 1 }, None);
         assert!(!half.pass_instant(1000), "no barrier yet");
         let begin = PERIOD - PERIOD % 1000 - 500;
         let mut passed = Vec::new();

@@ -27,10 +27,12 @@ pub enum LinkState {
     Dead,
     /// The neighbour, or the control plane, announced that nothing follows on the link
     Left,
+    /// The link's barrier was too far behind those of the others, and the link takes no part
+    Evicted,
 }
 
 impl LinkState {
-    const ALL: [Self; 4] = [Self::Waiting, Self::Alive, Self::Dead, Self::Left];
+    const ALL: [Self; 5] = [Self::Waiting, Self::Alive, Self::Dead, Self::Left, Self::Evicted];
 
     /// Returns the state's name, as in reports.
     pub const fn name(self) -> &'static str {
@@ -39,6 +41,7 @@ impl LinkState {
             Self::Alive => "alive",
             Self::Dead => "dead",
             Self::Left => "left",
+            Self::Evicted => "evicted",
         }
     }
 }

@@ -13,7 +13,7 @@ fn update(barrier: &mut Barrier, input: usize, nanos: u64) -> UpdateResult {
 
 #[test]
 fn barrier_is_the_minimum_once_all_links_have_carried_one() {
-    let mut barrier = Barrier::new(3, LIMITS);
+    let mut barrier = Barrier::new(3, LIMITS, None);
     assert_eq!((barrier.best_effort(), barrier.commit(), barrier.position()), (None, None, 0));
     assert_eq!(update(&mut barrier, 0, 300), UpdateResult::Raised);
     assert_eq!(update(&mut barrier, 1, 100), UpdateResult::Raised);
@@ -35,7 +35,7 @@ fn barrier_is_the_minimum_once_all_links_have_carried_one() {
 
 #[test]
 fn returning_link_is_waited_for() {
-    let mut barrier = Barrier::new(2, LIMITS);
+    let mut barrier = Barrier::new(2, LIMITS, None);
     update(&mut barrier, 0, 10_000);
     update(&mut barrier, 1, 10_000);
     assert!(barrier.leave(1) && !barrier.leave(1));
@@ -66,7 +66,7 @@ fn returning_link_is_waited_for() {
 
 #[test]
 fn dead_link_is_removed_from_the_best_effort_barrier_alone() {
-    let mut barrier = Barrier::new(3, LIMITS);
+    let mut barrier = Barrier::new(3, LIMITS, None);
     barrier.never_expire(2);
     for input in 0..3 {
         barrier.update(input, Some(at(100)), Some(at(50)));
@@ -82,7 +82,7 @@ fn dead_link_is_removed_from_the_best_effort_barrier_alone() {
     barrier.tick(at(100));
     assert_eq!(barrier.expire(), None, "a link that is alive holds the barrier as well");
     update(&mut barrier, 0, 200);
-    assert_eq!(barrier.expire(), Some(1));
+    assert_eq!(barrier.expire(), Some((1, Gone::Silent)));
     assert_eq!(barrier.expire(), None);
     assert_eq!(barrier.best_effort(), Some(at(100)), "held by the link that does not expire");
     update(&mut barrier, 2, 300);
@@ -101,8 +101,8 @@ fn dead_link_is_removed_from_the_best_effort_barrier_alone() {
 
 #[test]
 fn only_links_that_left_end_a_barrier() {
-    assert_eq!(Barrier::new(0, LIMITS).inputs(), Inputs::Left, "there is nothing to wait for");
-    let mut barrier = Barrier::new(2, LIMITS);
+    assert_eq!(Barrier::new(0, LIMITS, None).inputs(), Inputs::Left, "there is nothing to wait for");
+    let mut barrier = Barrier::new(2, LIMITS, None);
     assert_eq!(barrier.inputs(), Inputs::Live, "both are waited for");
     assert!(barrier.lose(0) && !barrier.lose(0));
     assert_eq!(barrier.inputs(), Inputs::Live);
@@ -115,13 +115,106 @@ fn only_links_that_left_end_a_barrier() {
     for _ in 0..11 {
         barrier.tick(at(100));
     }
-    assert_eq!(barrier.expire(), Some(0));
+    assert_eq!(barrier.expire(), Some((0, Gone::Silent)));
     assert_eq!(barrier.inputs(), Inputs::Lost);
+}
+
+/// An hour, in nanoseconds
+const HOUR: u64 = 3_600_000_000_000;
+
+/// Sends the first barriers of all links, by how much they are ahead of an hour. Returns the output and the
+/// links that were left out.
+fn first_barriers(clock: Option<i64>, links: &[i64]) -> (i64, Vec<usize>) {
+    let time = |by: i64| HOUR.wrapping_add_signed(by);
+    let mut barrier = Barrier::new(links.len(), LIMITS, clock.map(|by| at(time(by))));
+    for (input, &by) in links.iter().enumerate() {
+        assert_eq!(barrier.best_effort(), None);
+        update(&mut barrier, input, time(by));
+    }
+    let left_out = core::iter::from_fn(|| {
+        let (input, why) = barrier.expire()?;
+        assert_eq!(why, Gone::Evicted);
+        Some(input)
+    });
+    let left_out = left_out.collect();
+    (barrier.best_effort().unwrap().distance(at(HOUR)), left_out)
+}
+
+#[test]
+fn first_barrier_an_hour_behind_is_not_waited_for() {
+    let slow = -(HOUR as i64) + 1;
+    for clock in [None, Some(0), Some(-9_000)] {
+        assert_eq!(first_barriers(clock, &[0, 5, slow, 7]), (0, vec![2]));
+    }
+    let mut barrier = Barrier::new(2, LIMITS, Some(at(HOUR)));
+    update(&mut barrier, 0, HOUR);
+    assert_eq!(update(&mut barrier, 1, 1), UpdateResult::Raised, "both are compared when both are known");
+    assert_eq!((barrier.best_effort(), barrier.expire()), (Some(at(HOUR)), Some((1, Gone::Evicted))));
+    assert_eq!((barrier.expire(), barrier.inputs()), (None, Inputs::Live));
+    assert_eq!(update(&mut barrier, 1, 10), UpdateResult::TooFarBehind);
+    assert_eq!(update(&mut barrier, 1, HOUR - 5_000), UpdateResult::Joined);
+    assert_eq!(update(&mut barrier, 0, HOUR + 9), UpdateResult::Raised);
+    assert_eq!(barrier.best_effort(), Some(at(HOUR)), "it is waited for");
+}
+
+#[test]
+fn one_fast_link_or_clock_excludes_no_other() {
+    const MS: i64 = 1_000_000;
+    assert_eq!(first_barriers(Some(0), &[10 * MS, 0, 0]), (0, vec![]));
+    assert_eq!(first_barriers(Some(2 * MS), &[0, 100]), (0, vec![]));
+    assert_eq!(first_barriers(Some(-2 * MS), &[0, 100]), (0, vec![]));
+    assert_eq!(first_barriers(Some(2 * MS), &[7]), (7, vec![]), "a single link is believed");
+    assert_eq!(first_barriers(None, &[0, 10 * MS]), (0, vec![]), "two links, of which either may be right");
+    assert_eq!(first_barriers(Some(10 * MS), &[0, 10 * MS]), (10 * MS, vec![0]), "the clock decides");
+    assert_eq!(first_barriers(Some(0), &[0, 10 * MS]), (0, vec![]));
+    // Just inside twice the window, and just outside
+    assert_eq!(first_barriers(None, &[-10_000, 0, 0]), (-10_000, vec![]));
+    assert_eq!(first_barriers(None, &[-10_001, 0, 0]), (0, vec![0]));
+}
+
+#[test]
+fn links_are_compared_when_the_last_one_is_known_or_gone() {
+    for leaves in [true, false] {
+        let mut barrier = Barrier::new(4, LIMITS, None);
+        for (input, nanos) in [(0, HOUR), (1, HOUR), (2, 9)] {
+            update(&mut barrier, input, nanos);
+        }
+        assert_eq!((barrier.best_effort(), barrier.expire()), (None, None));
+        if leaves {
+            barrier.leave(3);
+        } else {
+            barrier.lose(3);
+        }
+        assert_eq!((barrier.best_effort(), barrier.expire()), (Some(at(HOUR)), Some((2, Gone::Evicted))));
+        // A link inside this node is never left out.
+        let mut barrier = Barrier::new(3, LIMITS, None);
+        barrier.never_expire(0);
+        for (input, nanos) in [(0, 9), (1, HOUR), (2, HOUR)] {
+            update(&mut barrier, input, nanos);
+        }
+        assert_eq!((barrier.best_effort(), barrier.expire()), (Some(at(9)), None));
+        barrier.lose(0);
+        update(&mut barrier, 1, HOUR + 5);
+        assert_eq!(update(&mut barrier, 0, 10), UpdateResult::Joined, "however far it is behind");
+    }
+}
+
+#[test]
+fn link_behind_the_other_half_does_not_join() {
+    let mut barrier = Barrier::new(2, LIMITS, None);
+    update(&mut barrier, 0, 100);
+    update(&mut barrier, 1, 100);
+    assert!(barrier.lose(0) && barrier.lose(1));
+    barrier.set_floor(Some(at(HOUR)));
+    assert_eq!(update(&mut barrier, 0, 200), UpdateResult::TooFarBehind, "nothing has held the output, but");
+    assert_eq!(update(&mut barrier, 0, HOUR - 5_001), UpdateResult::TooFarBehind);
+    assert_eq!(update(&mut barrier, 1, HOUR - 5_000), UpdateResult::Joined);
+    assert_eq!(barrier.best_effort(), Some(at(HOUR - 5_000)));
 }
 
 #[test]
 fn kept_link_does_not_expire() {
-    let mut barrier = Barrier::new(2, LIMITS);
+    let mut barrier = Barrier::new(2, LIMITS, None);
     barrier.never_expire(0);
     for n in 1..=20 {
         barrier.tick(at(100));
@@ -140,7 +233,7 @@ fn kept_link_does_not_expire() {
 
 #[test]
 fn link_that_is_behind_may_repeat_its_barrier() {
-    let mut barrier = Barrier::new(2, LIMITS);
+    let mut barrier = Barrier::new(2, LIMITS, None);
     update(&mut barrier, 0, 10_000);
     barrier.leave(1);
     update(&mut barrier, 0, 20_000);
@@ -151,7 +244,7 @@ fn link_that_is_behind_may_repeat_its_barrier() {
 
 #[test]
 fn both_barriers_are_unwrapped_alike() {
-    let mut barrier = Barrier::new(1, LIMITS);
+    let mut barrier = Barrier::new(1, LIMITS, None);
     assert_eq!((barrier.position(), barrier.commit_position()), (0, 0));
     barrier.update(0, Some(at(300)), Some(at(200)));
     assert_eq!(barrier.position() - barrier.commit_position(), 100);
@@ -160,9 +253,8 @@ fn both_barriers_are_unwrapped_alike() {
 
 #[test]
 fn link_that_was_silent_for_days_joins_again() {
-    const HOUR: u64 = 3_600_000_000_000;
     for hours in [1, 30, 50, 70, 100, 1000] {
-        let mut barrier = Barrier::new(1, LIMITS);
+        let mut barrier = Barrier::new(1, LIMITS, None);
         update(&mut barrier, 0, 7);
         for hour in 0..=hours {
             barrier.tick(at(hour * HOUR));
@@ -175,27 +267,26 @@ fn link_that_was_silent_for_days_joins_again() {
 
 #[test]
 fn links_that_never_carried_a_barrier_expire_until_none_is_left() {
-    let mut barrier = Barrier::new(2, LIMITS);
+    let mut barrier = Barrier::new(2, LIMITS, None);
     for _ in 0..11 {
         barrier.tick(at(7));
         update(&mut barrier, 1, 7);
     }
-    assert_eq!((barrier.expire(), barrier.best_effort()), (Some(0), Some(at(7))));
+    assert_eq!((barrier.expire(), barrier.best_effort()), (Some((0, Gone::Silent)), Some(at(7))));
     barrier.leave(1);
     assert_eq!((barrier.live(), barrier.expire(), barrier.best_effort()), (0, None, Some(at(7))));
     assert_eq!(update(&mut barrier, 0, 8), UpdateResult::Joined);
     assert_eq!(barrier.best_effort(), Some(at(8)));
     // A barrier without inputs, and one with a single input.
-    assert_eq!((Barrier::new(0, LIMITS).live(), Barrier::new(0, LIMITS).expire()), (0, None));
-    let mut alone = Barrier::new(1, LIMITS);
+    assert_eq!((Barrier::new(0, LIMITS, None).live(), Barrier::new(0, LIMITS, None).expire()), (0, None));
+    let mut alone = Barrier::new(1, LIMITS, None);
     update(&mut alone, 0, 9);
     assert_eq!(alone.best_effort(), Some(at(9)));
 }
 
 #[test]
 fn registers_may_be_days_apart_while_time_wraps() {
-    const HOUR: u64 = 3_600_000_000_000;
-    let mut barrier = Barrier::new(2, LIMITS);
+    let mut barrier = Barrier::new(2, LIMITS, None);
     let start = (1 << 48) - 1000;
     update(&mut barrier, 0, start);
     update(&mut barrier, 1, start);
@@ -253,6 +344,12 @@ struct Oracle {
     updated_at: Vec<u64>,
     /// Reason why a link takes no part
     gone: Vec<Option<Gone>>,
+    /// Links that were evicted and not reported
+    unreported: Vec<bool>,
+    is_started: bool,
+    clock: Option<i128>,
+    /// Latest time received
+    latest: Option<i128>,
     outputs: [Option<i128>; 2],
     ticks: u64,
 }
@@ -261,8 +358,12 @@ struct Oracle {
 const NEVER: i128 = -1;
 
 impl Oracle {
-    fn new(inputs: usize) -> Self {
+    fn new(inputs: usize, clock: Option<i128>) -> Self {
         Self {
+            unreported: vec![false; inputs],
+            is_started: false,
+            clock,
+            latest: None,
             best_effort: vec![Some(NEVER); inputs],
             commit: vec![Some(NEVER); inputs],
             behind: vec![None; inputs],
@@ -274,9 +375,39 @@ impl Oracle {
     }
 
     fn settle(&mut self) {
-        for (output, registers) in self.outputs.iter_mut().zip([&self.best_effort, &self.commit]) {
+        self.begin();
+        let planes = [(&self.best_effort, self.is_started), (&self.commit, true)];
+        for (output, (registers, is_started)) in self.outputs.iter_mut().zip(planes) {
             let least = registers.iter().flatten().min().copied().filter(|&least| least != NEVER);
-            *output = (*output).max(least);
+            *output = (*output).max(least.filter(|_| is_started));
+        }
+    }
+
+    /// Returns the lower median of the links that take part and the clock, less twice the window.
+    fn earliest(&self) -> i128 {
+        let carried = |input: usize| self.behind[input].or(self.best_effort[input]);
+        let links = (0..self.best_effort.len()).filter(|&input| self.best_effort[input].is_some());
+        let mut voters: Vec<_> = links.filter_map(carried).filter(|&carried| carried != NEVER).collect();
+        if let Some(clock) = self.clock {
+            let latest = self.latest.unwrap();
+            let half = 1 << 47;
+            voters.push(latest + (clock - latest + half).rem_euclid(2 * half) - half);
+        }
+        voters.sort_unstable();
+        voters[(voters.len() - 1) / 2] - 2 * 5_000
+    }
+
+    fn begin(&mut self) {
+        let is_complete = self.best_effort.iter().flatten().all(|&register| register != NEVER);
+        if self.is_started || !is_complete || self.best_effort.iter().all(Option::is_none) {
+            return;
+        }
+        self.is_started = true;
+        let earliest = self.earliest();
+        for input in 0..self.best_effort.len() {
+            if self.best_effort[input].is_some_and(|register| register < earliest) {
+                self.take_out(input, Gone::Evicted);
+            }
         }
     }
 
@@ -304,7 +435,8 @@ impl Oracle {
         };
         if matches!(result, UpdateResult::Raised | UpdateResult::Unchanged | UpdateResult::Joined) {
             self.best_effort[input] = Some(value.max(output));
-            self.gone[input] = None;
+            self.latest = self.latest.max(Some(value));
+            (self.gone[input], self.unreported[input]) = (None, false);
             self.updated_at[input] = self.ticks;
             self.behind[input] = self.behind[input].filter(|_| result == UpdateResult::Joined);
         }
@@ -315,7 +447,9 @@ impl Oracle {
     /// Removes a link for this reason.
     fn take_out(&mut self, input: usize, why: Gone) {
         self.best_effort[input] = None;
+        self.behind[input] = None;
         self.gone[input] = Some(why);
+        self.unreported[input] = why == Gone::Evicted;
     }
 
     fn inputs(&self) -> Inputs {
@@ -342,13 +476,15 @@ proptest! {
     #[test]
     fn barrier_equals_that_of_the_reference_implementation(
         start in 0i128..1 << 48,
+        has_clock in any::<bool>(),
         (inputs, acts) in (1usize..20).prop_flat_map(|n| (Just(n), proptest::collection::vec(act(n), 0..300))),
     ) {
-        let mut barrier = Barrier::new(inputs, LIMITS);
-        let mut oracle = Oracle::new(inputs);
         // True time is an unwrapped integer; links carry 48 bits of it.
         let mut time = start + (1 << 60);
         let wire = |time: i128| Timestamp::new(time as u64);
+        let clock = has_clock.then_some(time);
+        let mut barrier = Barrier::new(inputs, LIMITS, clock.map(wire));
+        let mut oracle = Oracle::new(inputs, clock);
         let (mut last, mut latest) = (0, time);
         for act in acts {
             match act {
@@ -370,8 +506,9 @@ proptest! {
                 }
                 Act::Lose(input) => {
                     prop_assert_eq!(barrier.lose(input), oracle.gone[input].is_none());
-                    let why = oracle.gone[input].unwrap_or(Gone::Silent);
-                    oracle.take_out(input, why);
+                    if oracle.gone[input].is_none() {
+                        oracle.take_out(input, Gone::Silent);
+                    }
                 }
                 Act::RemoveCommit(input) => {
                     prop_assert_eq!(barrier.remove_commit(input), oracle.commit[input].take().is_some());
@@ -387,11 +524,18 @@ proptest! {
                     barrier.tick(wire(time));
                     latest = latest.max(time);
                     oracle.ticks += 1;
-                    while let Some(input) = barrier.expire() {
+                    oracle.clock = oracle.clock.and(Some(time));
+                    oracle.latest = oracle.latest.map(|latest| latest.max(time));
+                    while let Some((input, why)) = barrier.expire() {
+                        if why == Gone::Evicted {
+                            prop_assert!(core::mem::take(&mut oracle.unreported[input]), "link {} was not evicted", input);
+                            continue;
+                        }
                         prop_assert!(oracle.dead().contains(&input), "link {} is not dead", input);
                         oracle.take_out(input, Gone::Silent);
                         oracle.settle();
                     }
+                    prop_assert!(!oracle.unreported.contains(&true));
                 }
                 // Time may go on indefinitely if a link is updated or the clock is read at least once a day.
                 Act::Jump(by) => time = (time + i128::from(by)).min(latest + (1 << 46)),
@@ -412,7 +556,7 @@ proptest! {
         inputs in 1usize..1500,
         updates in proptest::collection::vec((any::<prop::sample::Index>(), 0u64..1000), 0..200),
     ) {
-        let mut barrier = Barrier::new(inputs, LIMITS);
+        let mut barrier = Barrier::new(inputs, LIMITS, None);
         let mut registers: Vec<_> = (0..inputs as u64).map(|input| 5000 + input * 7919 % 1000).collect();
         for (input, &register) in registers.iter().enumerate() {
             update(&mut barrier, input, register);

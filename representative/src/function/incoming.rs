@@ -285,7 +285,7 @@ impl Representative {
     /// and has no barrier by which that could be detected.
     #[cold]
     fn check_leave(&self, link: usize, time: Timestamp, now: Nanos) -> Result<(), Refusal> {
-        let ahead = time.distance(self.epoch_max.add(now.0));
+        let ahead = time.distance(self.reference_clock(now));
         if ahead > self.ahead_max {
             return Err(Refusal::Ahead);
         }
@@ -304,9 +304,7 @@ impl Representative {
         mut commit: Option<Timestamp>,
         now: Nanos,
     ) -> Result<(), Refusal> {
-        // A clock that was set back is no reference: the neighbours' clocks, which were not, are no further
-        // ahead than this.
-        let clock = self.epoch_max.add(now.0);
+        let clock = self.reference_clock(now);
         let ahead =
             |value: Option<Timestamp>| value.is_some_and(|value| value.distance(clock) > self.ahead_max);
         if ahead(barrier) || ahead(commit) {
@@ -350,7 +348,7 @@ impl Representative {
 
     /// Returns a barrier, or the latest valid time if the barrier is too far ahead of the clock.
     fn lowered(&self, barrier: Timestamp, now: Nanos) -> Timestamp {
-        let clock = self.epoch_max.add(now.0);
+        let clock = self.reference_clock(now);
         let is_ahead = barrier.distance(clock) > self.ahead_max;
         if is_ahead { clock.add(self.ahead_max.unsigned_abs()) } else { barrier }
     }
@@ -403,7 +401,7 @@ impl Representative {
         let barrier = &mut self.halves[half].barrier;
         let changes = match why {
             Gone::Left => barrier.leave(input),
-            Gone::Silent => barrier.lose(input),
+            Gone::Silent | Gone::Evicted => barrier.lose(input),
         };
         if changes {
             let committed = barrier.committed(input);

@@ -1,7 +1,7 @@
 //! Sent beacons: barriers that have passed an instant.
 
 use super::{Event, LOOPBACK, LinkEnds, LinkId, Representative};
-use crate::barrier::Inputs;
+use crate::barrier::{Gone, Inputs};
 use crate::config::{Incarnation, Pace};
 use crate::half::{DOWN, Half, UP};
 use crate::view::LinkState;
@@ -68,17 +68,33 @@ impl Representative {
         self.counters.ticks.add(1);
         self.ticks += 1;
         self.next_tick = Some(self.next_instant(now));
+        let floor = self.halves[DOWN].barrier.best_effort();
+        self.halves[UP].barrier.set_floor(floor);
         for half in [UP, DOWN] {
-            self.halves[half].barrier.tick(self.clock(now));
-            while let Some(input) = self.halves[half].barrier.expire() {
-                let committed = self.halves[half].barrier.committed(input);
-                let link = self.by_input[half][input];
-                self.counters.dead.add(1);
-                self.links[usize::from(link)].absence = Some(LinkState::Dead);
-                self.report(Event::Dead(LinkId(link), committed));
+            self.halves[half].barrier.tick(self.reference_clock(now));
+            while let Some((input, why)) = self.halves[half].barrier.expire() {
+                self.removed(half, input, why);
             }
             self.propagate(half, now);
         }
+    }
+
+    /// Reports a link that was removed.
+    #[cold]
+    fn removed(&mut self, half: usize, input: usize, why: Gone) {
+        let committed = self.halves[half].barrier.committed(input);
+        let link = self.by_input[half][input];
+        let (counter, state, event) = match why {
+            Gone::Evicted => {
+                (&self.counters.evicted, LinkState::Evicted, Event::Evicted(LinkId(link), committed))
+            }
+            Gone::Silent | Gone::Left => {
+                (&self.counters.dead, LinkState::Dead, Event::Dead(LinkId(link), committed))
+            }
+        };
+        counter.add(1);
+        self.links[usize::from(link)].absence = Some(state);
+        self.report(event);
     }
 
     #[inline]

@@ -28,6 +28,8 @@ pub enum ChangeKind {
     Dead(LinkId),
     /// A link was removed because nothing follows on it
     Left(LinkId),
+    /// A link was removed because it was too far behind
+    Evicted(LinkId),
     /// A link takes part again
     Joined(LinkId),
     /// The representative restarted: all of its links take part, and it waits for each
@@ -51,7 +53,7 @@ impl Change {
         match self.kind {
             ChangeKind::Restarted => Some(true),
             ChangeKind::Joined(other) => (other == link).then_some(true),
-            ChangeKind::Dead(other) | ChangeKind::Left(other) => (other == link).then_some(false),
+            ChangeKind::Dead(other) | ChangeKind::Left(other) | ChangeKind::Evicted(other) => (other == link).then_some(false),
         }
     }
 }
@@ -218,6 +220,7 @@ impl Network {
                     let kind = match event {
                         Event::Dead(link, _) => ChangeKind::Dead(link),
                         Event::Left(link, _) => ChangeKind::Left(link),
+                        Event::Evicted(link, _) => ChangeKind::Evicted(link),
                         Event::Joined(link) => ChangeKind::Joined(link),
                     };
                     self.record.changes.push(Change { at, keeper, kind });
@@ -270,13 +273,29 @@ impl Network {
 
     /// Checks that links were removed for a reason. A link that was removed for silence was silent: an
     /// outage that was drawn kept beacons from it, or its neighbour had no live link itself and so nothing
-    /// to say.
+    /// to say. A link that was removed because it was behind has a host behind it whose clock is wrong.
     ///
     /// # Errors
     /// The first violation.
     pub fn check_removed(&self, tree: &Tree) -> Result<(), String> {
         for &Change { at, keeper, kind } in &self.record.changes {
-            let ChangeKind::Dead(link) = kind else { continue };
+            let link = match kind {
+                ChangeKind::Dead(link) => link,
+                ChangeKind::Evicted(link) => {
+                    let is_wrong = |(host, by): (usize, i64)| {
+                        by < 0 && tree.hosts_behind(keeper, link).contains(&host)
+                    };
+                    if tree.wrong_host.is_some_and(is_wrong) {
+                        continue;
+                    }
+                    return Err(format!(
+                        "keeper {keeper} removed link {} at {} ns because it was behind, but no clock of a host \
+                         behind it is slow",
+                        link.0, at.0
+                    ));
+                }
+                ChangeKind::Left(_) | ChangeKind::Joined(_) | ChangeKind::Restarted => continue,
+            };
             let span = Nanos(at.0.saturating_sub(SILENCE.0))..at;
             if !self.was_silent(tree, keeper, link, &span) && !self.was_lost(tree, keeper, link, &span) {
                 return Err(format!(

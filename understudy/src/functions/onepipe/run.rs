@@ -138,6 +138,12 @@ impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<
                     );
                 });
             }
+            Event::Evicted(link, _) => {
+                let name = self.name(link);
+                self.event(|| {
+                    warn!("{name} is too far behind the others and is left out: check the clock of its neighbour.");
+                });
+            }
             Event::Left(link, _) => {
                 let name = self.name(link);
                 self.event(|| {

@@ -20,7 +20,7 @@ fn draw(seed: u64) -> Trial {
     tree.wrong_keepers = Some((seed, LARGEST_ERROR));
     if std::env::var("HOST").is_ok() && rng.below(2) == 0 {
         let size = 1000_i64 << rng.below(32);
-        let by = if rng.below(2) == 0 { size } else { -size };
+        let by = if rng.below(2) == 0 { size } else { -size - 3 * tree.join_window.0 as i64 };
         tree.wrong_host = Some((rng.below(tree.hosts() as u64) as usize, by));
     }
     let mut trial = Trial { tree, outages: Vec::new(), removals: Vec::new() };

@@ -117,10 +117,60 @@ fn links_leave_only_with_their_hosts() {
     }
 }
 
+/// Runs a tree in which a host's clock is an hour slow from the start, and its switch restarts.
+fn slow_host(
+    incarnation: representative::Incarnation,
+    seed: u64,
+    bug: Option<representative::Bug>,
+) -> Result<(), String> {
+    let mut tree = Tree::new(incarnation, 2, 3);
+    tree.bug = bug;
+    tree.lasts = Nanos::from_micros(450);
+    let mut network = tree.build(seed);
+    let mut rng = Rng::stream(seed, 0x736c_6f77);
+    let by_ns = [20_000, 1_000_000, 1_000_000_000, 3_600_000_000_000][seed as usize % 4] + 700_000;
+    network.slow_down(0, by_ns);
+    let keeper = network.representatives[0];
+    let at = Nanos(rng.between(100_000, 110_000));
+    network.world.schedule(at, Fault::Crash(keeper));
+    network.world.schedule(at + Nanos(rng.between(1_000, 60_000)), Fault::Restart(keeper));
+    network.world.run_until(Nanos::from_micros(500));
+    for host in network.each_host().filter(|host| host.number() != 0) {
+        let number = host.number();
+        for from in (1..9).filter(|&from| from != number) {
+            let later = Network::time(Nanos::from_micros(250));
+            if !host.delivered.iter().any(|&(ns, sender, _)| sender == from && ns > later) {
+                return Err(format!("host {number} received nothing of host {from} after the restart"));
+            }
+        }
+        if host.stall > Nanos::from_micros(33 + 60) {
+            return Err(format!("host {number}: its barrier did not rise for {} ns", host.stall.0));
+        }
+    }
+    let evicted = |n: usize| network.counters(n).evicted.get();
+    if evicted(0) == 0 || (1..network.representatives.len()).any(|n| evicted(n) > 0) {
+        let evicted: Vec<_> = (0..network.representatives.len()).map(evicted).collect();
+        return Err(format!("the host's switch alone has to leave it out, once or twice: {evicted:?}"));
+    }
+    network.check_order()
+}
+
+#[test]
+fn host_whose_clock_is_slow_is_left_out_alone() {
+    for incarnation in ALL {
+        for seed in 0..8 {
+            assert_eq!(slow_host(incarnation, seed, None), Ok(()), "{incarnation:?} seed {seed}");
+        }
+    }
+}
+
 /// Bugs that the tests of this file find
 #[cfg(debug_assertions)]
-pub(super) const BUGS: [representative::Bug; 2] =
-    [representative::Bug::DeafNothingFollows, representative::Bug::RefusesAhead];
+pub(super) const BUGS: [representative::Bug; 3] = [
+    representative::Bug::DeafNothingFollows,
+    representative::Bug::RefusesAhead,
+    representative::Bug::FirstWord,
+];
 
 /// Returns whether the tests of this file find this bug in each incarnation.
 #[cfg(debug_assertions)]
@@ -134,6 +184,7 @@ pub(super) fn finds(bug: representative::Bug) -> bool {
             network.world.run_until(Nanos::from_micros(600));
             check_links(&network).is_err()
         },
+        representative::Bug::FirstWord => |incarnation, seed, bug| slow_host(incarnation, seed, bug).is_err(),
         _ => return false,
     };
     ALL.iter().all(|&incarnation| (0..20).any(|seed| fails(incarnation, seed, Some(bug))))
