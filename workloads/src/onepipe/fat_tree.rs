@@ -257,6 +257,7 @@ impl FatTree {
                 hosts: self.all_hosts(),
                 tor: switch_addresses(n / hosts, n % hosts),
                 every: self.every,
+                declares: true,
                 clock_error: clock_error(self.skew_ns, self.behaviour.step_ns),
                 clock_off_by: 0,
                 until: EPOCH + self.lasts,

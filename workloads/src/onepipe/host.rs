@@ -121,6 +121,8 @@ pub(super) struct Position {
     pub(super) tor: Addresses,
     /// Mean time between two scatterings
     pub(super) every: Nanos,
+    /// Whether the process declares in beacons what it reads and writes
+    pub(super) declares: bool,
     /// Largest difference between the clocks of two hosts
     pub(super) clock_error: Nanos,
     /// Time by which its 1Pipe clock is wrong from the beginning (ns)
@@ -228,6 +230,7 @@ impl Host {
         let destinations = destinations(own, position.hosts, behaviour.partners, seed);
         config.peers = destinations.iter().copied().filter(|&n| n != own).map(peer).collect();
         config.barriers_in_messages = position.barriers_in_messages;
+        config.declares = position.declares;
         config.beacon_interval = BEACON_INTERVAL;
         (config.receive_window, config.initial_window) = (behaviour.receive_window, behaviour.initial_window);
         config.receive_buffer = behaviour.receive_buffer;

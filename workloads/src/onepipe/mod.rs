@@ -12,6 +12,7 @@ mod outages;
 mod outsider;
 mod traffic;
 mod triangle;
+mod variation;
 
 pub use addresses::BEACON_INTERVAL;
 pub use fat_tree::FatTree;
@@ -121,6 +122,8 @@ pub struct Tree {
     pub wrong_keepers: Option<(u64, u64)>,
     /// Seed from which a switch that restarts draws its incarnation anew, `Chip` or `SwitchCpu`
     pub reincarnate: Option<u64>,
+    /// Seed from which half of the nodes are drawn that declare nothing in their beacons, as before version 0.3
+    pub old: Option<u64>,
     /// Bug to plant into the switches, to test whether the checks find it
     pub bug: Option<representative::Bug>,
 }
@@ -145,6 +148,7 @@ impl Tree {
             wrong_host: None,
             wrong_keepers: None,
             reincarnate: None,
+            old: None,
             bug: None,
         }
     }
@@ -152,31 +156,6 @@ impl Tree {
     /// Returns the number of hosts.
     pub fn hosts(&self) -> usize {
         self.fanout.pow(self.levels)
-    }
-
-    /// Returns the largest difference between the clocks of two hosts, except for
-    /// [`wrong_host`](Self::wrong_host).
-    pub fn clock_error(&self) -> Nanos {
-        incarnations::clock_error(self.skew_ns, self.behaviour.step_ns)
-    }
-
-    /// Returns the age of the world at which hosts begin to send.
-    pub fn starts_sending(&self) -> Nanos {
-        incarnations::starts_sending(self.clock_error())
-    }
-
-    /// Returns by how many nanoseconds the 1Pipe clock at switch `n` is wrong from the beginning.
-    pub fn keeper_off_by(&self, n: usize) -> i64 {
-        let Some((seed, max)) = self.wrong_keepers else { return 0 };
-        let mut rng = Rng::stream(seed, 1 << 37 | n as u64);
-        // Errors of all orders of magnitude
-        let magnitude = rng.below(u64::from(max.max(1).ilog2()) + 1);
-        let size = rng.below(max >> magnitude | 1) as i64;
-        match rng.below(4) {
-            0 => size,
-            1 => -size,
-            _ => 0,
-        }
     }
 
     /// Returns the incarnation of switch `n`.
@@ -279,6 +258,7 @@ impl Tree {
         Config {
             bug: self.bug,
             join_window: self.join_window,
+            declares: !self.is_old_switch(n),
             clock: shifted_clock(self.keeper_off_by(n)),
             ..config
         }
@@ -313,6 +293,7 @@ impl Tree {
                 hosts: self.hosts(),
                 tor: switch_addresses(n / self.fanout, n % self.fanout),
                 every: self.every,
+                declares: !self.is_old_host(n),
                 clock_error: self.clock_error(),
                 clock_off_by: self.wrong_host.map_or(0, |(wrong, by_ns)| if wrong == n { by_ns } else { 0 }),
                 until: EPOCH + self.lasts,

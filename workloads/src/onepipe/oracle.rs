@@ -53,7 +53,9 @@ impl Change {
         match self.kind {
             ChangeKind::Restarted => Some(true),
             ChangeKind::Joined(other) => (other == link).then_some(true),
-            ChangeKind::Dead(other) | ChangeKind::Left(other) | ChangeKind::Evicted(other) => (other == link).then_some(false),
+            ChangeKind::Dead(other) | ChangeKind::Left(other) | ChangeKind::Evicted(other) => {
+                (other == link).then_some(false)
+            }
         }
     }
 }
@@ -282,9 +284,8 @@ impl Network {
             let link = match kind {
                 ChangeKind::Dead(link) => link,
                 ChangeKind::Evicted(link) => {
-                    let is_wrong = |(host, by): (usize, i64)| {
-                        by < 0 && tree.hosts_behind(keeper, link).contains(&host)
-                    };
+                    let is_wrong =
+                        |(host, by): (usize, i64)| by < 0 && tree.hosts_behind(keeper, link).contains(&host);
                     if tree.wrong_host.is_some_and(is_wrong) {
                         continue;
                     }
@@ -432,7 +433,8 @@ impl Network {
                 }
             }
         }
-        let is_lossless = tree.link.loss == Probability::NEVER;
+        let link = &tree.link;
+        let is_lossless = [link.loss, link.duplicate, link.reorder] == [Probability::NEVER; 3];
         for (&(sender, receiver), &(count, arrived)) in &counts {
             if is_lossless && arrived < count || count >= MANY && arrived == 0 {
                 return Err(format!(

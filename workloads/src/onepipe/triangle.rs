@@ -153,6 +153,7 @@ impl Triangle {
                     hosts: 2 * HOSTS,
                     tor: switch_addresses(n, host % HOSTS),
                     every: self.every,
+                    declares: true,
                     clock_error: clock_error(self.skew_ns, 0),
                     clock_off_by: 0,
                     until: EPOCH + self.lasts,

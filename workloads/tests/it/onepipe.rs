@@ -10,6 +10,7 @@ use workloads::onepipe::{BEACON_INTERVAL, Host, Message, Network, Tree};
 mod clocks;
 mod crashes;
 mod keepers;
+mod mixed;
 mod oracle;
 mod restarts;
 mod seeds;

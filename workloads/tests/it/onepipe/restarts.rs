@@ -3,7 +3,7 @@
 
 use super::environment;
 use super::trials::{SEEDS, Suite, let_recover, orderly_tree, span};
-use switch::{Nanos, Rng};
+use switch::{Nanos, Probability, Rng};
 use workloads::onepipe::{Failing, Outage, Part, Tree, Trial};
 
 pub(super) const SUITE: Suite = Suite { draw, settled: Tree::clock_error, is_disorderly: false };
@@ -40,6 +40,28 @@ fn restarted_processes_keep_one_order() {
         assert!(totals.explained.restarted > 50, "{totals:?}");
     }
 }
+pub(super) const DISORDERLY: Suite =
+    Suite { draw: draw_disorderly, settled: Tree::clock_error, is_disorderly: true };
+
+/// Draws a network as [`draw`] does, whose links duplicate frames and delay some by up to 1 ms, until long
+/// after their receiver has restarted.
+fn draw_disorderly(seed: u64) -> Trial {
+    let mut rng = Rng::stream(seed, 0x7265_706c_6179);
+    let rng = &mut rng;
+    let mut trial = draw(seed);
+    let link = &mut trial.tree.link;
+    link.duplicate = Probability::percent(rng.between(1, 10));
+    link.reorder = Probability::percent(rng.between(1, 10));
+    let latest = *rng.pick(&[20_000, 200_000, 1_000_000]);
+    link.reorder_by = Nanos(rng.between(5000, latest));
+    trial
+}
+
+#[test]
+fn survey_disorderly() {
+    DISORDERLY.survey();
+}
+
 #[test]
 fn survey_restarts() {
     SUITE.survey();

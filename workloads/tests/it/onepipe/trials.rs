@@ -2,7 +2,9 @@
 //! outside. A trial that fails is made smaller before it is reported.
 
 use switch::{Nanos, Probability, Rng};
-use workloads::onepipe::{Conditions, Eligible, Explained, Failing, Network, Outage, Tree, Trial};
+use workloads::onepipe::{
+    Change, ChangeKind, Conditions, Eligible, Explained, Failing, Network, Outage, Tree, Trial,
+};
 
 use representative::config::Pace;
 
@@ -28,6 +30,8 @@ pub(super) struct Totals {
     pub(super) left: usize,
     pub(super) dead: u64,
     pub(super) joined: u64,
+    /// Links that were removed because they were behind
+    pub(super) evicted: usize,
     pub(super) explained: Explained,
 }
 
@@ -61,7 +65,9 @@ impl Suite {
             network.run_until(until);
         }
         // The last acknowledged messages wait for the barrier.
-        network.run_until(until + Nanos::from_micros(60));
+        let longest = if self.is_disorderly { tree.link.reorder_by } else { Nanos::ZERO };
+        let latest = Nanos(longest.0 * 2 * u64::from(tree.levels + 1));
+        network.run_until(until + Nanos::from_micros(60) + latest);
         let excused: Vec<usize> = tree.wrong_host.iter().map(|&(host, _)| host).collect();
         network.check_order()?;
         network.check_fates_except(&excused)?;
@@ -139,6 +145,8 @@ fn count(network: &Network, totals: &mut Totals) {
         totals.restarts += host.incarnations().len() - 1;
         totals.left += usize::from(host.has_left());
     }
+    let evicted = |change: &&Change| matches!(change.kind, ChangeKind::Evicted(_));
+    totals.evicted += network.record.changes.iter().filter(evicted).count();
     for keeper in 0..network.representatives.len() {
         totals.dead += network.counters(keeper).dead.get();
         totals.joined += network.counters(keeper).joined.get();
