@@ -47,7 +47,7 @@ impl Host {
         let mut config = Config::new(peer(0), BeaconPeer { mac, address, qpn, detour: Vec::new() });
         config.peers = (1..=PEERS).map(peer).collect();
         config.mtu = 256;
-        config.barriers_in_messages = how & 1 != 0;
+        config.declares = how & 1 != 0;
         config.clock = CLOCK;
         (config.receive_window, config.receive_buffer) = (2000, BUFFER);
         (config.initial_window, config.send_buffer, config.max_unsettled) = (1000, BUFFER, 40);
@@ -134,7 +134,10 @@ impl Host {
                 self.deliver(from, &header, NakBody::new(c).as_bytes());
             }
             4 => {
-                let header = OnePipe::new(OnePipeOpcode::BEACON, near(b, 100), Psn::ZERO);
+                let mut header = OnePipe::new(OnePipeOpcode::BEACON, near(b, 100), Psn::ZERO);
+                if c & 1 != 0 {
+                    header.declare(c & 2 != 0, c & 4 != 0);
+                }
                 self.deliver(TOR, &header, &[]);
             }
             5 if a & 32 != 0 => {

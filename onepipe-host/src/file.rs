@@ -54,7 +54,7 @@ settings::table! {
     ack_delay_us: Nanos = micros(1..=MAX_US) => default(3);
     /// Time between two beacons
     beacon_interval_ns: Nanos = nanos(1_000..=1_000_000) => default(3000);
-    /// Whether messages carry barriers, too; only a switch with `incarnation = "chip"` reads them
+    /// Has no effect: beacons declare whether messages carry barriers. Will be removed in a later version
     barriers_in_messages: bool = boolean() => default(false);
     /// Q_Key of 1Pipe's datagrams
     qkey: u32 = whole(0..=u32::MAX as u64) => default(0x31506970);
@@ -166,7 +166,7 @@ pub fn read(table: &Table<'_>, ports: &Ports) -> Option<Settings> {
 
 /// Reads the numeric and boolean keys, all of which have a default.
 fn read_numbers(table: &Table<'_>, config: &mut process::Config) {
-    config.barriers_in_messages = table.read(Keys::barriers_in_messages);
+    table.read(Keys::barriers_in_messages);
     config.qkey = table.read(Keys::qkey);
     config.traffic_class = table.read(Keys::traffic_class);
     config.hop_limit = table.read(Keys::hop_limit);

@@ -391,6 +391,10 @@ impl Sender {
                 let mut header = OnePipe::new(opcode, self.epoch.add(now.0), psn);
                 header.set_first(!beacon);
                 header.set_end_of_message(!beacon);
+                if beacon {
+                    // So chips take the barriers of the messages of other streams.
+                    header.declare(false, true);
+                }
                 fields.set_words(template.payload, header.as_bytes());
                 // Behind the Q_Key, the DETH has the sender's queue pair number.
                 fields.set_u24(template.extended() + 4, self.first_qpn + n);

@@ -19,11 +19,13 @@ pub enum Bug {
     RefusesAhead,
     /// A link's first barrier is waited for however far it is behind
     FirstWord,
+    /// A chip takes barriers from the messages of a neighbour that does not declare that it writes them
+    UndeclaredBarriers,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::ReturningLink,
         Self::LastLink,
         Self::SilentDrop,
@@ -32,5 +34,6 @@ impl Bug {
         Self::DeafNothingFollows,
         Self::RefusesAhead,
         Self::FirstWord,
+        Self::UndeclaredBarriers,
     ];
 }

@@ -116,11 +116,6 @@ pub struct Link {
     pub qpn: Qpn,
     /// Form in which beacons are sent. Both forms are accepted
     pub beacon: BeaconForm,
-    /// Whether messages carry barriers on this link, in both directions: true for hosts and for switches that
-    /// are [`Chip`](Incarnation::Chip). Other switches leave in a message the barrier that its sender wrote,
-    /// which is not valid for this link, and take no barriers from messages. They get beacons even while
-    /// messages pass
-    pub barriers_in_messages: bool,
 }
 
 /// Switches that a beacon has to pass, as the addresses at which their tunnels end, in this order: the beacon

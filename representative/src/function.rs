@@ -91,8 +91,11 @@ impl LatestTime {
 /// State of a link.
 #[derive(Debug)]
 struct LinkEnds {
-    /// Whether messages carry barriers on the link, in both directions
-    barriers_in_messages: bool,
+    /// Tick until which it counts that the neighbour takes barriers from messages, by its last beacon
+    reads_until: u64,
+    /// Tick until which it counts that the neighbour writes the link's barrier into messages, by its last
+    /// beacon
+    writes_until: u64,
     /// Half that the link feeds, and its input there
     input: (usize, usize),
     /// Half that feeds the link
@@ -167,7 +170,8 @@ impl Representative {
             let qpn = Qpn::new(config.first_qp.get() + u32::from(number));
             let beacon = Template::new(&config, link, qpn);
             links.push(LinkEnds {
-                barriers_in_messages: link.barriers_in_messages,
+                reads_until: 0,
+                writes_until: 0,
                 input,
                 output,
                 sent_barrier: 0,

@@ -85,12 +85,19 @@ impl Load {
             }
             Kind::Beacons => step * round as u64,
         };
-        let frame = |round: usize, link: u16| self.frame(link, Timestamp::new(time(round) + step / 2));
-        (0..rounds).flat_map(|round| (0..self.links).map(move |link| frame(round, link))).collect()
+        let frame =
+            |round: usize, link: u16| self.frame(self.kind, link, Timestamp::new(time(round) + step / 2));
+        // A chip reads barriers in messages after a beacon that declares them. `dead_after_intervals` is large,
+        // so the declaration stays valid.
+        let declaring = if self.kind == Kind::Messages { self.links } else { 0 };
+        let declarations =
+            (0..declaring).map(|link| self.frame(Kind::Beacons, link, Timestamp::new(step / 4)));
+        let rounds = (0..rounds).flat_map(|round| (0..self.links).map(move |link| frame(round, link)));
+        declarations.chain(rounds).collect()
     }
 
-    fn frame(&self, link: u16, timestamp: Timestamp) -> Vec<u8> {
-        let (opcode, dst, dst_ip, qpn) = match self.kind {
+    fn frame(&self, kind: Kind, link: u16, timestamp: Timestamp) -> Vec<u8> {
+        let (opcode, dst, dst_ip, qpn) = match kind {
             Kind::Messages => (OnePipeOpcode::DATA, PEER, Ipv4Addr::new(10, 2, 0, 1), Qpn::new(0x99)),
             Kind::Beacons => (OnePipeOpcode::BEACON, OWN, OWN_IP, Qpn::new(FIRST_QP.get() + u32::from(link))),
         };
@@ -98,8 +105,11 @@ impl Load {
         let ip = Ipv4 { src: address(link).octets(), dst: dst_ip.octets(), ..Ipv4::default() };
         let mut repr = Repr::new(ethernet, Ip::V4(ip, &[]), Bth::new(Opcode::UD_SEND_ONLY, qpn, Psn::ZERO));
         repr.extended.deth = Deth::new(OnePipe::QKEY, Qpn::new(0x11));
-        let header = OnePipe::new(opcode, timestamp, Psn::ZERO);
-        let message = if self.kind == Kind::Messages { self.payload } else { 0 };
+        let mut header = OnePipe::new(opcode, timestamp, Psn::ZERO);
+        if kind == Kind::Beacons {
+            header.declare(true, true);
+        }
+        let message = if kind == Kind::Messages { self.payload } else { 0 };
         let payload = [header.as_bytes(), &vec![0x5a; message]].concat();
         repr.payload = &payload;
         let mut frame = vec![0; repr.frame_len()];
@@ -117,7 +127,6 @@ impl Load {
             detour: Vec::new(),
             qpn: Qpn::new(0x11),
             beacon: BeaconForm::Datagram,
-            barriers_in_messages: true,
         };
         Config {
             forward: forward::Config {
@@ -169,7 +178,7 @@ impl Load {
             return Err(format!("{} refused: {}", counters.refused(why), why.name()));
         }
         let (accepted, beacons) = match self.kind {
-            Kind::Messages => (counters.messages.get(), 0),
+            Kind::Messages => (counters.messages.get() + counters.datagrams.get(), 0),
             // With fewer links than a burst has frames, one beacon may answer several rounds.
             Kind::Beacons if self.links < 32 => (counters.datagrams.get(), frames / 8),
             Kind::Beacons => (counters.datagrams.get(), frames / 10 * 9),

@@ -169,7 +169,7 @@ fn process(payload: usize) -> Launch {
         let config = format!(
             "[runtime]\nworkers = [{}]\nmemory_mb = 256\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
              [[port]]\nname = \"loop\"\nbuffers = 16383\nring = {{}}\n\
-             [process]\nid = 1\nmac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1/24\"\nbarriers_in_messages = false\n\
+             [process]\nid = 1\nmac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1/24\"\n\
              ack_every = {ACK_EVERY}\nack_delay_us = 100\ntimeout_us = 1000000\n\
              [[process.beacons]]\n{own_endpoint}[[process.peers]]\nid = 2\n{own_endpoint}",
             bench.cpu

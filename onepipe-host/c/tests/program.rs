@@ -47,7 +47,6 @@ id = 1
 address = "10.0.0.1/24"
 mac = "02:00:00:00:00:01"
 beacon_interval_ns = 50000
-barriers_in_messages = false
 timeout_us = 200000
 
 [[process.beacons]]

@@ -28,7 +28,6 @@ fn bench(change: impl FnOnce(&mut Config)) -> Bench {
     let mut config = Config::new(own, BeaconPeer { mac, address, qpn, detour: Vec::new() });
     config.peers =
         vec![Peer { id: TWIN, ..own }, Peer { id: UNREACHABLE, address: IpAddr::from([10, 0, 0, 3]), ..own }];
-    config.barriers_in_messages = false;
     change(&mut config);
     let (sends, to_host) = ring();
     let (from_host, deliveries) = ring();

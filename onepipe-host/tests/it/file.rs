@@ -44,7 +44,7 @@ fn small_file_has_defaults_for_the_rest() {
         (process.mtu, process.timeout, process.beacon_interval),
         (1024, Nanos::from_millis(1), Nanos(3000))
     );
-    assert!(!process.barriers_in_messages && process.tor.detour.is_empty());
+    assert!(process.tor.detour.is_empty());
 }
 
 #[test]
@@ -63,7 +63,6 @@ fn every_key_is_read() {
     assert_eq!((config.switch.as_str(), config.prefix), ("tor1", 24));
     let process = config.process;
     assert_eq!((process.own.qpn, process.peers[0].qpn), (Qpn::new(0x20), Qpn::new(0x21)));
-    assert!(process.barriers_in_messages);
     assert_eq!((process.beacon_interval, process.traffic_class, process.hop_limit), (Nanos(4000), 0x68, 9));
     assert_eq!((process.mtu, process.qkey, process.ahead_max), (512, 7, Nanos(5000)));
     assert_eq!((process.timeout, process.ack_delay, process.ack_every), (Nanos(400_000), Nanos(20_000), 8));

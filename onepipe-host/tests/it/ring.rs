@@ -28,7 +28,6 @@ fn config() -> Config {
     // The machine may be busy with other work for a while.
     process.timeout = switch::Nanos::from_millis(200);
     process.beacon_interval = switch::Nanos::from_micros(50);
-    process.barriers_in_messages = false;
     let port = Port {
         name: "ring".into(),
         device: Device::Ring,

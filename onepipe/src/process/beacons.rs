@@ -31,8 +31,8 @@ pub(super) struct Beacons {
     next_instant: Nanos,
     pending: Pending,
     psn: Psn,
-    /// Whether this process reads barriers in messages; `None` if it declares nothing
-    declares: Option<bool>,
+    /// Whether beacons declare what this process reads and writes
+    declares: bool,
     /// Planted bug
     bug: Option<Bug>,
 }
@@ -48,7 +48,7 @@ impl Beacons {
             next_instant: Nanos::ZERO,
             pending: Pending::None,
             psn: Psn::ZERO,
-            declares: config.declares.then_some(config.barriers_in_messages),
+            declares: config.declares,
             bug: config.bug,
         })
     }
@@ -149,9 +149,8 @@ impl Beacons {
             header.set_barrier(None);
             header.set_nothing_follows(true);
         }
-        if let Some(reads) = self.declares {
-            // The barrier of each message is its timestamp, or an earlier time.
-            header.declare(reads, true);
+        if self.declares {
+            header.declare(true, true);
         }
         self.tor.emit(frame, &header, &[]);
         insert_detour(frame, &self.detour);

@@ -9,9 +9,12 @@ pub enum Bug {
     OvertakingBeacon,
     /// A process that gives up the missing packets of one sender refuses the next packet of another sender
     SharedGap,
+    /// A process takes barriers from messages although its switch does not declare that it writes them
+    UndeclaredBarriers,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 3] = [Self::TieByArrival, Self::OvertakingBeacon, Self::SharedGap];
+    pub const ALL: [Self; 4] =
+        [Self::TieByArrival, Self::OvertakingBeacon, Self::SharedGap, Self::UndeclaredBarriers];
 }

@@ -39,10 +39,6 @@ pub struct Config {
     /// Node that keeps the barrier of this process's link: the ToR switch, or its representative. Beacons are
     /// sent to this node and received from it
     pub tor: BeaconPeer,
-    /// Whether messages arrive with the barrier of the link, as from a switching chip that keeps barriers.
-    /// Other incarnations of a switch leave the barrier that the sender wrote, which is not valid for this
-    /// link
-    pub barriers_in_messages: bool,
     /// `Q_Key` of 1Pipe's datagrams
     pub qkey: u32,
     /// Maximum size of 1Pipe header and data of a packet, in bytes: the path MTU, 256 to 4,096
@@ -123,13 +119,12 @@ impl Config {
     }
 
     /// Returns a configuration with the paper's values where the paper gives any: beacons every 3 us, best
-    /// effort. There are no peers, and the other end of the link is not a chip.
+    /// effort. There are no peers.
     pub fn new(own: Peer, tor: BeaconPeer) -> Self {
         Self {
             own,
             peers: Vec::new(),
             tor,
-            barriers_in_messages: false,
             qkey: OnePipe::QKEY,
             mtu: 1024,
             traffic_class: 0,

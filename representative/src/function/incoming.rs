@@ -133,7 +133,9 @@ impl Representative {
         // Barriers in packets with other opcodes are ignored: a packet of the reliable service may be a
         // retransmission of an old one.
         let uses_barriers = chip && header.opcode() == OnePipeOpcode::DATA;
-        if uses_barriers && self.links[from].barriers_in_messages {
+        let is_declared = self.links[from].writes_until > self.ticks
+            || self.config.has_bug(crate::bug::Bug::UndeclaredBarriers);
+        if uses_barriers && is_declared {
             if !Packet::new(frame.bytes(), layout).verify_icrc() {
                 return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
             }
@@ -176,7 +178,7 @@ impl Representative {
         stamp(frame.bytes_mut(), layout, best_effort, barrier.commit());
         // Other neighbours forward the message without reading its barrier, and get the barrier from beacons
         // alone.
-        if link.barriers_in_messages {
+        if link.reads_until > self.ticks {
             (link.sent_barrier, link.sent_barrier_at) = (barrier.position(), self.ticks);
         }
         self.counters.messages.add(1);
@@ -267,6 +269,12 @@ impl Representative {
                 return self.refuse(why, DropReason::Stale);
             }
             Err(why) => return self.refuse(why, DropReason::Refused),
+        }
+        if self.config.incarnation == Incarnation::Chip {
+            // Valid for as long as the link may be silent, so the declaration ends with the link.
+            let until = self.ticks + u64::from(self.config.dead_after_intervals);
+            self.links[link].reads_until = if header.reads_barriers() { until } else { 0 };
+            self.links[link].writes_until = if header.writes_barriers() { until } else { 0 };
         }
         let last_beacon = &mut self.links[link].last_beacon;
         last_beacon.note(header.timestamp());

@@ -61,7 +61,6 @@ fn link(n: u8, side: Side) -> Link {
         detour: Vec::new(),
         qpn: Qpn::new(0x30 + u32::from(n)),
         beacon: BeaconForm::Datagram,
-        barriers_in_messages: true,
     }
 }
 
@@ -142,8 +141,16 @@ fn data(from: u8, to: u8, ns: u64) -> Vec<u8> {
     message(from, mac(to), header(OnePipeOpcode::DATA, at(ns), Some(at(ns))))
 }
 
+/// Builds a beacon of a neighbour that reads and writes barriers in messages.
 fn beacon(from: u8, barrier: Option<Timestamp>) -> Vec<u8> {
-    beacon_with(from, header(OnePipeOpcode::BEACON, barrier.unwrap_or_default(), barrier))
+    let mut header = header(OnePipeOpcode::BEACON, barrier.unwrap_or_default(), barrier);
+    header.declare(true, true);
+    beacon_with(from, header)
+}
+
+/// Builds a beacon of a neighbour that declares nothing.
+fn undeclared(from: u8, barrier: Timestamp) -> Vec<u8> {
+    beacon_with(from, header(OnePipeOpcode::BEACON, barrier, Some(barrier)))
 }
 
 /// Builds a beacon that announces at this time that nothing follows.
@@ -223,6 +230,9 @@ fn refused(function: &Representative) -> Vec<(&'static str, u64)> {
 #[test]
 fn message_leaves_with_the_barrier_of_its_output_link() {
     let mut function = representative(Incarnation::Chip);
+    for n in 0..4 {
+        verdict(&mut function, &beacon(n, None), n.into(), 0);
+    }
     // The other inputs have no barriers yet, so the message leaves without one.
     let (frame, port) = forwarded(&mut function, &data(0, 2, 100), 0, 100);
     assert_eq!((header_of(&frame).barrier(), port), (None, PortId(2)));
@@ -261,10 +271,9 @@ fn only_barriers_in_best_effort_messages_count() {
     }
     assert_eq!(function.barriers(Side::Below).0, Some(at(1000)));
     // A neighbour that does not write barriers into messages: only its beacons count.
-    let mut config = config(Incarnation::Chip);
-    config.links[0].barriers_in_messages = false;
-    let mut function = Representative::new(config).unwrap();
+    let mut function = representative(Incarnation::Chip);
     update_all(&mut function, 1000);
+    verdict(&mut function, &undeclared(0, at(1000)), 0, 1000);
     forwarded(&mut function, &data(1, 2, 2000), 1, 2000);
     let (frame, _) = forwarded(&mut function, &data(0, 2, 2000), 0, 2000);
     assert_eq!(header_of(&frame).barrier(), Some(at(1000)));

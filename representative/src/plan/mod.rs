@@ -361,7 +361,6 @@ impl Plan {
         config.peers = peers.collect::<Option<_>>()?;
         (config.beacon_interval, config.traffic_class) = (settings.beacon_interval, settings.traffic_class);
         (config.ahead_max, config.timeout) = (settings.ahead_max, settings.timeout);
-        config.barriers_in_messages = false;
         Some((*switch, config))
     }
 
@@ -377,7 +376,6 @@ impl Plan {
             detour: link.beacons.detour.clone(),
             qpn: link.beacons.qpn,
             beacon: link.beacons.form,
-            barriers_in_messages: false,
         };
         let Settings { beacon_interval, dead_after_intervals, traffic_class, ahead_max, .. } =
             topology.settings;

@@ -88,7 +88,6 @@ fn representative(network: &Network, switch: usize) -> File {
             _ = writeln!(text, "beacon = {{ va = {}, rkey = {} }}", hex(va), hex(rkey.into()));
         }
         text.extend(detour(beacons));
-        text += "barriers_in_messages = false\n";
     }
     File { name: format!("{name}.representative.toml"), content: text }
 }
@@ -102,7 +101,7 @@ fn process(network: &Network, number: usize) -> File {
          # its number and queue pair, the representative that keeps the barriers of its link, and its peers.\n\n\
          {}\n\
          [[port]]\nname = \"network\"\naf_packet = {{ interface = {} }}\n\n\
-         [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nahead_max_us = {}\ntimeout_us = {}\nbarriers_in_messages = false\n",
+         [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nahead_max_us = {}\ntimeout_us = {}\n",
         host.name,
         runtime(network),
         quoted(&network.interfaces[number]),

@@ -215,16 +215,7 @@ impl FatTree {
                 _ => BeaconForm::Datagram,
             };
             let port = PortId(if beside { 0 } else { number as u16 });
-            Link {
-                side,
-                port,
-                mac,
-                address: ip.into(),
-                qpn,
-                beacon,
-                barriers_in_messages: true,
-                detour: Vec::new(),
-            }
+            Link { side, port, mac, address: ip.into(), qpn, beacon, detour: Vec::new() }
         });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.router(number, site, seed) };
         super::representative_config(
@@ -257,11 +248,11 @@ impl FatTree {
                 hosts: self.all_hosts(),
                 tor: switch_addresses(n / hosts, n % hosts),
                 every: self.every,
-                declares: true,
                 clock_error: clock_error(self.skew_ns, self.behaviour.step_ns),
                 clock_off_by: 0,
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.incarnation == Incarnation::Chip,
+                is_old: false,
             };
             ends.push(world.add(
                 &format!("host {n}"),

@@ -121,8 +121,6 @@ pub(super) struct Position {
     pub(super) tor: Addresses,
     /// Mean time between two scatterings
     pub(super) every: Nanos,
-    /// Whether the process declares in beacons what it reads and writes
-    pub(super) declares: bool,
     /// Largest difference between the clocks of two hosts
     pub(super) clock_error: Nanos,
     /// Time by which its 1Pipe clock is wrong from the beginning (ns)
@@ -131,6 +129,8 @@ pub(super) struct Position {
     pub(super) until: Nanos,
     /// Whether messages carry the barrier of the link
     pub(super) barriers_in_messages: bool,
+    /// Whether its beacons declare nothing, as those of earlier versions
+    pub(super) is_old: bool,
 }
 
 /// Behaviour of a host.
@@ -229,8 +229,7 @@ impl Host {
         let mut config = process::Config::new(peer(own), tor);
         let destinations = destinations(own, position.hosts, behaviour.partners, seed);
         config.peers = destinations.iter().copied().filter(|&n| n != own).map(peer).collect();
-        config.barriers_in_messages = position.barriers_in_messages;
-        config.declares = position.declares;
+        config.declares = !position.is_old;
         config.beacon_interval = BEACON_INTERVAL;
         (config.receive_window, config.initial_window) = (behaviour.receive_window, behaviour.initial_window);
         config.receive_buffer = behaviour.receive_buffer;
@@ -242,7 +241,7 @@ impl Host {
         let at = sim::EPOCH + Nanos(rng.below(position.until.since(sim::EPOCH).0.max(1)));
         let by = rng.below(2 * behaviour.step_ns + 1) as i64 - behaviour.step_ns as i64;
         // A separate stream, so that all other draws of the seed stay the same.
-        let mut leaving = Rng::stream(seed, 1 << 36 | own as u64);
+        let mut leaving = Rng::stream(seed, 1 << 41 | own as u64);
         let lasts = position.until.since(sim::EPOCH).0.max(1);
         let leave_at = leaving.happens(behaviour.leaves).then(|| sim::EPOCH + Nanos(leaving.below(lasts)));
         Self {

@@ -94,6 +94,9 @@ pub struct Tree {
     pub incarnation: Incarnation,
     /// Seed from which each switch draws an incarnation of its own; `None` if all have `incarnation`
     pub incarnations: Option<u64>,
+    /// Seed from which it is drawn which hosts and switches declare nothing in their beacons, as those of
+    /// earlier versions; `None` if all declare
+    pub old: Option<u64>,
     /// When switches send beacons
     pub pace: Pace,
     /// Levels of switches
@@ -122,8 +125,6 @@ pub struct Tree {
     pub wrong_keepers: Option<(u64, u64)>,
     /// Seed from which a switch that restarts draws its incarnation anew, `Chip` or `SwitchCpu`
     pub reincarnate: Option<u64>,
-    /// Seed from which half of the nodes are drawn that declare nothing in their beacons, as before version 0.3
-    pub old: Option<u64>,
     /// Bug to plant into the switches, to test whether the checks find it
     pub bug: Option<representative::Bug>,
 }
@@ -134,6 +135,7 @@ impl Tree {
         Self {
             incarnation,
             incarnations: None,
+            old: None,
             pace: Pace::Passing,
             levels,
             fanout,
@@ -148,7 +150,6 @@ impl Tree {
             wrong_host: None,
             wrong_keepers: None,
             reincarnate: None,
-            old: None,
             bug: None,
         }
     }
@@ -162,6 +163,11 @@ impl Tree {
     pub fn incarnation_of(&self, n: usize) -> Incarnation {
         const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
         self.incarnations.map_or(self.incarnation, |seed| *Rng::stream(seed, n as u64).pick(&ALL))
+    }
+
+    /// Returns whether a node is drawn as one of an earlier version.
+    fn is_old(&self, node: u64) -> bool {
+        self.old.is_some_and(|seed| Rng::stream(seed, 1 << 36 | node).below(2) == 0)
     }
 
     /// Returns whether switch `n` is a plain bridge, whose barriers a host beside it keeps.
@@ -249,7 +255,6 @@ impl Tree {
                         }
                         _ => BeaconForm::Datagram,
                     },
-                    barriers_in_messages: switch.is_none() || is_a(Incarnation::Chip),
                 }
             });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
@@ -258,7 +263,7 @@ impl Tree {
         Config {
             bug: self.bug,
             join_window: self.join_window,
-            declares: !self.is_old_switch(n),
+            declares: !self.is_old(1 << 32 | n as u64),
             clock: shifted_clock(self.keeper_off_by(n)),
             ..config
         }
@@ -293,11 +298,12 @@ impl Tree {
                 hosts: self.hosts(),
                 tor: switch_addresses(n / self.fanout, n % self.fanout),
                 every: self.every,
-                declares: !self.is_old_host(n),
                 clock_error: self.clock_error(),
                 clock_off_by: self.wrong_host.map_or(0, |(wrong, by_ns)| if wrong == n { by_ns } else { 0 }),
                 until: EPOCH + self.lasts,
-                barriers_in_messages: self.incarnation_of(n / self.fanout) == Incarnation::Chip,
+                barriers_in_messages: self.reincarnate.is_none()
+                    && self.incarnation_of(n / self.fanout) == Incarnation::Chip,
+                is_old: self.is_old(n as u64),
             };
             let host = Host::new(n, position, self.behaviour, seed);
             hosts.push(world.add(&format!("host {n}"), host, clock(self.skew_ns)));

@@ -115,7 +115,6 @@ impl Triangle {
                 detour: Vec::new(),
                 qpn: HOST_QP,
                 beacon: BeaconForm::Datagram,
-                barriers_in_messages: false,
             }
         };
         let other = switch_addresses(1 - n, HOSTS);
@@ -153,11 +152,11 @@ impl Triangle {
                     hosts: 2 * HOSTS,
                     tor: switch_addresses(n, host % HOSTS),
                     every: self.every,
-                    declares: true,
                     clock_error: clock_error(self.skew_ns, 0),
                     clock_off_by: 0,
                     until: EPOCH + self.lasts,
                     barriers_in_messages: false,
+                    is_old: false,
                 };
                 hosts.push(world.add(
                     &format!("host {host}"),

@@ -1,4 +1,4 @@
-//! Nodes of a tree that differ from the others: by their clocks, or by their version.
+//! Clocks of a tree: by how much they may differ, and which are wrong.
 
 use super::{Tree, incarnations};
 use switch::{Nanos, Rng};
@@ -27,15 +27,5 @@ impl Tree {
             1 => -size,
             _ => 0,
         }
-    }
-
-    /// Returns whether a host is one that declares nothing in its beacons.
-    pub(super) fn is_old_host(&self, n: usize) -> bool {
-        self.old.is_some_and(|seed| Rng::stream(seed, 1 << 39 | n as u64).below(2) == 0)
-    }
-
-    /// Returns whether switch `n` is one that declares nothing in its beacons.
-    pub(super) fn is_old_switch(&self, n: usize) -> bool {
-        self.old.is_some_and(|seed| Rng::stream(seed, 1 << 40 | n as u64).below(2) == 0)
     }
 }

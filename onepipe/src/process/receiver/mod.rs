@@ -32,6 +32,10 @@ const MAX_SPARE_BYTES: usize = 4096;
 /// other runs of its scattering, which may be 16 MB on a slow link.
 const ABANDONED_AFTER: u64 = 10_000;
 
+/// Number of beacon intervals for which a declaration of the switch is valid: those after which a silent link
+/// is dead (1Pipe, section 4.2)
+const LEASE_INTERVALS: u64 = 10;
+
 /// Index of a sender among the peers, and its number
 pub(super) type SenderId = (u32, ProcessId);
 
@@ -41,8 +45,10 @@ pub(super) struct Receiver {
     /// State of each sender, created with its first packet
     senders: Box<[Option<Box<Inbound>>]>,
     barriers: Barriers,
-    /// Whether messages arrive with the barrier of the link
-    barriers_in_messages: bool,
+    /// Time until which it counts that messages arrive with the barrier of the link, by the switch's last beacon
+    tor_writes_until: Nanos,
+    /// Time for which such a declaration is valid
+    lease: Nanos,
     reorder: Reorder,
     /// Delivered messages, each with the sender's index and the bytes of the sender's window that it frees
     inbox: VecDeque<(Message, u32, usize)>,
@@ -72,7 +78,8 @@ impl Receiver {
         Self {
             senders: config.peers.iter().map(|_| None).collect(),
             barriers: Barriers::new(config),
-            barriers_in_messages: config.barriers_in_messages,
+            tor_writes_until: Nanos::ZERO,
+            lease: Nanos(LEASE_INTERVALS * config.beacon_interval.0),
             reorder,
             inbox: VecDeque::new(),
             wake_at: None,
@@ -172,7 +179,18 @@ impl Receiver {
         let time = self.barriers.check_beacon(header, clock, now)?;
         let result = self.barriers.update_by_beacon(header, time, clock, now);
         self.deliver(clock, now);
-        result.inspect(|()| self.counters.beacons_taken.add(1))
+        result?;
+        self.tor_writes_until = if header.writes_barriers() { now + self.lease } else { Nanos::ZERO };
+        self.counters.beacons_taken.add(1);
+        Ok(())
+    }
+
+    /// Returns whether messages arrive with the barrier of the link, as from a switching chip that keeps
+    /// barriers. Other incarnations of a switch leave the barrier that the sender wrote, which is not valid
+    /// for this link.
+    #[inline]
+    fn reads_barriers(&self, now: Nanos) -> bool {
+        now < self.tor_writes_until || self.has_bug(Bug::UndeclaredBarriers)
     }
 
     /// Handles a packet of a message.
@@ -198,7 +216,7 @@ impl Receiver {
         let result = self.take_packet(sender, packet, now);
         // The packet's own barrier covers what follows the packet, so the packet is handled first.
         let barriers =
-            if self.barriers_in_messages { self.barriers.update(header, clock, now) } else { Ok(()) };
+            if self.reads_barriers(now) { self.barriers.update(header, clock, now) } else { Ok(()) };
         self.deliver(clock, now);
         result.and(barriers)
     }

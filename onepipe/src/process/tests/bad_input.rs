@@ -65,10 +65,9 @@ fn frames_are_refused_with_the_right_reason() {
         (frame(zero, one, &with(OnePipeOpcode::ACK), &[0; AckBody::LEN]), Refusal::Answer),
         (frame(zero, one, &with(OnePipeOpcode::NAK), &[0; NakBody::LEN]), Refusal::Answer),
     ];
-    let mut config = config(1, 2, false);
-    config.barriers_in_messages = true;
-    let mut process = Process::new(config).unwrap();
+    let mut process = Process::new(config(1, 2, false)).unwrap();
     process.on_timer(now);
+    declare(&mut process, now);
     for (number, (bytes, why)) in cases.into_iter().enumerate() {
         let before = process.counters().refused(why);
         assert_eq!(process.on_frame(&bytes, now), Err(why), "case {number}");
@@ -90,10 +89,9 @@ fn duplicates_replays_and_barriers_that_go_back_are_refused() {
     let clock = config(0, 2, false).clock.add(now.0);
     let [zero, one] = [0, 1].map(|n| peer(false, n));
     let send = |psn, timestamp| frame(zero, one, &message(psn, timestamp), b"x");
-    let mut config = config(1, 2, false);
-    config.barriers_in_messages = true;
-    let mut process = Process::new(config).unwrap();
+    let mut process = Process::new(config(1, 2, false)).unwrap();
     process.on_timer(now);
+    declare(&mut process, now);
     let early = clock.add((1 << 48) - 5_000);
     assert_eq!(process.on_frame(&send(100, early), now), Ok(()));
     assert_eq!(process.on_frame(&send(100, early), now), Err(Refusal::Duplicate));
@@ -143,8 +141,16 @@ fn packet_without_room_is_naked() {
     assert!(answers.contains(&refused), "{answers:?}");
 }
 
+/// Sends a process a beacon without a barrier, of a switch that writes barriers into messages.
+fn declare(process: &mut Process, now: Nanos) {
+    let mut header = OnePipe::new(OnePipeOpcode::BEACON, config(0, 1, false).clock.add(now.0), Psn::ZERO);
+    header.set_barrier(None);
+    header.declare(true, true);
+    process.on_frame(&frame(peer(false, TOR), peer(false, 1), &header, &[]), now).unwrap();
+}
+
 #[test]
-fn barriers_in_messages_are_ignored_if_so_configured() {
+fn barriers_in_messages_are_ignored_without_a_declaration() {
     let now = Nanos::from_micros(20);
     let clock = config(0, 2, false).clock.add(now.0);
     let mut process = Process::new(config(1, 2, false)).unwrap();
@@ -155,6 +161,14 @@ fn barriers_in_messages_are_ignored_if_so_configured() {
     header.set_commit(Some(clock.add(7)));
     process.on_frame(&frame(peer(false, TOR), one, &header, b""), now).unwrap();
     assert_eq!(process.barriers(), (Some(clock), Some(clock.add(7))));
+    // A declaration is valid for ten intervals.
+    declare(&mut process, now);
+    let lease = 10 * process.config().beacon_interval.0;
+    for (psn, after, counts) in [(6, lease - 1, true), (7, lease, false)] {
+        let (now, time) = (now + Nanos(after), clock.add(after));
+        assert_eq!(process.on_frame(&frame(zero, one, &message(psn, time), b"x"), now), Ok(()));
+        assert_eq!(process.barriers().0 == Some(time), counts);
+    }
 }
 
 #[test]

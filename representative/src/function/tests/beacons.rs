@@ -40,13 +40,14 @@ fn idle_links_get_beacons_when_the_barrier_passes_an_instant() {
 fn neighbour_that_reads_no_messages_gets_beacons_beside_them() {
     for pace in [Pace::Passing, Pace::Instants] {
         let mut config = config(Incarnation::Chip);
-        (config.pace, config.links[2].barriers_in_messages) = (pace, false);
+        config.pace = pace;
         let mut function = Representative::new(config).unwrap();
         update_all(&mut function, 100);
         timer(&mut function, 110);
-        for n in 0..4 {
+        for n in [0, 1, 3] {
             verdict(&mut function, &beacon(n, Some(at(T + 10))), n.into(), T + 100);
         }
+        verdict(&mut function, &undeclared(2, at(T + 10)), 2, T + 100);
         forwarded(&mut function, &data(1, 2, T + 200), 1, T + 200);
         forwarded(&mut function, &data(1, 3, T + 200), 1, T + 200);
         let above = timer(&mut function, T + 210).into_iter().filter(|&(_, PortId(port))| port >= 2);
@@ -277,15 +278,16 @@ fn message_with_a_wrong_udp_checksum_does_not_pass_with_its_senders_barrier() {
 fn neighbour_gets_beacons_beside_messages_that_it_refuses() {
     for pace in [Pace::Passing, Pace::Instants] {
         let mut config = config(Incarnation::Chip);
-        (config.pace, config.links[0].barriers_in_messages) = (pace, false);
+        config.pace = pace;
         let mut function = Representative::new(config).unwrap();
         update_all(&mut function, 100);
         timer(&mut function, 110);
         let mut beacons = 0;
         for tick in 1..100u64 {
-            for n in 0..4 {
+            for n in 1..4 {
                 verdict(&mut function, &beacon(n, Some(at(tick * T))), n.into(), tick * T);
             }
+            verdict(&mut function, &undeclared(0, at(tick * T)), 0, tick * T);
             let mut damaged = data(0, 2, tick * T + 5);
             *damaged.last_mut().unwrap() ^= 1;
             assert!(matches!(verdict(&mut function, &damaged, 0, tick * T + 5), Verdict::Forward(_)));
@@ -367,4 +369,78 @@ fn beacons_declare_what_their_sender_reads_and_writes() {
             }
         }
     }
+}
+
+/// Returns the number of beacons to link 2 in these intervals, in each of which a message leaves on it.
+/// `declares` states whether the neighbour declares in an interval that it reads barriers in messages; `None`
+/// if it sends nothing.
+fn beacons_beside_messages(
+    function: &mut Representative,
+    ticks: core::ops::Range<u64>,
+    declares: impl Fn(u64) -> Option<bool>,
+) -> usize {
+    let mut beacons = 0;
+    for tick in ticks {
+        let now = tick * T;
+        for n in [0, 1, 3] {
+            verdict(function, &beacon(n, Some(at(now))), n.into(), now);
+        }
+        match declares(tick) {
+            Some(true) => verdict(function, &beacon(2, Some(at(now))), 2, now),
+            Some(false) => verdict(function, &undeclared(2, at(now)), 2, now),
+            None => Verdict::Consume,
+        };
+        forwarded(function, &data(0, 2, now + 5), 0, now + 5);
+        beacons += timer(function, now + 10).iter().filter(|(_, port)| *port == PortId(2)).count();
+    }
+    beacons
+}
+
+#[test]
+fn chip_sends_every_beacon_to_a_neighbour_that_declares_nothing() {
+    let mut function = representative(Incarnation::Chip);
+    update_all(&mut function, 0);
+    timer(&mut function, 0);
+    let all = beacons_beside_messages(&mut function, 1..101, |_| Some(false));
+    assert!(all >= 95, "{all}");
+    let declared = beacons_beside_messages(&mut function, 101..201, |_| Some(true));
+    assert!((30..40).contains(&declared), "{declared}");
+    // A declaration is valid for ten intervals.
+    let silent = beacons_beside_messages(&mut function, 201..210, |_| None);
+    assert!(silent <= 4, "{silent}");
+    let forgotten = beacons_beside_messages(&mut function, 212..262, |_| None);
+    assert!(forgotten >= 45, "{forgotten}");
+}
+
+#[test]
+fn undeclared_barriers_in_messages_are_ignored() {
+    let mut function = representative(Incarnation::Chip);
+    for n in 0..4 {
+        verdict(&mut function, &undeclared(n, at(100)), n.into(), 100);
+    }
+    let send = |function: &mut Representative, ns: u64| {
+        for n in 0..2 {
+            forwarded(function, &data(n, 2, ns), n.into(), ns);
+        }
+        function.barriers(Side::Above).0
+    };
+    assert_eq!(send(&mut function, 200), Some(at(100)));
+    update_all(&mut function, 300);
+    assert_eq!(send(&mut function, 400), Some(at(400)), "declared");
+    // The declaration ends with the tick in which the silent link would be dead.
+    for tick in 1..=9 {
+        timer(&mut function, 400 + tick * T);
+    }
+    assert_eq!(send(&mut function, 10 * T), Some(at(10 * T)));
+    for tick in 10..=11 {
+        timer(&mut function, 400 + tick * T);
+    }
+    assert_eq!(send(&mut function, 12 * T), Some(at(10 * T)));
+    // A neighbour may write barriers and read none, as a process of an earlier version.
+    let mut header = header(OnePipeOpcode::BEACON, at(12 * T), Some(at(12 * T)));
+    header.declare(true, false);
+    for n in 0..2 {
+        verdict(&mut function, &beacon_with(n, header), n.into(), 12 * T);
+    }
+    assert_eq!(send(&mut function, 13 * T), Some(at(12 * T)));
 }

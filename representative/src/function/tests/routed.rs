@@ -17,9 +17,24 @@ fn routed(from: u8, ns: u64) -> Vec<u8> {
     message(from, OWN, header(OnePipeOpcode::DATA, at(ns), Some(at(ns))))
 }
 
+/// Sets a frame's destination address to the router's.
+fn to_router(frame: &[u8]) -> Vec<u8> {
+    let mut repr = Repr::parse(frame).unwrap();
+    match &mut repr.ip {
+        Ip::V4(ip, _) => ip.dst = [10, 0, 0, 254],
+        Ip::V6(..) => unreachable!("IPv4"),
+    }
+    let mut frame = vec![0; repr.frame_len()];
+    repr.build(&mut frame).unwrap();
+    frame
+}
+
 #[test]
 fn messages_to_the_next_hop_are_routed_with_a_barrier() {
     let mut function = router(Incarnation::Chip);
+    for n in 0..2 {
+        verdict(&mut function, &to_router(&beacon(n, None)), n.into(), 50);
+    }
     let (_, port) = forwarded(&mut function, &routed(0, 100), 0, 100);
     assert_eq!(port, PortId(2));
     let before = routed(1, 150);
@@ -38,23 +53,13 @@ fn messages_to_the_next_hop_are_routed_with_a_barrier() {
 fn router_consumes_beacons_and_routes_other_traffic() {
     for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
         let mut function = router(incarnation);
-        let to_router = |frame: Vec<u8>| {
-            let mut repr = Repr::parse(&frame).unwrap();
-            match &mut repr.ip {
-                Ip::V4(ip, _) => ip.dst = [10, 0, 0, 254],
-                Ip::V6(..) => unreachable!("IPv4"),
-            }
-            let mut frame = vec![0; repr.frame_len()];
-            repr.build(&mut frame).unwrap();
-            frame
-        };
         for n in 0..4 {
             assert_eq!(
-                verdict(&mut function, &to_router(beacon(n, Some(at(100)))), n.into(), 100),
+                verdict(&mut function, &to_router(&beacon(n, Some(at(100)))), n.into(), 100),
                 Verdict::Consume
             );
         }
-        let register = to_router(write(1, 1, at(200), |_| ()));
+        let register = to_router(&write(1, 1, at(200), |_| ()));
         assert_eq!(verdict(&mut function, &register, 1, 200), Verdict::Consume);
         assert_eq!(function.barriers(Side::Above).0, Some(at(100)));
         // A WRITE for another station, and a packet that is not RDMA
@@ -68,7 +73,7 @@ fn router_consumes_beacons_and_routes_other_traffic() {
         assert_eq!(
             verdict(
                 &mut function,
-                &to_router(packet((false, 1, OWN), Opcode::RC_SEND_ONLY, Qpn::new(5), b"", |_| ())),
+                &to_router(&packet((false, 1, OWN), Opcode::RC_SEND_ONLY, Qpn::new(5), b"", |_| ())),
                 1,
                 300
             ),

@@ -116,7 +116,7 @@ settings::table! {
     beacon: BeaconForm = or_inline("`\"datagram\"`", &RegisterKeys::TABLE, beacon_form) => default("datagram");
     /// Ends of the tunnels that lead beacons onto the link, the nearer one first; for `incarnation = "host"`
     detour: () = special("list of up to two IP addresses") => default([]) example(["10.255.0.1", "10.255.0.2"]);
-    /// Whether messages carry barriers on this link, in both directions: for hosts, and switches that are `chip`
+    /// Has no effect: beacons declare whether messages carry barriers. Will be removed in a later version
     barriers_in_messages: bool = boolean() => default(true);
 }
 
@@ -304,7 +304,7 @@ fn link(
     let (qpn, beacon) = (table.read(LinkKeys::qpn), table.read(LinkKeys::beacon));
     let detour = table.value(LinkKeys::detour);
     let detour = detour.map_or(Some(Detour::new()), |value| self::detour(&value, incarnation, own));
-    let barriers_in_messages = table.read(LinkKeys::barriers_in_messages);
+    table.read(LinkKeys::barriers_in_messages);
     let link = Link {
         side: side?,
         port: port?,
@@ -313,7 +313,6 @@ fn link(
         detour: detour?,
         qpn: Qpn::new(qpn?),
         beacon,
-        barriers_in_messages,
     };
     Some((name.unwrap_or_else(|| link.address.to_string()), link))
 }

@@ -33,7 +33,6 @@ fn link(name: &str, link: &Link, ports: &[Port]) -> String {
         BeaconForm::Datagram => "datagrams".into(),
         BeaconForm::Write { va, rkey } => format!("WRITEs to {va:#x} with key {rkey:#x}"),
     };
-    let no_barriers = if link.barriers_in_messages { "" } else { "; its messages carry no barriers" };
     let port = &ports[link.port.index()].name;
-    format!("{name}, {side}, at {port}: {beacon} to queue pair {} of {}{no_barriers}", link.qpn, link.address)
+    format!("{name}, {side}, at {port}: {beacon} to queue pair {} of {}", link.qpn, link.address)
 }

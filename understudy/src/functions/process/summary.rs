@@ -10,7 +10,6 @@ pub(super) fn lines(config: &Settings) -> Vec<(&'static str, String)> {
         Some(end) => format!(", through the tunnel that ends at {end}"),
         None => String::new(),
     };
-    let barriers = if process.barriers_in_messages { "; messages carry barriers, too" } else { "" };
     vec![
         (
             "process",
@@ -19,7 +18,7 @@ pub(super) fn lines(config: &Settings) -> Vec<(&'static str, String)> {
         (
             "beacons",
             format!(
-                "every {} ns, to queue pair {} of {} for {}{tunnel}{barriers}",
+                "every {} ns, to queue pair {} of {} for {}{tunnel}",
                 process.beacon_interval.0, process.tor.qpn, process.tor.address, config.switch
             ),
         ),

@@ -5,15 +5,19 @@ use super::environment;
 use super::trials::{SEEDS, Suite, deafen, let_recover, orderly_tree, span};
 use representative::LinkId;
 use switch::{Nanos, Probability, Rng};
-use workloads::onepipe::{Failing, Outage, Part, Removal, Tree, Trial};
+use workloads::onepipe::{BEACON_INTERVAL, Failing, Outage, Part, Removal, Tree, Trial};
 
 pub(super) const SUITE: Suite = Suite { draw, settled: Tree::clock_error, is_disorderly: false };
 
 /// Longest outage (ns)
 const LONGEST: u64 = 80_000;
 
+/// Shortest outage after which a switch may be of another incarnation
+const REINCARNATES_AFTER: Nanos = Nanos(BEACON_INTERVAL.0 * 12);
+
 /// Draws a network in which nodes crash, representatives hear nobody after a restart, links are cut in one or
-/// both directions, and operators take links down.
+/// both directions, and operators take links down. Some switches restart as another incarnation, and some nodes
+/// are of an earlier version.
 fn draw(seed: u64) -> Trial {
     let mut rng = Rng::stream(seed, 0x6372_6173_6865);
     let rng = &mut rng;
@@ -21,8 +25,10 @@ fn draw(seed: u64) -> Trial {
     if rng.below(3) == 0 {
         tree.behaviour.leaves = Probability::percent(30);
     }
-    if std::env::var("RE").is_ok() && rng.below(2) == 0 {
-        tree.reincarnate = Some(seed);
+    match rng.below(4) {
+        0 => tree.reincarnate = Some(seed),
+        1 => tree.old = Some(seed),
+        _ => {}
     }
     let mut trial = Trial { tree, outages: Vec::new(), removals: Vec::new() };
     for _ in 0..rng.between(1, 3) {
@@ -33,7 +39,11 @@ fn draw(seed: u64) -> Trial {
 
 fn draw_fault(trial: &mut Trial, rng: &mut Rng) {
     let tree = &trial.tree;
-    let (from, until) = span(tree, LONGEST, rng);
+    let (from, mut until) = span(tree, LONGEST, rng);
+    if tree.reincarnate.is_some() {
+        // Neighbours take what a switch has declared as valid for as long as its link may live.
+        until = until.max(from + REINCARNATES_AFTER);
+    }
     let host = rng.below(tree.hosts() as u64) as usize;
     let switch = rng.below(tree.switches() as u64) as usize;
     let mut add = |what| trial.outages.push(Outage { from, until, what });

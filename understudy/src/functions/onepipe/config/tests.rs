@@ -41,7 +41,6 @@ fn first_link() -> Link {
         detour: Vec::new(),
         qpn: Qpn::new(0x11),
         beacon: BeaconForm::Datagram,
-        barriers_in_messages: true,
     }
 }
 
@@ -106,8 +105,7 @@ fn every_key_is_read() {
         beacon: BeaconForm::Write { va: 0x9000, rkey: 9 },
         ..first_link()
     };
-    let below =
-        Link { address: [0xfd00, 0, 0, 0, 0, 0, 0, 1].into(), barriers_in_messages: false, ..first_link() };
+    let below = Link { address: [0xfd00, 0, 0, 0, 0, 0, 0, 1].into(), ..first_link() };
     let expected = Config {
         forward: forward::Config {
             topology: forward::config::Topology::Pairs(vec![(PortId(0), PortId(1))]),
