@@ -93,6 +93,8 @@ pub struct Host {
     /// Highest barrier on its link, and when it last rose
     pub(super) barrier: Option<Timestamp>,
     pub(super) last_rise: Option<Nanos>,
+    /// Until when messages carry the barrier of the link, as its switch has declared
+    tor_writes_until: Nanos,
     /// Longest time without a rise of the barrier
     pub stall: Nanos,
     /// Packets of messages that arrived: all of them if it records packets, otherwise those below the barrier
@@ -190,6 +192,9 @@ impl Default for Behaviour {
     }
 }
 
+/// Time for which a declaration of the switch is valid
+const LEASE: Nanos = Nanos(10 * BEACON_INTERVAL.0);
+
 /// Returns 1Pipe's time without its wrap (ns).
 pub(super) fn true_time(now: Nanos) -> u64 {
     (1 << 48) + CLOCK.nanos() + now.0
@@ -271,6 +276,7 @@ impl Host {
             arrived: Vec::new(),
             barrier: None,
             last_rise: None,
+            tor_writes_until: Nanos::ZERO,
             stall: Nanos::ZERO,
             arrivals: Vec::new(),
             nothing_follows: Vec::new(),
@@ -469,8 +475,13 @@ impl Host {
             }
             traffic.on_received(&packet, &header, self.barrier, now);
         }
-        let carries_barrier =
-            message && self.position.barriers_in_messages || header.opcode() == OnePipeOpcode::BEACON;
+        let is_beacon = header.opcode() == OnePipeOpcode::BEACON;
+        if is_beacon {
+            let writes = header.declares() && header.writes_barriers();
+            self.tor_writes_until = if writes { now + LEASE } else { Nanos::ZERO };
+        }
+        let by_chip = self.position.barriers_in_messages || now < self.tor_writes_until;
+        let carries_barrier = is_beacon || message && by_chip;
         let Some(barrier) = header.barrier().filter(|_| carries_barrier) else { return };
         self.went_back += u64::from(self.barrier.is_some_and(|before| barrier.precedes(before)));
         // No process delivers a message before its own clock has passed the timestamp (causality).

@@ -123,7 +123,8 @@ pub struct Tree {
     pub wrong_host: Option<(usize, i64)>,
     /// Seed and largest error (ns) of 1Pipe clocks at switches, half of which are wrong from the beginning
     pub wrong_keepers: Option<(u64, u64)>,
-    /// Seed from which a switch that restarts draws its incarnation anew, `Chip` or `SwitchCpu`
+    /// Seed from which a switch that restarts draws its incarnation anew, `Chip` or `SwitchCpu`. It has to be
+    /// down for longer than a link without a beacon lives
     pub reincarnate: Option<u64>,
     /// Bug to plant into the switches, to test whether the checks find it
     pub bug: Option<representative::Bug>,
