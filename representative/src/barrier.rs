@@ -11,7 +11,7 @@
 //!   carries. So the output waits for the link until it has caught up: the paper's "suspends updates to
 //!   B_new". [`Limits::window_ns`] bounds how far behind a returning link may be; without that bound, one
 //!   clock that is an hour slow would stop all receivers for an hour.
-//! * The output begins when every link has carried a barrier or is gone. Links whose first barrier is too far
+//! * The best-effort output begins when every link has carried a barrier or is gone. Links whose first barrier is too far
 //!   behind are left out then. The reference is the lower median of the links and, where they are those from
 //!   below, of this node's clock: so one wrong clock of three decides nothing.
 //!
@@ -100,6 +100,9 @@ struct Link {
     behind_at: u64,
     /// Why the link takes no part; `None` if it does
     gone: Option<Gone>,
+    /// Whether the link's commit register no longer rises, because the link was removed from the best-effort
+    /// barrier and the control plane was told that register
+    is_frozen: bool,
     /// Whether the link was evicted, and [`Barrier::expire`] has not returned it yet
     is_unreported: bool,
 }
@@ -142,9 +145,18 @@ impl Barrier {
     pub fn new(inputs: usize, limits: Limits, clock: Option<Timestamp>) -> Self {
         Self {
             best_effort: Plane::new(inputs, false),
-            commit: Plane::new(inputs, true),
-            links: vec![Link { updated_at: 0, behind_at: 0, gone: None, is_unreported: false }; inputs]
-                .into(),
+            commit: Plane::empty(inputs),
+            links: vec![
+                Link {
+                    updated_at: 0,
+                    behind_at: 0,
+                    gone: None,
+                    is_frozen: false,
+                    is_unreported: false
+                };
+                inputs
+            ]
+            .into(),
             left: 0,
             unreported: 0,
             limits,
@@ -175,7 +187,8 @@ impl Barrier {
         self.best_effort.output_timestamp()
     }
 
-    /// Returns the commit barrier: all timestamps up to it are committed.
+    /// Returns the commit barrier: all timestamps up to it are committed. `None` until the list of its members
+    /// is [complete](Self::open_commit) and all of them have carried one.
     #[inline]
     pub fn commit(&self) -> Option<Timestamp> {
         self.commit.output_timestamp()
@@ -277,9 +290,16 @@ impl Barrier {
     fn update_commit(&mut self, input: usize, commit: Timestamp) {
         let (value, register) = (self.unwrap(commit), self.commit.register(input));
         // A link that was removed from the commit barrier does not rejoin it by an update: see `add_commit`.
-        if register < value && register != ABSENT {
+        if register < value && register != ABSENT && !self.links[input].is_frozen {
             self.latest = self.latest.max(value);
             self.commit.raise(input, value);
+        }
+    }
+
+    /// Updates a link's commit register alone.
+    pub(crate) fn raise_commit(&mut self, input: usize, commit: Option<Timestamp>) {
+        if let Some(commit) = commit {
+            self.update_commit(input, commit);
         }
     }
 
@@ -440,9 +460,37 @@ impl Barrier {
         self.left -= usize::from(before == Some(Gone::Left));
         self.set_reported(input);
         self.best_effort.remove(input);
+        // A link inside this node carries what the members on its other side have committed.
+        if why != Gone::Evicted && self.links[input].updated_at != NEVER_EXPIRES {
+            self.freeze_commit(input);
+        }
         if !self.best_effort.is_started {
             self.begin();
         }
+    }
+
+    /// States that all members have been [added](Self::add_commit): from now on there is a commit barrier. The
+    /// minimum over a part of the members would be too high.
+    pub fn open_commit(&mut self) {
+        if !self.commit.is_started {
+            self.commit.start();
+        }
+    }
+
+    /// Keeps a link's commit register from rising, and returns it: what the control plane is told stays true.
+    pub fn freeze_commit(&mut self, input: usize) -> Option<Timestamp> {
+        self.links[input].is_frozen = true;
+        self.committed(input)
+    }
+
+    /// Lets a link's commit register rise again, because its neighbour has not failed.
+    pub fn thaw_commit(&mut self, input: usize) {
+        self.links[input].is_frozen = false;
+    }
+
+    /// Returns the number of links that are members of the commit barrier.
+    pub const fn commit_members(&self) -> usize {
+        self.commit.live
     }
 
     /// Removes a link from the commit barrier. To be called when the controller has notified all receivers of
@@ -451,11 +499,11 @@ impl Barrier {
         self.commit.remove(input)
     }
 
-    /// Adds a removed link to the commit barrier again, which then waits for the link. Returns whether the
-    /// link was absent.
+    /// Makes a link a member of the commit barrier, which then waits for the link. Returns whether it was none.
     pub fn add_commit(&mut self, input: usize) -> bool {
         let removed = self.commit.register(input) == ABSENT;
         if removed {
+            self.links[input].is_frozen = false;
             self.commit.add(input, AWAITED);
         }
         removed

@@ -43,7 +43,7 @@ metrics! {
         pub late_ns: Counter [ns as intervals_late_ns],
         /// Maximum delay of a tick, in nanoseconds
         pub latest_ns: Maximum [ns as intervals_latest_ns],
-        /// Events discarded because too many were waiting for the control plane
+        /// Events discarded because too many were waiting for the control plane: none, each link keeps its own
         pub events_lost: Counter [events],
         refused: [Counter; Refusal::ALL.len()],
     }

@@ -5,20 +5,21 @@
 //! half that feeds the link. Both happen in the order in which frames arrive and leave, on one worker: the
 //! proof in docs/onepipe.md requires only that each link is FIFO.
 
+mod events;
 mod expected;
 mod incoming;
 mod outgoing;
 
-use crate::barrier::{Gone, Inputs, Limits};
+use crate::barrier::{Barrier, Gone, Inputs, Limits};
 use crate::beacon::Template;
 use crate::config::{Config, ConfigError, LinkId, Side};
 use crate::counters::{Counters, Refusal};
 use crate::half::{DOWN, Half, UP};
 use crate::view::{Gauges, HalfBarriers, LinkState};
+use events::Unreported;
 use expected::Expected;
 use onepipe::Timestamp;
 use rocev2::{Opcode, Packet, Qpn};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::forward::{self, Forward};
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
@@ -32,8 +33,15 @@ pub enum Command {
     Remove(LinkId),
     /// The controller has handled the failure of the link (1Pipe, section 5.2, "Resume").
     RemoveCommit(LinkId),
-    /// The link takes part in the reliable service again.
+    /// The link is a member of the commit barrier from now on.
     AddCommit(LinkId),
+    /// All members have been added: from now on there is a commit barrier.
+    OpenCommit,
+    /// Keeps the link's commit register from rising, and reports it ([`Event::Frozen`]). A link that is removed
+    /// from the best-effort barrier because it is dead or has left is frozen as well
+    FreezeCommit(LinkId),
+    /// Lets the link's commit register rise again: its neighbour has not failed.
+    ThawCommit(LinkId),
     /// Copies the registers to the [gauges](Representative::gauges).
     PublishGauges,
 }
@@ -49,6 +57,8 @@ pub enum Event {
     Evicted(LinkId, Committed),
     /// A link's neighbour, or the control plane, announced that nothing follows on the link.
     Left(LinkId, Committed),
+    /// A link's commit register was frozen by command.
+    Frozen(LinkId, Committed),
     /// A link takes part again.
     Joined(LinkId),
 }
@@ -58,8 +68,6 @@ pub type Committed = Option<Timestamp>;
 
 /// Marks a port without a link in [`Representative::by_port`]
 const NO_LINK: u16 = u16::MAX;
-/// Maximum number of events waiting for the control plane
-const EVENTS: usize = 256;
 /// Input of the down half that is the up half of the same switch
 const LOOPBACK: usize = 0;
 
@@ -144,7 +152,7 @@ pub struct Representative {
     due: Option<Nanos>,
     counters: Arc<Counters>,
     gauges: Arc<Gauges>,
-    events: VecDeque<Event>,
+    events: Unreported,
 }
 
 impl Representative {
@@ -206,7 +214,7 @@ impl Representative {
             due: None,
             counters: Arc::default(),
             gauges: Gauges::new(config.links.iter().map(|link| link.side)).into(),
-            events: VecDeque::with_capacity(EVENTS),
+            events: Unreported::new(config.links.len()),
             config,
         };
         function.loop_back();
@@ -271,12 +279,25 @@ impl Representative {
             && self.forward.is_addressed_to_switch(frame, &self.config.addresses)
     }
 
-    fn report(&mut self, event: Event) {
-        if self.events.len() < EVENTS {
-            self.events.push_back(event);
-        } else {
-            self.counters.events_lost.add(1);
+    /// Changes the commit barrier of a link's half, if there is such a link.
+    fn change_commit(&mut self, link: LinkId, now: Nanos, change: impl FnOnce(&mut Barrier, usize)) {
+        if let Some(LinkEnds { input: (half, input), .. }) = self.links.get(usize::from(link.0)) {
+            change(&mut self.halves[*half].barrier, *input);
+            self.settle_commit(now);
         }
+    }
+
+    /// Makes the up half a member of the down half's commit barrier exactly if it has members, and passes the
+    /// commit barriers on.
+    fn settle_commit(&mut self, now: Nanos) {
+        let [up, down] = &mut self.halves;
+        if up.barrier.commit_members() > 0 {
+            down.barrier.add_commit(LOOPBACK);
+        } else {
+            down.barrier.remove_commit(LOOPBACK);
+        }
+        self.loop_back();
+        self.propagate(UP, now);
     }
 
     /// Copies the registers and the links' states to the gauges.
@@ -372,16 +393,24 @@ impl Function for Representative {
             Command::Remove(link) if input_of(link).is_some() => {
                 self.leave(usize::from(link.0), Gone::Left, now);
             }
-            Command::RemoveCommit(link) => {
+            Command::RemoveCommit(link) => self.change_commit(link, now, |barrier, input| {
+                barrier.remove_commit(input);
+            }),
+            Command::AddCommit(link) => self.change_commit(link, now, |barrier, input| {
+                barrier.add_commit(input);
+            }),
+            Command::ThawCommit(link) => self.change_commit(link, now, Barrier::thaw_commit),
+            Command::FreezeCommit(link) => {
                 if let Some((half, input)) = input_of(link) {
-                    self.halves[half].barrier.remove_commit(input);
-                    self.propagate(half, now);
+                    let committed = self.halves[half].barrier.freeze_commit(input);
+                    self.events.report_frozen(link.0, committed);
                 }
             }
-            Command::AddCommit(link) => {
-                if let Some((half, input)) = input_of(link) {
-                    self.halves[half].barrier.add_commit(input);
+            Command::OpenCommit => {
+                for half in &mut self.halves {
+                    half.barrier.open_commit();
                 }
+                self.settle_commit(now);
             }
             Command::PublishGauges => self.publish(),
             Command::Remove(_) => {}
@@ -389,7 +418,7 @@ impl Function for Representative {
     }
 
     fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        self.events.pop()
     }
 }
 

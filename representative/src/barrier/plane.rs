@@ -32,6 +32,16 @@ impl Plane {
         plane
     }
 
+    /// Returns a plane in which no link takes part, and whose output does not follow the minimum yet.
+    pub(super) fn empty(inputs: usize) -> Self {
+        Self {
+            tree: vec![ABSENT; Self::new(inputs, false).tree.len()].into(),
+            output: AWAITED,
+            is_started: false,
+            live: 0,
+        }
+    }
+
     #[inline]
     pub(super) fn register(&self, input: usize) -> u64 {
         self.tree[self.tree.len() / 2 + input]
@@ -70,7 +80,9 @@ impl Plane {
     /// Lets the output follow the minimum from now on.
     pub(super) fn start(&mut self) {
         self.is_started = true;
-        self.output = self.tree[1];
+        if self.tree[1] != ABSENT {
+            self.output = self.tree[1];
+        }
     }
 
     pub(super) fn remove(&mut self, input: usize) -> bool {

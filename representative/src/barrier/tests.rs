@@ -11,9 +11,19 @@ fn update(barrier: &mut Barrier, input: usize, nanos: u64) -> UpdateResult {
     barrier.update(input, Some(at(nanos)), None)
 }
 
+/// Returns a barrier over these inputs, all of which are members of the commit barrier.
+fn with_members(inputs: usize) -> Barrier {
+    let mut barrier = Barrier::new(inputs, LIMITS, None);
+    for input in 0..inputs {
+        assert!(barrier.add_commit(input));
+    }
+    barrier.open_commit();
+    barrier
+}
+
 #[test]
 fn barrier_is_the_minimum_once_all_links_have_carried_one() {
-    let mut barrier = Barrier::new(3, LIMITS, None);
+    let mut barrier = with_members(3);
     assert_eq!((barrier.best_effort(), barrier.commit(), barrier.position()), (None, None, 0));
     assert_eq!(update(&mut barrier, 0, 300), UpdateResult::Raised);
     assert_eq!(update(&mut barrier, 1, 100), UpdateResult::Raised);
@@ -66,7 +76,7 @@ fn returning_link_is_waited_for() {
 
 #[test]
 fn dead_link_is_removed_from_the_best_effort_barrier_alone() {
-    let mut barrier = Barrier::new(3, LIMITS, None);
+    let mut barrier = with_members(3);
     barrier.never_expire(2);
     for input in 0..3 {
         barrier.update(input, Some(at(100)), Some(at(50)));
@@ -213,6 +223,66 @@ fn link_behind_the_other_half_does_not_join() {
 }
 
 #[test]
+fn register_does_not_rise_after_the_report_of_death() {
+    let mut barrier = with_members(2);
+    for input in 0..2 {
+        barrier.update(input, Some(at(100)), Some(at(50)));
+    }
+    for _ in 0..11 {
+        barrier.tick(at(100));
+        barrier.update(0, Some(at(200)), Some(at(90)));
+    }
+    assert_eq!((barrier.expire(), barrier.committed(1)), (Some((1, Gone::Silent)), Some(at(50))));
+    // Whatever the link carries now, also when it takes part again
+    assert_eq!(barrier.update(1, Some(at(300)), Some(at(80))), UpdateResult::Joined);
+    barrier.update(1, Some(at(310)), Some(at(81)));
+    assert_eq!((barrier.committed(1), barrier.commit()), (Some(at(50)), Some(at(50))));
+    barrier.thaw_commit(1);
+    barrier.update(1, Some(at(320)), Some(at(82)));
+    assert_eq!(barrier.commit(), Some(at(82)), "its neighbour has not failed");
+    assert_eq!(barrier.freeze_commit(1), Some(at(82)));
+    barrier.update(1, Some(at(330)), Some(at(85)));
+    assert!(barrier.remove_commit(1));
+    assert_eq!((barrier.commit(), barrier.commit_members()), (Some(at(90)), 1));
+    assert!(barrier.add_commit(1), "an admission ends the freeze");
+    barrier.update(1, Some(at(340)), Some(at(95)));
+    assert_eq!((barrier.commit(), barrier.committed(1)), (Some(at(90)), Some(at(95))));
+}
+
+#[test]
+fn half_of_the_members_state_no_commit() {
+    let mut barrier = Barrier::new(3, LIMITS, None);
+    let update = |barrier: &mut Barrier, input, commit| {
+        barrier.update(input, Some(at(1000)), Some(at(commit)));
+    };
+    barrier.add_commit(0);
+    update(&mut barrier, 0, 500);
+    assert_eq!((barrier.commit(), barrier.commit_position()), (None, 0), "the list is not complete");
+    barrier.add_commit(1);
+    update(&mut barrier, 1, 200);
+    update(&mut barrier, 2, 100);
+    assert_eq!(barrier.commit(), None);
+    barrier.open_commit();
+    assert_eq!(barrier.commit(), Some(at(200)), "the minimum over the members");
+    // A link that is no member holds nothing; one that is added later is waited for.
+    update(&mut barrier, 0, 600);
+    update(&mut barrier, 1, 550);
+    assert_eq!((barrier.commit(), barrier.committed(2)), (Some(at(550)), None));
+    barrier.add_commit(2);
+    update(&mut barrier, 1, 700);
+    assert_eq!(barrier.commit(), Some(at(550)));
+    update(&mut barrier, 2, 580);
+    assert_eq!(barrier.commit(), Some(at(580)));
+    // Opened without members, a barrier waits for the first.
+    let mut barrier = Barrier::new(1, LIMITS, None);
+    barrier.open_commit();
+    assert_eq!(barrier.commit(), None);
+    barrier.add_commit(0);
+    update(&mut barrier, 0, 7);
+    assert_eq!(barrier.commit(), Some(at(7)));
+}
+
+#[test]
 fn kept_link_does_not_expire() {
     let mut barrier = Barrier::new(2, LIMITS, None);
     barrier.never_expire(0);
@@ -244,7 +314,7 @@ fn link_that_is_behind_may_repeat_its_barrier() {
 
 #[test]
 fn both_barriers_are_unwrapped_alike() {
-    let mut barrier = Barrier::new(1, LIMITS, None);
+    let mut barrier = with_members(1);
     assert_eq!((barrier.position(), barrier.commit_position()), (0, 0));
     barrier.update(0, Some(at(300)), Some(at(200)));
     assert_eq!(barrier.position() - barrier.commit_position(), 100);
@@ -315,6 +385,9 @@ enum Act {
     Lose(usize),
     RemoveCommit(usize),
     AddCommit(usize),
+    Open,
+    Freeze(usize),
+    Thaw(usize),
     Tick,
     /// All links are silent for a while
     Jump(u64),
@@ -329,7 +402,10 @@ fn act(inputs: usize) -> impl Strategy<Value = Act> {
         2 => (0..inputs).prop_map(Act::Leave),
         1 => (0..inputs).prop_map(Act::Lose),
         1 => (0..inputs).prop_map(Act::RemoveCommit),
-        1 => (0..inputs).prop_map(Act::AddCommit),
+        2 => (0..inputs).prop_map(Act::AddCommit),
+        1 => Just(Act::Open),
+        1 => (0..inputs).prop_map(Act::Freeze),
+        1 => (0..inputs).prop_map(Act::Thaw),
         4 => Just(Act::Tick),
         1 => (0u64..1 << 45).prop_map(Act::Jump),
     ]
@@ -347,6 +423,9 @@ struct Oracle {
     /// Links that were evicted and not reported
     unreported: Vec<bool>,
     is_started: bool,
+    is_open: bool,
+    /// Links whose commit register does not rise
+    frozen: Vec<bool>,
     clock: Option<i128>,
     /// Latest time received
     latest: Option<i128>,
@@ -362,10 +441,12 @@ impl Oracle {
         Self {
             unreported: vec![false; inputs],
             is_started: false,
+            is_open: false,
+            frozen: vec![false; inputs],
             clock,
             latest: None,
             best_effort: vec![Some(NEVER); inputs],
-            commit: vec![Some(NEVER); inputs],
+            commit: vec![None; inputs],
             behind: vec![None; inputs],
             updated_at: vec![0; inputs],
             gone: vec![None; inputs],
@@ -376,7 +457,7 @@ impl Oracle {
 
     fn settle(&mut self) {
         self.begin();
-        let planes = [(&self.best_effort, self.is_started), (&self.commit, true)];
+        let planes = [(&self.best_effort, self.is_started), (&self.commit, self.is_open)];
         for (output, (registers, is_started)) in self.outputs.iter_mut().zip(planes) {
             let least = registers.iter().flatten().min().copied().filter(|&least| least != NEVER);
             *output = (*output).max(least.filter(|_| is_started));
@@ -412,7 +493,7 @@ impl Oracle {
     }
 
     fn update(&mut self, input: usize, value: i128, commit: Option<i128>) -> UpdateResult {
-        if let (Some(register), Some(value)) = (&mut self.commit[input], commit) {
+        if let (Some(register), Some(value), false) = (&mut self.commit[input], commit, self.frozen[input]) {
             *register = value.max(*register);
         }
         let output = self.outputs[0].unwrap_or(NEVER);
@@ -450,6 +531,7 @@ impl Oracle {
         self.behind[input] = None;
         self.gone[input] = Some(why);
         self.unreported[input] = why == Gone::Evicted;
+        self.frozen[input] |= why != Gone::Evicted;
     }
 
     fn inputs(&self) -> Inputs {
@@ -502,7 +584,9 @@ proptest! {
                 }
                 Act::Leave(input) => {
                     prop_assert_eq!(barrier.leave(input), oracle.gone[input] != Some(Gone::Left));
-                    oracle.take_out(input, Gone::Left);
+                    if oracle.gone[input] != Some(Gone::Left) {
+                        oracle.take_out(input, Gone::Left);
+                    }
                 }
                 Act::Lose(input) => {
                     prop_assert_eq!(barrier.lose(input), oracle.gone[input].is_none());
@@ -518,7 +602,21 @@ proptest! {
                     prop_assert_eq!(barrier.add_commit(input), added);
                     if added {
                         oracle.commit[input] = Some(oracle.outputs[1].unwrap_or(NEVER));
+                        oracle.frozen[input] = false;
                     }
+                }
+                Act::Open => {
+                    barrier.open_commit();
+                    oracle.is_open = true;
+                }
+                Act::Freeze(input) => {
+                    let register = oracle.commit[input].filter(|&register| register != NEVER);
+                    prop_assert_eq!(barrier.freeze_commit(input), register.map(wire));
+                    oracle.frozen[input] = true;
+                }
+                Act::Thaw(input) => {
+                    barrier.thaw_commit(input);
+                    oracle.frozen[input] = false;
                 }
                 Act::Tick => {
                     barrier.tick(wire(time));

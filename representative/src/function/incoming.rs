@@ -1,8 +1,8 @@
 //! Received frames: barriers in beacons and messages update registers; all other frames are forwarded.
 
-use super::{Event, NO_LINK, Representative};
+use super::{NO_LINK, Representative};
 use crate::barrier::{Gone, UpdateResult};
-use crate::config::{Incarnation, Link, LinkId};
+use crate::config::{Incarnation, Link};
 use crate::counters::Refusal;
 use crate::half::UP;
 use crate::view::LinkState;
@@ -398,7 +398,7 @@ impl Representative {
     fn joined(&mut self, link: usize) {
         self.counters.joined.add(1);
         self.links[link].absence = None;
-        self.report(Event::Joined(LinkId(link as u16)));
+        self.events.report_joined(link as u16);
     }
 
     /// Removes a link on which nothing follows, or (`Gone::Silent`) on which that was announced by a switch
@@ -415,7 +415,7 @@ impl Representative {
             let committed = barrier.committed(input);
             self.counters.left.add(1);
             self.links[link].absence = Some(LinkState::Left);
-            self.report(Event::Left(LinkId(link as u16), committed));
+            self.events.report_gone(link as u16, LinkState::Left, committed);
             self.propagate(half, now);
         }
     }

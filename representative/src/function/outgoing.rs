@@ -1,6 +1,6 @@
 //! Sent beacons: barriers that have passed an instant.
 
-use super::{Event, LOOPBACK, LinkEnds, LinkId, Representative};
+use super::{LOOPBACK, LinkEnds, Representative};
 use crate::barrier::{Gone, Inputs};
 use crate::config::{Incarnation, Pace};
 use crate::half::{DOWN, Half, UP};
@@ -38,9 +38,11 @@ impl Representative {
     #[inline]
     pub(super) fn loop_back(&mut self) {
         let [up, down] = &mut self.halves;
+        // Members may commit although no link from below takes part in the best-effort barrier.
+        down.barrier.raise_commit(LOOPBACK, up.barrier.commit());
         match up.barrier.inputs() {
             Inputs::Live => {
-                down.barrier.update(LOOPBACK, up.barrier.best_effort(), up.barrier.commit());
+                down.barrier.update(LOOPBACK, up.barrier.best_effort(), None);
             }
             Inputs::Left => {
                 down.barrier.leave(LOOPBACK);
@@ -84,17 +86,13 @@ impl Representative {
     fn removed(&mut self, half: usize, input: usize, why: Gone) {
         let committed = self.halves[half].barrier.committed(input);
         let link = self.by_input[half][input];
-        let (counter, state, event) = match why {
-            Gone::Evicted => {
-                (&self.counters.evicted, LinkState::Evicted, Event::Evicted(LinkId(link), committed))
-            }
-            Gone::Silent | Gone::Left => {
-                (&self.counters.dead, LinkState::Dead, Event::Dead(LinkId(link), committed))
-            }
+        let (counter, state) = match why {
+            Gone::Evicted => (&self.counters.evicted, LinkState::Evicted),
+            Gone::Silent | Gone::Left => (&self.counters.dead, LinkState::Dead),
         };
         counter.add(1);
         self.links[usize::from(link)].absence = Some(state);
-        self.report(event);
+        self.events.report_gone(link, state, committed);
     }
 
     #[inline]

@@ -17,6 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 mod beacons;
 mod clocks;
+mod commit;
 mod detours;
 mod expected;
 mod halves;
@@ -283,6 +284,10 @@ fn only_barriers_in_best_effort_messages_count() {
 #[test]
 fn commit_barriers_travel_alongside() {
     let mut function = representative(Incarnation::Chip);
+    for link in 0..4 {
+        function.on_command(Command::AddCommit(LinkId(link)), Nanos(5));
+    }
+    function.on_command(Command::OpenCommit, Nanos(5));
     for n in 0..4 {
         let mut header = header(OnePipeOpcode::BEACON, at(50), Some(at(50)));
         header.set_commit(Some(at(10 + u64::from(n))));

@@ -150,6 +150,8 @@ impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<
                     info!("{name} has left: its neighbour reports that it sends nothing on this link.");
                 });
             }
+            // The answer to a command that this control plane does not send
+            Event::Frozen(..) => {}
             Event::Joined(link) => {
                 let name = self.name(link);
                 self.event(|| info!("{name} has joined again."));
