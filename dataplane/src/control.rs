@@ -4,12 +4,13 @@ use crate::link::LinkChange;
 use crate::live::Live;
 use crate::mbuf::Mbuf;
 use crate::memif::Signal;
-use crate::port::PortInfo;
+use crate::port::{Port, PortInfo};
+use crate::time::{Clock, cycles};
 use crate::watch::Watch;
 use core::ptr::NonNull;
 use crossbeam_channel::Sender;
 use dpdk_sys::rte_mempool;
-use switch::{Frame, Full, Function, PortId};
+use switch::{Frame, Full, Function, Nanos, PortId};
 
 /// Message of a worker to the control plane.
 pub(crate) enum ToControl<F: Function> {
@@ -78,6 +79,7 @@ pub struct ControlOutput<'a, F: Function> {
     /// Pool for the control plane's frames; owned by the runtime, which outlives this
     pool: NonNull<rte_mempool>,
     ports: u16,
+    clock: Clock,
 }
 
 /// The worker's queue is full; contains what could not be sent.
@@ -85,9 +87,14 @@ pub struct ControlOutput<'a, F: Function> {
 pub struct QueueFull<T>(pub T);
 
 impl<'a, F: Function> ControlOutput<'a, F> {
-    /// Creates the interface. `pool` has to outlive it.
-    pub(crate) fn new(to_workers: &'a [Sender<ToWorker<F>>], pool: NonNull<rte_mempool>, ports: u16) -> Self {
-        Self { to_workers, pool, ports }
+    /// Creates the interface. `ports` have to outlive it.
+    pub(crate) fn new(to_workers: &'a [Sender<ToWorker<F>>], ports: &[Port], clock: Clock) -> Self {
+        Self { to_workers, pool: ports[0].pool.raw(), ports: ports.len() as u16, clock }
+    }
+
+    /// Returns the workers' time: the clock whose values they pass to the function.
+    pub fn now(&self) -> Nanos {
+        self.clock.nanos(cycles())
     }
 
     /// Returns the number of workers.

@@ -3,7 +3,6 @@
 use crate::control::{ControlHandler, ControlOutput};
 use crate::live::Live;
 use crate::mbuf::Mbuf;
-use crate::time::{Clock, cycles};
 use std::collections::VecDeque;
 use switch::{Egress, Frame, Function, Nanos, PortId};
 
@@ -11,7 +10,6 @@ use switch::{Egress, Frame, Function, Nanos, PortId};
 pub struct SingleWorkerControl<C: switch::Control> {
     /// The control plane
     pub control: C,
-    clock: Option<Clock>,
     /// Commands for which the worker's queue had no room
     commands: VecDeque<<C::Function as Function>::Command>,
     frame: Vec<u8>,
@@ -20,11 +18,7 @@ pub struct SingleWorkerControl<C: switch::Control> {
 impl<C: switch::Control> SingleWorkerControl<C> {
     /// Wraps a control plane.
     pub fn new(control: C) -> Self {
-        Self { control, clock: None, commands: VecDeque::new(), frame: Vec::new() }
-    }
-
-    fn now(&mut self) -> Nanos {
-        self.clock.get_or_insert_with(Clock::start).nanos(cycles())
+        Self { control, commands: VecDeque::new(), frame: Vec::new() }
     }
 
     /// Passes the control plane's commands and frames to the worker.
@@ -57,7 +51,7 @@ impl<C: switch::Control> ControlHandler<C::Function> for SingleWorkerControl<C> 
         event: <C::Function as Function>::Event,
         out: &mut ControlOutput<'_, C::Function>,
     ) {
-        let now = self.now();
+        let now = out.now();
         self.control.on_event(event, now);
         self.flush(now, out);
     }
@@ -69,13 +63,13 @@ impl<C: switch::Control> ControlHandler<C::Function> for SingleWorkerControl<C> 
         port: PortId,
         out: &mut ControlOutput<'_, C::Function>,
     ) {
-        let now = self.now();
+        let now = out.now();
         self.control.on_punt(frame.bytes(), port, now);
         self.flush(now, out);
     }
 
     fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, C::Function>) -> bool {
-        let now = self.now();
+        let now = out.now();
         if self.control.next_timer().is_some_and(|at| at <= now) {
             self.control.on_timer(now);
         }

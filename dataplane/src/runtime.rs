@@ -12,18 +12,18 @@ use crate::link::{LinkChange, LinkHooks, LinkMonitor};
 use crate::live::{DeviceCounters, Live, PortState};
 use crate::memif::{Channels, MemifHooks, Signal};
 use crate::port::{Port, PortInfo, Ports};
-use crate::time::{self, Clock};
+use crate::time::{self, Clock, cycles};
 use crate::tx::{Exit, Handoff, MbufCache, Queue, Tx};
 use crate::users::Users;
 use crate::worker::{RxQueue, Worker};
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicBool, Ordering};
 use crossbeam_channel::Sender;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use switch::{Function, PortId};
+use switch::{Function, Nanos, PortId};
 
 /// Sleep of the control thread when it has no work. It polls instead of waiting, because notifying it would
 /// cost a worker a system call.
@@ -39,6 +39,8 @@ pub struct Runtime {
     ports: Ports,
     channels: RefCell<Channels>,
     config: Config,
+    /// Clock of the next run, if it has started
+    clock: Cell<Option<Clock>>,
     _eal: Eal,
     _claims: Vec<Claim>,
 }
@@ -95,7 +97,8 @@ impl Runtime {
         let log = log.finish();
         // On failure the ports are dropped before the EAL, which was declared earlier.
         let ports = ports.map_err(|error| error.with_log(log))?;
-        Ok(Self { ports, channels: channels.into(), config, _eal: eal, _claims: claims })
+        let clock = Cell::new(None);
+        Ok(Self { ports, channels: channels.into(), config, clock, _eal: eal, _claims: claims })
     }
 
     /// Returns DPDK's version, such as `DPDK 22.11.11`.
@@ -113,6 +116,14 @@ impl Runtime {
         self.ports.iter().map(|port| &port.info)
     }
 
+    /// Returns the time of the next run, which is the workers' and the control plane's. It starts from 0 with
+    /// the first call before the run, otherwise with the run.
+    pub fn now(&self) -> Nanos {
+        let clock = self.clock.get().unwrap_or_else(Clock::start);
+        self.clock.set(Some(clock));
+        clock.nanos(cycles())
+    }
+
     /// Runs a function on each worker, and the control plane on the calling thread, until `stop` is set or
     /// the control plane ends the run. Returns when the workers have drained.
     ///
@@ -123,6 +134,7 @@ impl Runtime {
         F: Function + Send,
         C: ControlHandler<F>,
     {
+        let clock = self.clock.take().unwrap_or_else(Clock::start);
         let count = self.config.workers.cpus.len();
         assert_eq!(functions.len(), count, "one function for each worker");
         let counters: Vec<_> = (0..count).map(|_| Arc::new(WorkerCounters::new(self.ports.len()))).collect();
@@ -160,7 +172,7 @@ impl Runtime {
                     handoffs: handoffs_in,
                     to_control: to_control.clone(),
                     from_control,
-                    clock: Clock::start(),
+                    clock,
                     watch: None,
                     idler: Idler::new(self.config.workers.idle),
                 }
@@ -177,7 +189,7 @@ impl Runtime {
         let mut lost_link = None;
         let exits_on_loss = self.config.on_link_loss == OnLinkLoss::Exit;
         let (quit, running) = (AtomicBool::new(false), Users::new(count));
-        let mut out = ControlOutput::new(&to_workers, self.ports[0].pool.raw(), self.ports.len() as u16);
+        let mut out = ControlOutput::new(&to_workers, &self.ports, clock);
         // Waits some milliseconds for running servers to respond, so that the first frames of the workers are
         // not lost.
         for _ in 0..SERVER_WAIT.as_millis() / TICK.as_millis() {

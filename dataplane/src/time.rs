@@ -1,4 +1,4 @@
-//! Time: TSC cycles, converted to nanoseconds since the worker's start.
+//! Time: TSC cycles, converted to nanoseconds since the start of a run.
 
 use switch::Nanos;
 

@@ -49,6 +49,7 @@ impl Host {
         config.mtu = 256;
         config.declares = how & 1 != 0;
         config.clock = CLOCK;
+        config.clock_error = Nanos::ZERO;
         (config.receive_window, config.receive_buffer) = (2000, BUFFER);
         (config.initial_window, config.send_buffer, config.max_unsettled) = (1000, BUFFER, 40);
         let process = Process::new(config).unwrap();
@@ -235,6 +236,7 @@ impl Host {
             match event {
                 Event::Settled { scattering, .. } => assert!(self.open.remove(&scattering)),
                 Event::SendFailed { scattering, .. } => assert!(self.open.contains(&scattering)),
+                Event::Stalled { .. } | Event::Recovered { .. } => {}
             }
         }
     }

@@ -5,6 +5,7 @@ use onepipe::Timestamp;
 use onepipe::process;
 use rocev2::ethernet::MacAddr;
 use rustix::time::{ClockId, clock_gettime};
+use switch::Nanos;
 
 /// Configuration of an [`Endpoint`](crate::Endpoint).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,11 +41,12 @@ impl Settings {
         (self.process.own.address, self.prefix)
     }
 
-    /// Returns the configuration of the process on a port with this MAC address.
-    pub(crate) fn process(&self, port_mac: [u8; 6]) -> process::Config {
+    /// Returns the configuration of the process on a port with this MAC address, by the time that `now` reads
+    /// and passes to the process later.
+    pub(crate) fn process(&self, port_mac: [u8; 6], now: impl Fn() -> Nanos) -> process::Config {
         let mut process = self.process.clone();
         process.own.mac = self.mac.unwrap_or(MacAddr(port_mac));
-        process.clock = self.clock.now();
+        process.clock = self.clock.at_start(now);
         process
     }
 }
@@ -68,5 +70,29 @@ impl Clock {
         });
         let (seconds, nanos) = (time.tv_sec.cast_unsigned(), time.tv_nsec.cast_unsigned());
         Timestamp::new(seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos))
+    }
+
+    /// Returns 1Pipe's time at the time 0 of the clock that `now` reads.
+    pub fn at_start(self, now: impl Fn() -> Nanos) -> Timestamp {
+        let time = self.now();
+        time.add(0u64.wrapping_sub(now().0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+
+    #[test]
+    fn clock_at_the_start_is_that_of_time_0() {
+        let elapsed = Nanos::from_millis(1234);
+        let (before, read_at) = (Clock::Tai.now(), Cell::new(None));
+        let start = Clock::Tai.at_start(|| {
+            read_at.set(Some(Clock::Tai.now()));
+            elapsed
+        });
+        let time = start.add(elapsed.0);
+        assert!(!time.precedes(before) && !read_at.get().unwrap().precedes(time), "{time}");
     }
 }

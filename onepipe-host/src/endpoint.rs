@@ -16,6 +16,7 @@ use onepipe::process::{
     self, ConfigError, Counters, Event, Failure, Message, ProcessId, Scattering, SendError,
 };
 use rtrb::{Consumer, RingBuffer};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -25,6 +26,8 @@ use std::time::Instant;
 const MAX_EVENTS: usize = 4096;
 /// Maximum number of requests waiting for the control thread, which polls every millisecond
 const MAX_REQUESTS: usize = 1024;
+/// Maximum number of reports of stalls that are kept for the application
+const MAX_STALLS: usize = 2;
 /// Number of polls after which a thread that waits for a message yields the CPU, and after which it sleeps
 const SPINS: u32 = 256;
 const YIELDS: u32 = 1024;
@@ -73,6 +76,36 @@ pub struct Failed {
     pub part: u32,
     /// Reason
     pub why: Failure,
+}
+
+/// The barrier of the process's link stands still, so that nothing is delivered, or rises again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stall {
+    /// The barrier has not risen for [`stall_after`](process::Config::stall_after)
+    Stalled {
+        /// The barrier, if there has been any
+        barrier: Option<Timestamp>,
+    },
+    /// The barrier rises again
+    Recovered {
+        /// The new barrier
+        barrier: Timestamp,
+        /// Time for which it stood still
+        after: Duration,
+    },
+}
+
+impl Stall {
+    /// Returns the stall that an event reports, if it is of that kind.
+    fn of(event: &Event) -> Option<Self> {
+        match *event {
+            Event::Stalled { barrier } => Some(Self::Stalled { barrier }),
+            Event::Recovered { barrier, after } => {
+                Some(Self::Recovered { barrier, after: Duration::from_nanos(after.0) })
+            }
+            Event::SendFailed { .. } | Event::Settled { .. } => None,
+        }
+    }
 }
 
 /// Threads of an endpoint, and the state that all handles share.
@@ -126,6 +159,13 @@ impl Handle {
         let shared = &self.0.shared;
         let timestamp = |barrier: u64| (barrier != Shared::NONE).then(|| Timestamp::new(barrier));
         (timestamp(shared.barrier.load(Ordering::Relaxed)), timestamp(shared.commit.load(Ordering::Relaxed)))
+    }
+
+    /// Returns whether the process has received a barrier and accepts messages that are stamped now; see
+    /// [`Process::is_open`](onepipe::Process::is_open). Messages to processes that are not open yet fail as
+    /// [`NotAcknowledged`](Failure::NotAcknowledged).
+    pub fn is_open(&self) -> bool {
+        self.0.shared.open.load(Ordering::Relaxed)
     }
 
     /// Returns the process's counters, which stay up to date.
@@ -232,12 +272,17 @@ impl Sender {
 
 /// Callback for messages that failed
 type FailCallback = Box<dyn FnMut(Failed) + Send>;
+/// Callback for a barrier that stands still or rises again
+type StallCallback = Box<dyn FnMut(Stall) + Send>;
 
 /// Receiving half of an endpoint, for messages and events.
 pub struct Receiver {
     ring: Reader<ORIGIN>,
     events: Consumer<Event>,
     callback: Option<FailCallback>,
+    stall_callback: Option<StallCallback>,
+    /// Reports of stalls for `poll_event`, at most [`MAX_STALLS`]
+    stalls: VecDeque<Event>,
     handle: Handle,
 }
 
@@ -305,26 +350,39 @@ impl Receiver {
         self.callback = Some(Box::new(callback));
     }
 
-    /// Returns the next event: messages that failed, unless there is a callback, which is called for them;
-    /// and scatterings that are settled, if [configured](crate::Settings::tell_settled).
-    pub fn poll_event(&mut self) -> Option<Event> {
-        loop {
-            match (self.events.pop().ok()?, &mut self.callback) {
-                (Event::SendFailed { scattering, timestamp, dst, part, why }, Some(callback)) => {
-                    callback(Failed { scattering, timestamp, dst, part, why });
-                }
-                (event, _) => return Some(event),
-            }
-        }
+    /// Sets the callback for a barrier that stands still, and for one that rises again, replacing an earlier
+    /// one. It is called where [`send_fail_callback`](Self::send_fail_callback)'s is.
+    pub fn stall_callback(&mut self, callback: impl FnMut(Stall) + Send + 'static) {
+        self.stall_callback = Some(Box::new(callback));
     }
 
-    /// Calls the callback for messages that have failed, up to the next event of another kind, which stays in
-    /// the queue.
+    /// Returns the next event: messages that failed, and a barrier that stands still or rises again, unless
+    /// there is a callback for them, which is called; and scatterings that are settled, if
+    /// [configured](crate::Settings::tell_settled).
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.call_back();
+        self.stalls.pop_front().or_else(|| self.events.pop().ok())
+    }
+
+    /// Calls the callbacks for messages that have failed, and for stalls, up to the next event of another kind,
+    /// which stays in the queue. Without a callback for them, stalls are kept for `poll_event`, so that they
+    /// delay no failure; only the last two.
     fn call_back(&mut self) {
-        let Some(callback) = &mut self.callback else { return };
-        while let Ok(&Event::SendFailed { scattering, timestamp, dst, part, why }) = self.events.peek() {
+        while let Ok(event) = self.events.peek() {
+            match (*event, Stall::of(event), &mut self.callback, &mut self.stall_callback) {
+                (Event::SendFailed { scattering, timestamp, dst, part, why }, _, Some(callback), _) => {
+                    callback(Failed { scattering, timestamp, dst, part, why });
+                }
+                (_, Some(stall), _, Some(callback)) => callback(stall),
+                (event, Some(_), _, None) => {
+                    if self.stalls.len() == MAX_STALLS {
+                        self.stalls.pop_front();
+                    }
+                    self.stalls.push_back(event);
+                }
+                _ => break,
+            }
             _ = self.events.pop();
-            callback(Failed { scattering, timestamp, dst, part, why });
         }
     }
 
@@ -418,7 +476,14 @@ impl Endpoint {
         let limits = Limits::of(config);
         let sender =
             Sender { ring: sends, limits, accepted: 0, long_record: Vec::new(), handle: handle.clone() };
-        let receiver = Receiver { ring: deliveries, events, callback: None, handle };
+        let receiver = Receiver {
+            ring: deliveries,
+            events,
+            callback: None,
+            stall_callback: None,
+            stalls: VecDeque::new(),
+            handle,
+        };
         Self { sender, receiver }
     }
 
@@ -481,6 +546,11 @@ impl Endpoint {
     /// See [`Receiver::send_fail_callback`].
     pub fn send_fail_callback(&mut self, callback: impl FnMut(Failed) + Send + 'static) {
         self.receiver.send_fail_callback(callback);
+    }
+
+    /// See [`Receiver::stall_callback`].
+    pub fn stall_callback(&mut self, callback: impl FnMut(Stall) + Send + 'static) {
+        self.receiver.stall_callback(callback);
     }
 
     /// See [`Receiver::poll_event`].

@@ -66,6 +66,10 @@ settings::table! {
     hop_limit: u8 = whole(1..=255) => default(64);
     /// Lead over the clock from which a message is refused, and to which barriers are lowered
     ahead_max_us: Nanos = micros(1..=MAX_US) => default(10000);
+    /// Largest difference between the clocks of two processes: a process that starts accepts only messages stamped later than its clock by this time. 0: it accepts all
+    clock_error_us: Nanos = micros(0..=MAX_US) => optional("100, or `ahead_max_us` if that is shorter") example(100);
+    /// Time after which the application is notified that the barrier of its link has not risen. 0: never
+    stall_after_us: Nanos = micros(0..=10 * MAX_US) => optional("100 times `beacon_interval_ns`") example(300);
     /// Time without an acknowledgement after which a message fails
     timeout_us: Nanos = micros(2..=10 * MAX_US) => optional("1000, or 10 times `ack_delay_us` if that is longer") example(1000);
     /// Packets after which an acknowledgement is sent at once
@@ -160,6 +164,7 @@ pub fn read(table: &Table<'_>, ports: &Ports) -> Option<Settings> {
     let mut process = process::Config::new(own, beacons);
     process.peers = peers?;
     (process.mtu, process.ack_delay, process.timeout) = (mtu, ack_delay, timeout);
+    process.clock_error = clock_error(table);
     read_numbers(table, &mut process);
     Some(Settings { process, mac, prefix, switch, clock, tell_settled })
 }
@@ -172,6 +177,8 @@ fn read_numbers(table: &Table<'_>, config: &mut process::Config) {
     config.hop_limit = table.read(Keys::hop_limit);
     config.beacon_interval = table.read(Keys::beacon_interval_ns);
     config.ahead_max = table.read(Keys::ahead_max_us);
+    let stall_after = table.read(Keys::stall_after_us);
+    config.stall_after = stall_after.unwrap_or(Nanos(100 * config.beacon_interval.0));
     config.ack_every = table.read(Keys::ack_every);
     config.max_unsettled = table.read(Keys::max_unsettled);
     config.send_buffer = table.read(Keys::send_buffer_kib) << 10;
@@ -202,6 +209,23 @@ fn mtu(table: &Table<'_>, ports: &Ports, own: Option<IpAddr>) -> usize {
         table.problems().add(problem.help(format!("write `mtu = {}`", mtu / 4 * 4)));
     }
     mtu
+}
+
+/// Reads the largest difference between two clocks, which may not be longer than what is refused as too far
+/// ahead.
+fn clock_error(table: &Table<'_>) -> Nanos {
+    const DEFAULT: Nanos = Nanos::from_micros(100);
+    let ahead_max = table.read(Keys::ahead_max_us);
+    let Some(given) = table.spanned(Keys::clock_error_us) else { return DEFAULT.min(ahead_max) };
+    let (span, clock_error) = (given.span(), given.into_inner());
+    if clock_error > ahead_max {
+        let problem = Problem::at(span, "`clock_error_us` is longer than `ahead_max_us`").label("too long");
+        table.problems().add(problem.help(format!(
+            "messages of correct processes would be refused: write {} or less, or a longer `ahead_max_us`",
+            ahead_max.0 / 1_000
+        )));
+    }
+    clock_error
 }
 
 /// Reads the time-out of messages, which has to be longer than the delay of acknowledgements.

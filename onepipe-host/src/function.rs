@@ -33,6 +33,8 @@ pub(crate) struct Shared {
     /// Best-effort and commit barrier; [`NONE`](Self::NONE) before there is one
     pub(crate) barrier: AtomicU64,
     pub(crate) commit: AtomicU64,
+    /// Whether the process accepts messages that are stamped now
+    pub(crate) open: AtomicBool,
     /// Peers that are known to have failed, by index
     pub(crate) dead: Box<[AtomicBool]>,
     /// The process is to leave, or the polling thread has ended: no more scatterings are accepted.
@@ -50,6 +52,7 @@ impl Shared {
             clock: AtomicU64::new(0),
             barrier: AtomicU64::new(Self::NONE),
             commit: AtomicU64::new(Self::NONE),
+            open: AtomicBool::new(false),
             dead: (0..peers).map(|_| AtomicBool::new(false)).collect(),
             closing: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -198,6 +201,7 @@ impl ProcessFunction {
         let number = |barrier: Option<Timestamp>| barrier.map_or(Shared::NONE, Timestamp::nanos);
         shared.barrier.store(number(barrier), Ordering::Relaxed);
         shared.commit.store(number(commit), Ordering::Relaxed);
+        shared.open.store(self.process.is_open(now), Ordering::Relaxed);
         let Self { process, deliveries, .. } = self;
         process.unreliable_recv_each(|timestamp, src, payload| {
             match deliveries.write_owned(encode_origin(timestamp, src), payload) {

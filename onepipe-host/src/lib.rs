@@ -15,6 +15,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A process that starts refuses what was sent before; wait for [`Handle::is_open`] before the first message
+//! whose sender is to know what became of it.
+//!
 //! # Threads
 //!
 //! [`Endpoint::init`] starts two threads: the *polling thread*, a worker of `dataplane` that owns the port
@@ -51,7 +54,7 @@ mod ring;
 mod submit;
 
 pub use config::{Clock, Config, Settings};
-pub use endpoint::{Endpoint, Failed, Handle, InitError, Receiver, Sender};
+pub use endpoint::{Endpoint, Failed, Handle, InitError, Receiver, Sender, Stall};
 pub use file::load;
 pub use function::{Command, ProcessFunction, ProcessLeft};
 pub use onepipe::Timestamp;

@@ -110,11 +110,16 @@ SHAPE = Shape(
 
 
 def topology() -> str:
-    """Returns the network as input of `understudy plan`. Limits are long, because processes that share a CPU may be silent."""
+    """Returns the network as input of `understudy plan`. 
+
+    Limits are long, because processes that share a CPU may be silent. Processes accept messages from the beginning, because
+    they start one after the other.
+    """
     text = """[topology]
 beacon_interval_ns = 1000000
 dead_after_intervals = 1000000
 ahead_max_us = 1000000
+clock_error_us = 0
 timeout_us = 10000000
 idle = "sleep"
 """

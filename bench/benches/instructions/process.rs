@@ -35,6 +35,7 @@ fn config(own: Peer, other: Peer, tor: Peer) -> Config {
     let Peer { mac, address, qpn, .. } = tor;
     let mut config = Config::new(own, BeaconPeer { mac, address, qpn, detour: Vec::new() });
     config.peers = vec![other];
+    config.clock_error = Nanos::ZERO;
     config.ack_every = ACK_EVERY;
     config.ack_delay = Nanos::from_micros(100);
     config.timeout = Nanos::from_millis(1000);

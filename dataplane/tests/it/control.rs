@@ -236,3 +236,87 @@ fn panic_of_a_worker_ends_the_run() {
         std::panic::AssertUnwindSafe(|| runtime.run(vec![Panics], &mut dataplane::NoControl, &Stop::new()));
     assert!(std::panic::catch_unwind(run).is_err(), "the caller gets the panic and does not wait for ever");
 }
+
+/// Reports each command with a time that the worker has read after it.
+#[derive(Default)]
+struct TimeReporter {
+    /// Time in the command, and number of timers since it
+    received: Option<(Nanos, u32)>,
+    event: Option<(Nanos, Nanos)>,
+}
+
+impl Function for TimeReporter {
+    type Command = Nanos;
+    /// Time in the command, and the worker's
+    type Event = (Nanos, Nanos);
+
+    fn on_frame<O: Output>(&mut self, _: &mut O::Frame, _: PortId, _: Nanos, _: &mut O) -> Verdict {
+        Verdict::Consume
+    }
+
+    fn on_timer<O: Output>(&mut self, now: Nanos, _: &mut O) {
+        let Some((sent, timers)) = &mut self.received else { return };
+        *timers += 1;
+        // The first timer has the time of the turn in which the command arrived, which is read earlier.
+        if *timers == 2 {
+            self.event = Some((*sent, now));
+            self.received = None;
+        }
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        Some(Nanos::ZERO)
+    }
+
+    fn on_command(&mut self, sent: Nanos, _: Nanos) {
+        self.received = Some((sent, 0));
+    }
+
+    fn poll_event(&mut self) -> Option<(Nanos, Nanos)> {
+        self.event.take()
+    }
+}
+
+/// Compares the control plane's time with the worker's.
+#[derive(Default)]
+struct TimeComparison {
+    began: Nanos,
+    asked: bool,
+    compared: u32,
+}
+
+impl ControlHandler<TimeReporter> for TimeComparison {
+    fn on_event(
+        &mut self,
+        _: usize,
+        (sent, worker): (Nanos, Nanos),
+        out: &mut ControlOutput<'_, TimeReporter>,
+    ) {
+        let now = out.now();
+        assert!(self.began <= sent && sent <= worker && worker <= now, "{sent:?} {worker:?} {now:?}");
+        self.asked = false;
+        self.compared += 1;
+    }
+
+    fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, TimeReporter>) {}
+
+    fn on_tick(&mut self, _: &Live<'_>, out: &mut ControlOutput<'_, TimeReporter>) -> bool {
+        if !self.asked {
+            self.asked = out.command(0, out.now()).is_ok();
+        }
+        self.compared < 10
+    }
+}
+
+#[test]
+fn control_plane_has_the_time_of_the_workers() {
+    alone!();
+    let mut runtime = Runtime::start(config(vec![port("ring", Device::Ring)], 1)).unwrap();
+    let began = runtime.now();
+    // If the control plane, the worker and the runtime had clocks of their own, they would differ by this.
+    let pause = Nanos::from_millis(20);
+    std::thread::sleep(std::time::Duration::from_nanos(pause.0));
+    let mut control = TimeComparison { began: began + pause, ..TimeComparison::default() };
+    runtime.run(vec![TimeReporter::default()], &mut control, &Stop::new());
+    assert_eq!(control.compared, 10);
+}

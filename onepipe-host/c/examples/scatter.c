@@ -58,6 +58,10 @@ int main(int argc, char **argv) {
     uint64_t before = ONEPIPE_NO_TIMESTAMP;
     onepipe_send_fail_callback(endpoint, failed, &failures);
 
+    /* Until then, this process would refuse its own messages, and others theirs. */
+    while (!onepipe_is_open(endpoint))
+        received += receive(endpoint, 1000, &before) >= 0;
+
     onepipe_message_t messages[RECEIVERS];
     size_t count = (size_t)argc - 4;
     for (unsigned long n = 0; n < scatterings;) {

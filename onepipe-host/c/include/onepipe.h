@@ -71,6 +71,12 @@ typedef struct onepipe_failed {
 typedef void (*onepipe_send_fail_fn)(const onepipe_failed_t *failed, void *arg);
 
 /*
+ * Callback for the barrier of the process's link: `stalled` is 1 if it has not risen for `stall_after_us`, so that nothing is
+ * delivered, and 0 if it rises again. `barrier` is ONEPIPE_NO_TIMESTAMP if there has not been any.
+ */
+typedef void (*onepipe_stall_fn)(void *arg, int stalled, uint64_t barrier);
+
+/*
  * Starts an endpoint with a configuration file, such as HOST.process.toml of `understudy plan`, and writes it to
  * `*endpoint`. Returns ONEPIPE_OK, ONEPIPE_CONFIG, ONEPIPE_START or ONEPIPE_ARGUMENT.
  */
@@ -125,6 +131,18 @@ int onepipe_unreliable_recv(onepipe_t *endpoint, uint64_t timeout_us, uint64_t *
  * setting a callback return ONEPIPE_BUSY.
  */
 int onepipe_send_fail_callback(onepipe_t *endpoint, onepipe_send_fail_fn callback, void *arg);
+
+/*
+ * Sets the callback for a barrier that stands still or rises again, replacing an earlier one; null removes it. It is called
+ * where that for failed messages is, and the same rules apply to it.
+ */
+int onepipe_stall_callback(onepipe_t *endpoint, onepipe_stall_fn callback, void *arg);
+
+/*
+ * Returns 1 if a barrier is known and the process accepts messages that are stamped now, otherwise 0. A process that starts
+ * refuses what was sent before. Messages to a process that is not open yet fail as ONEPIPE_FAILED_NO_ANSWER.
+ */
+int onepipe_is_open(const onepipe_t *endpoint);
 
 /*
  * Sets whether a process is alive (`alive` is not 0) or has failed, as the control plane has determined. Returns ONEPIPE_OK,

@@ -11,7 +11,7 @@ use core::cell::RefCell;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::time::Duration;
 use error::{Error, failure_number};
-use onepipe_host::{Endpoint, Failed, Handle, Message, ProcessId, Receiver, Sender, Timestamp};
+use onepipe_host::{Endpoint, Failed, Handle, Message, ProcessId, Receiver, Sender, Stall, Timestamp};
 use std::ffi::CString;
 use std::path::Path;
 use std::sync::{Mutex, TryLockError};
@@ -66,6 +66,9 @@ pub struct OnePipeFailed {
 /// `onepipe_send_fail_fn`
 pub type SendFailFn = unsafe extern "C" fn(*const OnePipeFailed, *mut c_void);
 
+/// `onepipe_stall_fn`
+pub type StallFn = unsafe extern "C" fn(*mut c_void, c_int, u64);
+
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
@@ -111,6 +114,7 @@ pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut
             let (sender, mut receiver) = started.split();
             // Without a callback, events would fill their queue.
             receiver.send_fail_callback(drop);
+            receiver.stall_callback(drop);
             let receiver = Mutex::new(ReceiveState { receiver, waiting: None });
             let started = Box::new(OnePipe { sender: Mutex::new(sender), receiver, handle });
             // SAFETY: room for a pointer, as the header requires.
@@ -328,6 +332,40 @@ pub unsafe extern "C" fn onepipe_send_fail_callback(
         unsafe { callback(&raw const message, arg.get()) };
     });
     0
+}
+
+/// Sets the callback for a barrier that stands still or rises again; see `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_stall_callback(
+    endpoint: *mut OnePipe,
+    callback: Option<StallFn>,
+    arg: *mut c_void,
+) -> c_int {
+    // SAFETY: null, or from `onepipe_init`.
+    let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
+    let mut receiving = match endpoint.receiver.try_lock() {
+        Ok(receiving) => receiving,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return Error::Busy.number(),
+    };
+    let arg = Argument(arg);
+    receiving.receiver.stall_callback(move |stall| {
+        let Some(callback) = callback else { return };
+        let (stalled, barrier) = match stall {
+            Stall::Stalled { barrier } => (1, barrier),
+            Stall::Recovered { barrier, .. } => (0, Some(barrier)),
+        };
+        // SAFETY: a function that takes these arguments, as the header requires.
+        unsafe { callback(arg.get(), stalled, barrier.map_or(NO_TIMESTAMP, Timestamp::nanos)) };
+    });
+    0
+}
+
+/// Returns whether the process accepts messages that are stamped now; see `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_is_open(endpoint: *const OnePipe) -> c_int {
+    // SAFETY: null, or from `onepipe_init`.
+    unsafe { endpoint.as_ref() }.map_or(0, |endpoint| endpoint.handle.is_open().into())
 }
 
 /// Sets whether a process is alive; see `onepipe.h`.

@@ -1,7 +1,7 @@
 /*
  * Tests the end of an endpoint. "leave CONFIG": one thread waits for a message while another one leaves; then calls the
  * functions that are still valid. "exit CONFIG": a message to a process that does not exist is called back before
- * onepipe_exit returns. Prints the results.
+ * onepipe_exit returns. "stall CONFIG": the barrier never rises, which is called back. Prints the results.
  */
 #include <onepipe.h>
 #include <pthread.h>
@@ -41,6 +41,13 @@ static void on_failure(const onepipe_failed_t *failed, void *arg) {
            receive(called->endpoint), send_to(called->endpoint, 3));
 }
 
+static void on_stall(void *arg, int stalled, uint64_t barrier) {
+    struct called *called = arg;
+    ++called->times;
+    printf("stalled: %d, barrier: %d, callback: %d\n", stalled, barrier != ONEPIPE_NO_TIMESTAMP,
+           onepipe_stall_callback(called->endpoint, NULL, NULL));
+}
+
 int main(int argc, char **argv) {
     onepipe_t *endpoint;
     pthread_t waits;
@@ -60,6 +67,20 @@ int main(int argc, char **argv) {
         }
         onepipe_exit(endpoint);
         printf("callbacks: %d\n", called.times);
+        return 0;
+    }
+    if (strcmp(argv[1], "stall") == 0) {
+        if (onepipe_stall_callback(endpoint, on_stall, &called) != ONEPIPE_OK || onepipe_is_open(endpoint)) {
+            return 1;
+        }
+        while (called.times == 0) {
+            char buffer[8];
+            if (onepipe_unreliable_recv(endpoint, 1000, NULL, NULL, buffer, sizeof buffer, NULL) != 0) {
+                return 1;
+            }
+        }
+        printf("open: %d %d\n", onepipe_is_open(endpoint), onepipe_is_open(NULL));
+        onepipe_exit(endpoint);
         return 0;
     }
     if (send_to(endpoint, 2) != ONEPIPE_OK || receive(endpoint) != 1) {

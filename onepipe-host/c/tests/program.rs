@@ -47,6 +47,7 @@ id = 1
 address = "10.0.0.1/24"
 mac = "02:00:00:00:00:01"
 beacon_interval_ns = 50000
+clock_error_us = 0
 timeout_us = 200000
 
 [[process.beacons]]
@@ -125,4 +126,7 @@ fn waiting_receiver_gets_left_and_exit_calls_back() {
     // ONEPIPE_BUSY
     let meanwhile = "callback: -12, receive: -12, send: -10";
     assert_eq!(output_of("exit"), format!("to 3: not acknowledged in time\n{meanwhile}\ncallbacks: 1\n"));
+    // Its beacons are for another switch, so it never gets a barrier.
+    std::fs::write(&config, CONFIG.replace("qpn = 0x11", "qpn = 0x12")).unwrap();
+    assert_eq!(output_of("stall"), "stalled: 1, barrier: 0, callback: -12\nopen: 0 0\n");
 }

@@ -33,7 +33,6 @@ pub(super) enum Request {
 
 struct Plane {
     clock: Clock,
-    started: Instant,
     clock_sent_at: Option<Instant>,
     /// Answers ARP and neighbour discovery, and rejects connection requests
     neighbours: rnic::Endpoint,
@@ -48,12 +47,6 @@ struct Plane {
 #[allow(clippy::disallowed_methods, reason = "the control plane reads the clock, the process does not")]
 fn now() -> Instant {
     Instant::now()
-}
-
-impl Plane {
-    fn nanos(&self) -> Nanos {
-        Nanos(self.started.elapsed().as_nanos() as u64)
-    }
 }
 
 impl ControlHandler<ProcessFunction> for Plane {
@@ -73,7 +66,7 @@ impl ControlHandler<ProcessFunction> for Plane {
         port: PortId,
         out: &mut ControlOutput<'_, ProcessFunction>,
     ) {
-        let now = self.nanos();
+        let now = out.now();
         self.neighbours.on_frame(frame.bytes(), now);
         while self.neighbours.poll_transmit(now, &mut self.frame) {
             // A frame without room is lost, as in a network: the peer retries.
@@ -96,7 +89,7 @@ impl ControlHandler<ProcessFunction> for Plane {
         }
         if self.clock_sent_at.is_none_or(|at| now.duration_since(at) >= CLOCK_INTERVAL) {
             self.clock_sent_at = Some(now);
-            let nanos = self.nanos();
+            let nanos = out.now();
             if self.neighbours.next_timer().is_some_and(|at| at <= nanos) {
                 self.neighbours.on_timer(nanos);
             }
@@ -172,7 +165,7 @@ fn start_runtime(
 ) -> Result<Started, InitError> {
     let Config { runtime, process: settings } = config;
     // Validates the process's configuration before DPDK, which can be started only once.
-    Process::new(settings.process([0; 6]))?;
+    Process::new(settings.process([0; 6], || Nanos::ZERO))?;
     let runtime = Runtime::start(runtime).map_err(|error| InitError::Dataplane {
         what: error.what,
         remedy: error.remedy,
@@ -180,7 +173,7 @@ fn start_runtime(
     })?;
     let port_mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
     let seed = RandomState::new().build_hasher().finish();
-    let mut config = settings.process(port_mac);
+    let mut config = settings.process(port_mac, || runtime.now());
     if config.seed == 0 {
         config.seed = seed;
     }
@@ -193,12 +186,11 @@ fn start_runtime(
     };
     let mut process = Process::new(config)?;
     // Published before the polling thread's first turn, so that `timestamp` never goes back.
-    shared.clock.store(process.timestamp(Nanos::ZERO).nanos(), Ordering::Release);
+    shared.clock.store(process.timestamp(runtime.now()).nanos(), Ordering::Release);
     let counters = process.counters();
     let host = ProcessFunction::new(process, settings.tell_settled, rings, shared);
     let plane = Plane {
         clock: settings.clock,
-        started: now(),
         clock_sent_at: None,
         neighbours: rnic::Endpoint::new(interface, cm::Config::default(), seed),
         frame: Vec::new(),

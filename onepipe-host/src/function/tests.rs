@@ -28,6 +28,8 @@ fn bench(change: impl FnOnce(&mut Config)) -> Bench {
     let mut config = Config::new(own, BeaconPeer { mac, address, qpn, detour: Vec::new() });
     config.peers =
         vec![Peer { id: TWIN, ..own }, Peer { id: UNREACHABLE, address: IpAddr::from([10, 0, 0, 3]), ..own }];
+    config.clock_error = Nanos::ZERO;
+    config.stall_after = Nanos::ZERO;
     change(&mut config);
     let (sends, to_host) = ring();
     let (from_host, deliveries) = ring();

@@ -45,12 +45,16 @@ fn small_file_has_defaults_for_the_rest() {
         (1024, Nanos::from_millis(1), Nanos(3000))
     );
     assert!(process.tor.detour.is_empty());
+    assert_eq!(
+        (process.clock_error, process.stall_after),
+        (Nanos::from_micros(100), Nanos::from_micros(300))
+    );
 }
 
 #[test]
 fn every_key_is_read() {
     let keys = "mac = \"02:00:00:00:00:01\"\nqpn = 0x20\nbarriers_in_messages = true\nbeacon_interval_ns = 4000\n\
-                traffic_class = 0x68\nhop_limit = 9\nmtu = 512\nqkey = 7\nclock = \"tai\"\nahead_max_us = 5\n\
+                traffic_class = 0x68\nhop_limit = 9\nmtu = 512\nqkey = 7\nclock = \"tai\"\nahead_max_us = 5\nclock_error_us = 4\nstall_after_us = 3\n\
                 timeout_us = 400\nack_delay_us = 20\nack_every = 8\ntell_settled = true\nreceive_window_kib = 100\n\
                 receive_buffer_kib = 200\nsend_buffer_kib = 300\ninitial_window_kib = 50\nmax_unsettled = 9\n";
     let beacons = "[[process.beacons]]\nswitch = \"tor1\"\nmac = \"02:00:00:00:00:fe\"\naddress = \"10.0.0.1\"\n\
@@ -65,6 +69,7 @@ fn every_key_is_read() {
     assert_eq!((process.own.qpn, process.peers[0].qpn), (Qpn::new(0x20), Qpn::new(0x21)));
     assert_eq!((process.beacon_interval, process.traffic_class, process.hop_limit), (Nanos(4000), 0x68, 9));
     assert_eq!((process.mtu, process.qkey, process.ahead_max), (512, 7, Nanos(5000)));
+    assert_eq!((process.clock_error, process.stall_after), (Nanos(4000), Nanos(3000)));
     assert_eq!((process.timeout, process.ack_delay, process.ack_every), (Nanos(400_000), Nanos(20_000), 8));
     assert_eq!((process.receive_window, process.receive_buffer), (100 << 10, 200 << 10));
     assert_eq!(
@@ -118,6 +123,11 @@ fn mistakes_are_reported_with_what_to_write() {
         &[HEAD, "mtu = 900\n", PROCESS, BEACONS, PEER],
         "packets of 1024 bytes do not fit into the port's 900",
         "at most `mtu = 848`",
+    );
+    wrong(
+        &[HEAD, PROCESS, "ahead_max_us = 20\nclock_error_us = 21\n", BEACONS, PEER],
+        "`clock_error_us` is longer than `ahead_max_us`",
+        "write 20 or less",
     );
     wrong(
         &[HEAD, PROCESS, "timeout_us = 20\nack_delay_us = 20\n", BEACONS, PEER],

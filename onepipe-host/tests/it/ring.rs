@@ -5,11 +5,15 @@ use core::net::IpAddr;
 use core::time::Duration;
 use dataplane::config::{Device, Eal, Idle, Memory, OnLinkLoss, Port, Workers};
 use onepipe::process::{self, BeaconPeer, Peer};
-use onepipe_host::{Clock, Config, Endpoint, Event, Failure, InitError, ProcessId, SendError, Settings};
+use onepipe_host::{
+    Clock, Config, Endpoint, Event, Failure, InitError, ProcessId, SendError, Settings, Stall,
+};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use switch::Function as _;
+use switch::memory::FrameCollector;
 use understudy_tests::alone;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -28,6 +32,8 @@ fn config() -> Config {
     // The machine may be busy with other work for a while.
     process.timeout = switch::Nanos::from_millis(200);
     process.beacon_interval = switch::Nanos::from_micros(50);
+    process.clock_error = switch::Nanos::ZERO;
+    process.stall_after = switch::Nanos::ZERO;
     let port = Port {
         name: "ring".into(),
         device: Device::Ring,
@@ -383,4 +389,38 @@ fn invalid_configurations_are_refused_before_dpdk_starts() {
     wrong.runtime.workers.cpus.push(None);
     assert!(matches!(Endpoint::init(wrong), Err(InitError::Shape { ports: 1, workers: 2 })));
     assert!(Endpoint::init(config()).is_ok());
+}
+
+/// The first barrier that the endpoint gets is its own first beacon's, so an endpoint whose switch is another
+/// one gets none.
+#[test]
+fn failure_callbacks_pass_a_stall() {
+    alone!();
+    for has_callback in [true, false] {
+        let mut config = config();
+        config.process.process.stall_after = switch::Nanos::from_micros(100);
+        config.process.process.timeout = switch::Nanos::from_millis(20);
+        config.process.process.tor.qpn = Qpn::new(0x12);
+        let (mut endpoint, mut function) = Endpoint::without_threads(&config.process.process, false).unwrap();
+        let (failed, stalls) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let (failed_there, stalls_there) = (Arc::clone(&failed), Arc::clone(&stalls));
+        endpoint.send_fail_callback(move |_| _ = failed_there.fetch_add(1, Ordering::Relaxed));
+        if has_callback {
+            endpoint.stall_callback(move |stall| stalls_there.lock().unwrap().push(stall));
+        }
+        endpoint.unreliable_send(&[(UNREACHABLE, b"hello")]).unwrap();
+        for us in (0..30_000).step_by(10) {
+            let mut out = FrameCollector::with_room(32);
+            function.on_timer(switch::Nanos::from_micros(us), &mut out);
+        }
+        assert!(endpoint.unreliable_recv().is_none());
+        assert_eq!(failed.load(Ordering::Relaxed), 1, "the stall came first, and does not hold it back");
+        let expected = Stall::Stalled { barrier: None };
+        if has_callback {
+            assert_eq!(*stalls.lock().unwrap(), [expected]);
+        } else {
+            assert_eq!(endpoint.poll_event(), Some(Event::Stalled { barrier: None }));
+        }
+        assert_eq!(endpoint.poll_event(), None);
+    }
 }

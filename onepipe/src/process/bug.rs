@@ -11,10 +11,26 @@ pub enum Bug {
     SharedGap,
     /// A process takes barriers from messages although its switch does not declare that it writes them
     UndeclaredBarriers,
+    /// A process that starts accepts messages that were sent before it started
+    NoFloor,
+    /// A process that starts reports such messages as late, though its previous incarnation may have
+    /// delivered them
+    DeniesBeforeStart,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 4] =
-        [Self::TieByArrival, Self::OvertakingBeacon, Self::SharedGap, Self::UndeclaredBarriers];
+    pub const ALL: [Self; 6] = [
+        Self::TieByArrival,
+        Self::OvertakingBeacon,
+        Self::SharedGap,
+        Self::UndeclaredBarriers,
+        Self::NoFloor,
+        Self::DeniesBeforeStart,
+    ];
+
+    /// Returns whether the bug has an effect only where processes restart.
+    pub const fn needs_restarts(self) -> bool {
+        matches!(self, Self::NoFloor | Self::DeniesBeforeStart)
+    }
 }

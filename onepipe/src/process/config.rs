@@ -72,6 +72,13 @@ pub struct Config {
     /// A message that is ahead of the clock by more than this is refused, and a barrier counts as ahead by
     /// this. Synchronised clocks differ by microseconds
     pub ahead_max: Nanos,
+    /// Largest difference between the clocks of two processes, at most `ahead_max`. A process that starts
+    /// accepts only messages stamped later than its clock and the first barrier by this time, so none that was
+    /// sent to its previous incarnation. 0: it accepts all, in a network in which no process restarts
+    pub clock_error: Nanos,
+    /// Time after which a barrier that has not risen is reported to the application
+    /// ([`Event::Stalled`](super::Event::Stalled)), to the beacon interval; 0 for never
+    pub stall_after: Nanos,
     /// 1Pipe's time when the runner's time is 0. [`Process::set_clock`](super::Process::set_clock) corrects
     /// it
     pub clock: Timestamp,
@@ -139,6 +146,8 @@ impl Config {
             ack_delay: Nanos::from_micros(3),
             ack_every: 16,
             ahead_max: Nanos::from_millis(10),
+            clock_error: Nanos::from_micros(100),
+            stall_after: Nanos::from_micros(300),
             clock: Timestamp::default(),
             seed: 0,
             declares: true,
@@ -199,6 +208,9 @@ impl Config {
             return Err(ConfigError::TooManyPackets { window, most });
         }
         tunnel::check_tunnels(&self.tunnels()).map_err(ConfigError::Detour)?;
+        if self.clock_error > self.ahead_max {
+            return Err(ConfigError::ClockError { clock_error: self.clock_error, ahead_max: self.ahead_max });
+        }
         if self.timeout <= self.ack_delay {
             return Err(ConfigError::Timeout { timeout: self.timeout, ack_delay: self.ack_delay });
         }
@@ -242,6 +254,18 @@ pub enum ConfigError {
         timeout: Nanos,
         /// Delay of acknowledgements
         ack_delay: Nanos,
+    },
+    /// Clocks that may differ by more than what is refused as too far ahead
+    #[error(
+        "clock_error of {} ns is longer than ahead_max of {} ns, so messages of correct processes would be refused; set at most ahead_max",
+        .clock_error.0,
+        .ahead_max.0
+    )]
+    ClockError {
+        /// Largest difference between two clocks
+        clock_error: Nanos,
+        /// Lead from which timestamps are refused
+        ahead_max: Nanos,
     },
     /// Two processes have the same number, or the same address and queue pair
     #[error("process {0}: its number, or its address and queue pair, occur twice; make them unique")]

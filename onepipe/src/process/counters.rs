@@ -39,6 +39,8 @@ metrics! {
         pub restarts: Counter [senders],
         /// Times at which the clock was set back and stood still instead
         pub clamped: Counter [times],
+        /// Times at which the barrier of the process's link had not risen for `stall_after`
+        pub stalls: Counter [times],
         refused: [Counter; Refusal::ALL.len()],
     }
 }
@@ -95,6 +97,10 @@ reasons! {
         /// A packet of a message whose time is past: a later one may have been delivered.
         #[error("below the barrier")]
         Late = "late",
+        /// A packet that may have been sent before this process started, or that arrived before its first
+        /// barrier. It is not answered: the previous incarnation may have delivered it.
+        #[error("sent before this process started")]
+        BeforeStart = "before_start",
         /// There is no room for the packet.
         #[error("no room")]
         NoRoom = "no_room",

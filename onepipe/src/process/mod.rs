@@ -42,6 +42,7 @@ mod filter;
 mod peers;
 mod receiver;
 mod sender;
+mod stall;
 mod types;
 
 #[cfg(test)]
@@ -60,6 +61,7 @@ use filter::Filter;
 use peers::Peers;
 use receiver::Receiver;
 use sender::Sender;
+use stall::Stall;
 use std::sync::Arc;
 use switch::{Nanos, Rng};
 
@@ -75,6 +77,7 @@ pub struct Process {
     beacons: Beacons,
     sender: Sender,
     receiver: Receiver,
+    stall: Stall,
     counters: Arc<Counters>,
 }
 
@@ -95,6 +98,7 @@ impl Process {
             filter: Filter::new(&config),
             sender: Sender::new(&config, rng, &counters),
             receiver: Receiver::new(&config, incarnation, &counters),
+            stall: Stall::new(&config),
             counters,
             config,
         })
@@ -134,6 +138,12 @@ impl Process {
         self.receiver.barriers()
     }
 
+    /// Returns whether the process has received a barrier and accepts messages that are stamped now. A process
+    /// that starts accepts none that may have been sent before ([`Config::clock_error`]).
+    pub fn is_open(&self, now: Nanos) -> bool {
+        self.receiver.is_open(&self.clock, now)
+    }
+
     /// Returns the next message (1Pipe, Table 1, `onepipe_unreliable_recv`). Until then, it occupies its
     /// sender's window.
     pub fn unreliable_recv(&mut self) -> Option<Message> {
@@ -162,10 +172,10 @@ impl Process {
 
     /// Returns the next event for the application.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.sender.pop_event()
+        self.stall.pop().or_else(|| self.sender.pop_event())
     }
 
-    /// Returns the next events, at least one if there are any; remove them by
+    /// Returns the next events about messages, at least one if there are any; remove them by
     /// [`take_events`](Self::take_events).
     pub fn next_events(&self) -> &[Event] {
         self.sender.events()
@@ -260,11 +270,15 @@ impl Process {
     /// Handles all timers that are due. To be called at [`next_timer`](Self::next_timer); earlier or later
     /// calls are valid.
     pub fn on_timer(&mut self, now: Nanos) {
-        if self.beacons.on_timer(&self.clock, now) {
-            self.receiver.sweep(now);
-        }
+        let instant_has_come = self.beacons.on_timer(&self.clock, now);
         self.sender.on_timer(now);
         self.receiver.on_timer(&mut self.clock, now);
+        if instant_has_come {
+            self.receiver.sweep(now);
+            if !self.sender.has_left() {
+                self.stall.check(self.receiver.barrier(), now, &self.counters);
+            }
+        }
     }
 
     /// Returns the time of the next call of [`on_timer`](Self::on_timer).

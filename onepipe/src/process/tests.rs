@@ -15,6 +15,8 @@ mod detour;
 mod large;
 mod leaving;
 mod receive;
+mod restarts;
+mod stall;
 
 const TOR: u8 = 0xff;
 
@@ -37,6 +39,10 @@ fn config(own: u8, count: u8, v6: bool) -> Config {
     let mut config = Config::new(peer(v6, own), BeaconPeer { mac, address, qpn, detour: Vec::new() });
     config.peers = (0..count).filter(|&n| n != own).map(|n| peer(v6, n)).collect();
     config.mtu = 256;
+    // Barriers stand still in many tests; `stall` has the reports.
+    config.stall_after = Nanos::ZERO;
+    // Processes accept messages from the beginning; `restarts` has the others.
+    config.clock_error = Nanos::ZERO;
     // Timestamps wrap after 50 us.
     config.clock = Timestamp::new((1 << 48) - 50_000);
     config
@@ -145,7 +151,7 @@ impl Group {
     fn failures(&mut self, n: usize) -> Vec<(u32, u32, Failure)> {
         let failed = |event| match event {
             Event::SendFailed { dst, part, why, .. } => Some((dst.0, part, why)),
-            Event::Settled { .. } => None,
+            Event::Settled { .. } | Event::Stalled { .. } | Event::Recovered { .. } => None,
         };
         self.events(n).into_iter().filter_map(failed).collect()
     }

@@ -2,6 +2,7 @@
 
 use crate::header::Timestamp;
 use core::fmt;
+use switch::Nanos;
 use switch::table::Key;
 
 /// Number of a process.
@@ -63,6 +64,19 @@ pub enum Event {
         /// Number of its messages that have failed
         failed: u32,
     },
+    /// The barrier of the process's link has not risen for [`stall_after`](super::Config::stall_after):
+    /// nothing is delivered. A link, a switch or a clock in the network has failed, or this process's link.
+    Stalled {
+        /// The barrier; `None` if there has not been any
+        barrier: Option<Timestamp>,
+    },
+    /// The barrier rises again.
+    Recovered {
+        /// The new barrier
+        barrier: Timestamp,
+        /// Time for which it stood still, to the beacon interval
+        after: Nanos,
+    },
 }
 
 /// Reason why a message failed.
@@ -77,7 +91,8 @@ pub enum Failure {
     /// The receiver had no room for the message.
     #[error("no room at the receiver")]
     NoRoom,
-    /// The message was not acknowledged in time. If only the ACK was lost, it was delivered.
+    /// The message was not acknowledged in time. If only the ACK was lost, it was delivered; if the receiver
+    /// restarted, its previous incarnation may have delivered it.
     #[error("not acknowledged in time")]
     NotAcknowledged,
     /// The receiver is known to have failed.

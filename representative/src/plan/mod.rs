@@ -361,6 +361,8 @@ impl Plan {
         config.peers = peers.collect::<Option<_>>()?;
         (config.beacon_interval, config.traffic_class) = (settings.beacon_interval, settings.traffic_class);
         (config.ahead_max, config.timeout) = (settings.ahead_max, settings.timeout);
+        config.clock_error = settings.clock_error;
+        config.stall_after = Nanos(100 * settings.beacon_interval.0);
         Some((*switch, config))
     }
 

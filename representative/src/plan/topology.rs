@@ -31,6 +31,9 @@ pub struct Settings {
     pub traffic_class: u8,
     /// Barriers and timestamps that are ahead of a node's clock by more than this are refused there
     pub ahead_max: Nanos,
+    /// Largest difference between the clocks of two processes, at most `ahead_max`; see
+    /// [`process::Config::clock_error`](onepipe::process::Config::clock_error)
+    pub clock_error: Nanos,
     /// Time after which a message that has not been acknowledged has failed. Longer than a process's
     /// `ack_delay`
     pub timeout: Nanos,
@@ -50,6 +53,7 @@ impl Default for Settings {
             dead_after_intervals: 10,
             traffic_class: 0,
             ahead_max: Nanos::from_millis(10),
+            clock_error: Nanos::from_micros(100),
             timeout: Nanos::from_millis(1),
             host_qp: Qpn::new(0x11),
             first_qp: Qpn::new(0x100),

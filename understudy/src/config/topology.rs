@@ -41,6 +41,8 @@ settings::table! {
     traffic_class: u8 = whole(0..=255) => default(0);
     /// Lead over its own clock from which a node does not believe a timestamp
     ahead_max_us: Nanos = micros(1..=MAX_WAIT_US) => default(10000);
+    /// Largest difference between the clocks of two hosts: a process that starts accepts only messages stamped later than its clock by this time. 0: it accepts all
+    clock_error_us: Nanos = micros(0..=MAX_WAIT_US) => optional("100, or `ahead_max_us` if that is shorter") example(100);
     /// Time without an acknowledgement after which a message fails
     timeout_us: Nanos = micros(MIN_TIMEOUT_US..=10 * MAX_WAIT_US) => default(1000);
 }
@@ -241,6 +243,7 @@ fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
         dead_after_intervals: table.read(Keys::dead_after_intervals),
         traffic_class: table.read(Keys::traffic_class),
         ahead_max: table.read(Keys::ahead_max_us),
+        clock_error: clock_error(&table),
         timeout: table.read(Keys::timeout_us),
         host_qp: Qpn::new(host_qp),
         first_qp: Qpn::new(first_qp),
@@ -257,6 +260,22 @@ fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
     }
     table.finish();
     (settings, idle)
+}
+
+/// Reads the largest difference between two clocks, which may not be longer than what is refused as too far
+/// ahead.
+fn clock_error(table: &Table<'_>) -> Nanos {
+    let (default, ahead_max) = (Settings::default().clock_error, table.read(Keys::ahead_max_us));
+    let Some(given) = table.spanned(Keys::clock_error_us) else { return default.min(ahead_max) };
+    let (span, clock_error) = (given.span(), given.into_inner());
+    if clock_error > ahead_max {
+        let problem = Problem::at(span, "`clock_error_us` is longer than `ahead_max_us`").label("too long");
+        table.problems().add(problem.help(format!(
+            "messages of correct hosts would be refused: write {} or less, or a longer `ahead_max_us`",
+            ahead_max.0 / 1_000
+        )));
+    }
+    clock_error
 }
 
 fn switch(table: Table<'_>, number: usize, spans: &Spans) -> (Switch, System) {

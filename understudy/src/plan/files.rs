@@ -113,6 +113,7 @@ fn process(network: &Network, number: usize) -> File {
         settings.beacon_interval.0,
         settings.traffic_class,
         micros(settings.ahead_max),
+        micros(settings.clock_error),
         micros(settings.timeout)
     );
     for (switch, beacons) in &network.plan.hosts[number] {

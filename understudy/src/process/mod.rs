@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tracing::info;
+use tracing::{info, warn};
 
 /// Timeout of a receive when there is nothing to do
 const RECV_TIMEOUT: Duration = Duration::from_millis(1);
@@ -136,7 +136,7 @@ struct Workload<'a> {
 impl Workload<'_> {
     /// Sends the scatterings that are due and fit. Returns whether any was sent.
     fn send(&mut self, endpoint: &mut Endpoint, now: Instant) -> Result<bool, SendError> {
-        if endpoint.barriers().0.is_none() {
+        if !endpoint.handle().is_open() {
             return Ok(false);
         }
         let before = self.sent;
@@ -203,6 +203,10 @@ fn run_workload(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<Exi
                     }
                 }
                 Event::Settled { .. } => workload.settled += 1,
+                Event::Stalled { barrier } => warn_stalled(barrier),
+                Event::Recovered { after, .. } => {
+                    info!("The barrier rises again, after {} us.", after.0 / 1_000)
+                }
             }
         }
         let mut record = |timestamp, src, payload: &[u8]| {
@@ -276,6 +280,14 @@ fn report_output(args: &Args) -> Result<Box<dyn std::io::Write>, miette::Report>
         None if args.print => Box::new(std::io::stderr()),
         None => Box::new(std::io::stdout()),
     })
+}
+
+/// Warns that nothing is delivered.
+fn warn_stalled(barrier: Option<Timestamp>) {
+    match barrier {
+        Some(barrier) => warn!("The barrier stands still at {barrier}: nothing is delivered."),
+        None => warn!("No barrier has arrived yet: nothing is delivered."),
+    }
 }
 
 /// Prints a line for a received message.

@@ -39,11 +39,12 @@ fn switch() -> String {
 }
 
 fn process(own: u32) -> String {
+    // The processes start one after the other, so one without `clock_error_us = 0` would refuse messages of another.
     let mut text = format!(
         "[runtime]\nworkers = [\"any\"]\nidle = \"sleep\"\n\
          [[port]]\nname = \"eth\"\nmemif = {{ socket = \"rack.sock\", id = {own}, role = \"client\" }}\n\
          [process]\nid = {own}\naddress = \"10.0.0.{own}/24\"\nmac = \"02:00:00:00:00:0{own}\"\n\
-         beacon_interval_ns = 1000000\nahead_max_us = 1000000\ntimeout_us = 10000000\ninitial_window_kib = 16\n\
+         beacon_interval_ns = 1000000\nahead_max_us = 1000000\nclock_error_us = 0\ntimeout_us = 10000000\ninitial_window_kib = 16\n\
          [[process.beacons]]\nmac = \"02:00:00:00:00:fe\"\naddress = \"10.0.0.254\"\nqpn = {}\n",
         // Queue pair of the link
         0x100 + own - 1

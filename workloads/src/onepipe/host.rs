@@ -240,6 +240,7 @@ impl Host {
         config.receive_buffer = behaviour.receive_buffer;
         config.timeout = behaviour.timeout;
         config.clock = shifted_clock(position.clock_off_by);
+        config.clock_error = position.clock_error;
         config.seed = seed;
         config.bug = behaviour.bug;
         let mut rng = Rng::stream(seed, 1 << 32 | own as u64);
@@ -401,6 +402,7 @@ impl Host {
                         )),
                     }
                 }
+                Event::Stalled { .. } | Event::Recovered { .. } => {}
                 Event::Settled { scattering, timestamp, failed } => {
                     let Some((first, count)) = self.open.remove(&scattering) else {
                         self.report(format!("{scattering:?} was settled a second time"));

@@ -6,7 +6,8 @@ mod inbound;
 mod reorder;
 mod room;
 
-use crate::header::{OnePipe, Timestamp};
+use crate::header::{NakBody, OnePipe, Timestamp};
+use rocev2::Psn;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::Nanos;
@@ -49,6 +50,10 @@ pub(super) struct Receiver {
     tor_writes_until: Nanos,
     /// Time for which such a declaration is valid
     lease: Nanos,
+    /// Messages with earlier timestamps may have been sent before this process started; `u64::MAX` before the
+    /// first barrier
+    floor: u64,
+    clock_error: u64,
     reorder: Reorder,
     /// Delivered messages, each with the sender's index and the bytes of the sender's window that it frees
     inbox: VecDeque<(Message, u32, usize)>,
@@ -80,6 +85,12 @@ impl Receiver {
             barriers: Barriers::new(config),
             tor_writes_until: Nanos::ZERO,
             lease: Nanos(LEASE_INTERVALS * config.beacon_interval.0),
+            floor: if config.clock_error == Nanos::ZERO || config.has_bug(Bug::NoFloor) {
+                0
+            } else {
+                u64::MAX
+            },
+            clock_error: config.clock_error.0,
             reorder,
             inbox: VecDeque::new(),
             wake_at: None,
@@ -103,6 +114,11 @@ impl Receiver {
     /// Returns the best-effort and the commit barrier of the link.
     pub(super) fn barriers(&self) -> (Option<Timestamp>, Option<Timestamp>) {
         self.barriers.timestamps()
+    }
+
+    /// Returns the best-effort barrier, unwrapped; 0 before there is one.
+    pub(super) const fn barrier(&self) -> u64 {
+        self.barriers.best_effort()
     }
 
     /// Returns the bytes buffered of messages that the application has not taken.
@@ -178,6 +194,11 @@ impl Receiver {
         }
         let time = self.barriers.check_beacon(header, clock, now)?;
         let result = self.barriers.update_by_beacon(header, time, clock, now);
+        if self.floor == u64::MAX && result.is_ok() && self.barriers.best_effort() > 0 {
+            // The clocks of senders were at most `clock_error` ahead when this process started. The barrier is
+            // compared, too, because the clock may have been set back.
+            self.floor = self.barriers.best_effort().max(clock.read(now)) + self.clock_error;
+        }
         self.deliver(clock, now);
         result?;
         self.tor_writes_until = if header.writes_barriers() { now + self.lease } else { Nanos::ZERO };
@@ -210,6 +231,9 @@ impl Receiver {
         if self.barriers.is_ahead(time, clock, now) {
             return Err(Refusal::Ahead);
         }
+        if time < self.floor {
+            return Err(self.refuse_before_start(sender.0, header.psn()));
+        }
         let last = !header.timestamp_follows();
         let flags = RunFlags { first: header.first(), end: header.end_of_message() || last, last };
         let packet = inbound::Packet { psn: header.psn(), time, flags, marked: ecn == MARKED, payload };
@@ -219,6 +243,21 @@ impl Receiver {
             if self.reads_barriers(now) { self.barriers.update(header, clock, now) } else { Ok(()) };
         self.deliver(clock, now);
         result.and(barriers)
+    }
+
+    /// Refuses a packet that may have been sent before this process started. No ACK or NAK is sent: the sender
+    /// must not take the message for undelivered.
+    #[cold]
+    fn refuse_before_start(&mut self, peer: u32, psn: Psn) -> Refusal {
+        if self.has_bug(Bug::DeniesBeforeStart) {
+            self.acks.queue_nak(peer, psn, NakBody::LATE);
+        }
+        Refusal::BeforeStart
+    }
+
+    /// Returns whether messages that are stamped now, by this process's clock, are accepted.
+    pub(super) fn is_open(&self, clock: &Clock, now: Nanos) -> bool {
+        self.barriers.best_effort() > 0 && clock.read(now) >= self.floor
     }
 
     #[inline]

@@ -6,7 +6,7 @@ use super::*;
 fn failed(group: &mut Group) -> Vec<(u64, Failure)> {
     let failed = |event| match event {
         Event::SendFailed { scattering, why, .. } => Some((scattering.0, why)),
-        Event::Settled { .. } => None,
+        Event::Settled { .. } | Event::Stalled { .. } | Event::Recovered { .. } => None,
     };
     group.events(0).into_iter().filter_map(failed).collect()
 }

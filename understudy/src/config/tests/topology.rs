@@ -93,7 +93,7 @@ fn every_key_is_read() {
         (vec![System::Other; 3], vec!["eth0"; 5].into_iter().map(String::from).collect())
     );
     let text = valid()
-        .replace("[topology]", "[topology]\nbeacon_interval_ns = 5000\ndead_after_intervals = 20\ntraffic_class = 0x68\nidle = \"sleep\"\nahead_max_us = 70\ntimeout_us = 4\nhost_qp = 8\nfirst_qp = 9")
+        .replace("[topology]", "[topology]\nbeacon_interval_ns = 5000\ndead_after_intervals = 20\ntraffic_class = 0x68\nidle = \"sleep\"\nahead_max_us = 70\nclock_error_us = 60\ntimeout_us = 4\nhost_qp = 8\nfirst_qp = 9")
         .replace("name = \"tor1\"\n", "name = \"tor1\"\nlayer = 3\nos = \"sonic\"\nrepresentative = \"b\"\n")
         .replace("name = \"spine\"\n", "name = \"spine\"\nlayer = 7\nos = \"eos\"\ntunnel = \"10.255.0.3\"\n")
         .replace("name = \"b\"\n", "name = \"b\"\nrepresents = false\ninterface = \"eth7\"\n")
@@ -106,6 +106,7 @@ fn every_key_is_read() {
         (0x68, Qpn::new(8), Qpn::new(9))
     );
     assert_eq!((settings.ahead_max, settings.timeout), (Nanos(70_000), Nanos(4_000)));
+    assert_eq!(settings.clock_error, Nanos(60_000));
     assert_eq!(network.idle, Some("sleep"));
     let tor1 = &network.topology.switches[0];
     assert_eq!(
@@ -155,6 +156,8 @@ fn each_slip_is_reported_at_its_place() {
         "the numbers that follow",
     );
     fails("[topology]", "[topology]\nidle = \"slep\" #!", "`idle` cannot be `slep`", "sleep");
+    let errors = "[topology]\nahead_max_us = 90\nclock_error_us = 91 #!";
+    fails("[topology]", errors, "`clock_error_us` is longer than `ahead_max_us`", "write 90 or less");
     fails("[topology]", "[topology]\ntimeout_us = 3 #!", "`timeout_us` cannot be 3", "4");
     fails(
         "tunnel = ",

@@ -26,10 +26,11 @@ const UPDATE_INTERVAL: Duration = Duration::from_millis(10);
 /// Maximum number of lines about links per second; counters cover the rest
 const MAX_LINES_PER_S: u32 = 20;
 
-/// Returns the configuration of a representative on a switch whose first port has this MAC address.
-fn switch(config: &OnePipeConfig, port_mac: MacAddr) -> representative::Config {
+/// Returns the configuration of a representative on a switch whose first port has this MAC address, by the
+/// time that `now` reads and its worker passes to it.
+fn switch(config: &OnePipeConfig, port_mac: MacAddr, now: impl Fn() -> Nanos) -> representative::Config {
     let mac = config.mac.unwrap_or(port_mac);
-    representative::Config { mac, clock: config.clock.now(), ..config.switch.clone() }
+    representative::Config { mac, clock: config.clock.at_start(now), ..config.switch.clone() }
 }
 
 /// The control plane.
@@ -58,10 +59,6 @@ struct Lines<'a> {
 }
 
 impl Plane<'_> {
-    fn nanos(&self) -> Nanos {
-        Nanos(self.began.elapsed().as_nanos() as u64)
-    }
-
     /// Returns the name of a link for messages: its number in the configuration, and its name.
     fn name(&self, LinkId(number): LinkId) -> String {
         format!("Link {number} ({})", self.config.names[usize::from(number)])
@@ -86,7 +83,7 @@ impl Plane<'_> {
     /// Checks the last state of the links, and requests a new one.
     fn update<F: Function<Command = Command>>(&mut self, out: &mut ControlOutput<'_, F>) {
         self.view = self.gauges.read().or(self.view.take());
-        let now = self.nanos();
+        let now = out.now();
         let lagging: Vec<LagReport> = match (&mut self.watch, &self.view) {
             (Some(watch), Some(view)) => watch.check(view, now).collect(),
             _ => Vec::new(),
@@ -160,7 +157,7 @@ impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<
     }
 
     fn on_punt(&mut self, _worker: usize, frame: Mbuf, port: PortId, out: &mut ControlOutput<'_, F>) {
-        let now = self.nanos();
+        let now = out.now();
         self.endpoint.on_frame(frame.bytes(), now);
         while self.endpoint.poll_transmit(now, &mut self.frame) {
             // A frame that does not fit is lost, as on a link: the host that waits for it asks again.
@@ -174,7 +171,7 @@ impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<
         let now = now();
         if self.updated_at.is_none_or(|updated_at| now.duration_since(updated_at) >= UPDATE_INTERVAL) {
             self.updated_at = Some(now);
-            let nanos = self.nanos();
+            let nanos = out.now();
             if self.endpoint.next_timer().is_some_and(|at| at <= nanos) {
                 self.endpoint.on_timer(nanos);
             }
@@ -190,7 +187,7 @@ pub(super) fn run(
     launch: Launch<'_, OnePipeConfig>,
 ) -> Result<Report, miette::Report> {
     let mut run = launch.start()?;
-    let switch = switch(config, run.port_mac());
+    let switch = switch(config, run.port_mac(), || run.runtime.now());
     let interface = Interface {
         mac: switch.mac,
         addresses: config.addresses.clone(),

@@ -395,7 +395,7 @@ fn planted_bugs_are_found() {
         }
         check_found(&bug, |tree| tree.bug = Some(bug));
     }
-    for bug in process::Bug::ALL {
+    for bug in process::Bug::ALL.into_iter().filter(|bug| !bug.needs_restarts()) {
         check_found(&bug, |tree| tree.behaviour.bug = Some(bug));
     }
 }
