@@ -471,11 +471,12 @@ impl Host {
         if header.opcode() == OnePipeOpcode::BEACON && header.nothing_follows() {
             self.nothing_follows.push(now);
         }
+        let is_early = message && self.is_before_start(unwrap(header.timestamp(), now), now);
         if let Some(traffic) = &mut self.traffic {
             if header.opcode() == OnePipeOpcode::BEACON && header.nothing_follows() {
                 traffic.on_nothing_follows(self.process.timestamp(now));
             }
-            traffic.on_received(&packet, &header, self.barrier, now);
+            traffic.on_received(&packet, &header, self.barrier, is_early, now);
         }
         let is_beacon = header.opcode() == OnePipeOpcode::BEACON;
         if is_beacon {
@@ -488,10 +489,10 @@ impl Host {
         self.went_back += u64::from(self.barrier.is_some_and(|before| barrier.precedes(before)));
         // No process delivers a message before its own clock has passed the timestamp (causality).
         self.ahead += u64::from(self.process.timestamp(now).precedes(barrier));
+        if is_beacon {
+            self.open_incarnation(barrier, now);
+        }
         if self.barrier.is_none_or(|before| before.precedes(barrier)) {
-            if let Some(incarnation) = self.incarnations.last_mut() {
-                incarnation.opened.get_or_insert(now);
-            }
             self.stall = self.stall.max(now.since(self.last_rise.unwrap_or(now)));
             self.last_rise = Some(now);
             self.barrier = Some(barrier);

@@ -2,8 +2,8 @@
 
 use super::host::{Host, true_time, unwrap};
 use super::traffic::Traffic;
-use onepipe::Process;
 use onepipe::process::Config;
+use onepipe::{Process, Timestamp};
 use switch::Nanos;
 
 /// Time from the start of the network until every process has received its first barrier, where few beacons
@@ -27,8 +27,9 @@ pub(super) const fn starts_sending(clock_error: Nanos) -> Nanos {
 pub struct HostIncarnation {
     /// Time of its start
     pub started: Nanos,
-    /// Arrival of its first barrier
-    pub opened: Option<Nanos>,
+    /// Unwrapped time below which it accepts no message: that of its first beacon with a barrier, or the
+    /// barrier if that is later, and the largest difference between two clocks
+    pub floor: Option<u64>,
     /// Time at which it left
     pub left: Option<Nanos>,
     /// Time of its last event before it crashed
@@ -104,6 +105,21 @@ impl Host {
         }
         self.incarnations.push(HostIncarnation { started: now, ..HostIncarnation::default() });
         (self.last_event, self.next_read) = (now, Nanos::ZERO);
+    }
+
+    /// Records the first barrier of the incarnation, and that of its process's clock.
+    pub(super) fn open_incarnation(&mut self, barrier: Timestamp, now: Nanos) {
+        let clock = unwrap(self.process.timestamp(now), now);
+        let floor = unwrap(barrier, now).max(clock) + self.clock_error().0;
+        if let Some(incarnation) = self.incarnations.last_mut() {
+            incarnation.floor.get_or_insert(floor);
+        }
+    }
+
+    /// Returns whether a message with this unwrapped timestamp, which arrives at a time of the host's clock,
+    /// may have been sent before the incarnation started.
+    pub(super) fn is_before_start(&self, time: u64, at: Nanos) -> bool {
+        self.incarnation_at(at).is_none_or(|incarnation| incarnation.floor.is_none_or(|floor| time < floor))
     }
 
     /// Leaves, if that is due.

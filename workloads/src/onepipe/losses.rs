@@ -2,7 +2,7 @@
 //! that did not arrive in time. Uses the frames on the hosts' links and the losses that the world records,
 //! not the state of processes.
 
-use super::host::{true_time, unwrap};
+use super::host::unwrap;
 use super::traffic::{DataReceived, DataSent, Response, Run, Traffic, host_of};
 use super::{Host, Network};
 use onepipe::process::Failure;
@@ -207,12 +207,8 @@ impl LossCheck<'_> {
         let last = run.packets.last().map_or(Nanos::ZERO, |&(_, at)| at);
         let timeout = last + sender.timeout() + receiver.clock_error();
         let crashed = receiver.incarnations().iter().filter_map(|incarnation| incarnation.crashed);
-        let is_early = |packet: &DataReceived| {
-            let opened = receiver.incarnation_at(packet.at).and_then(|incarnation| incarnation.opened);
-            let accepts =
-                |opened: Nanos| true_time(opened + receiver.clock_error()) <= unwrap(packet.time, packet.at);
-            !opened.is_some_and(accepts)
-        };
+        let is_early =
+            |packet: &DataReceived| receiver.is_before_start(unwrap(packet.time, packet.at), packet.at);
         crashed.into_iter().any(|at| (first..timeout).contains(&at))
             || arrivals.iter().flatten().any(|packet| is_early(packet))
     }

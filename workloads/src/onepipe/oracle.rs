@@ -223,6 +223,8 @@ impl Network {
                         Event::Dead(link, _) => ChangeKind::Dead(link),
                         Event::Left(link, _) => ChangeKind::Left(link),
                         Event::Evicted(link, _) => ChangeKind::Evicted(link),
+                        // Of the commit barrier, which decides nothing here
+                        Event::Frozen(..) => continue,
                         Event::Joined(link) => ChangeKind::Joined(link),
                     };
                     self.record.changes.push(Change { at, keeper, kind });
