@@ -45,7 +45,7 @@ const fn row(
     Row { name, words, exempt }
 }
 
-const FAULTS: [Row; 32] = [
+const FAULTS: [Row; 34] = [
     all("frames lost", &["loss"]),
     all("frames damaged", &["corrupt"]),
     all("frames out of order", &["reorder"]),
@@ -208,6 +208,22 @@ const FAULTS: [Row; 32] = [
             (&["verbs", "words"], "a bridge has no settings"),
             (&["P4CE", "consensus", "RDMC"], "P4CE's switch has no setting that can change while it runs"),
         ],
+    ),
+    row(
+        "a switch restarts as another incarnation",
+        &["reincarnate"],
+        &[(
+            &["verbs", "words", "Swordbox", "steering", "P4CE", "consensus", "RDMC"],
+            "only 1Pipe's switches have incarnations",
+        )],
+    ),
+    row(
+        "nodes of an earlier version",
+        &["tree.old"],
+        &[(
+            &["verbs", "words", "Swordbox", "steering", "P4CE", "consensus", "RDMC"],
+            "their packets are those of the InfiniBand specification, which has no earlier version here",
+        )],
     ),
     row(
         "switches of different incarnations in one network",

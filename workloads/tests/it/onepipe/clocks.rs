@@ -44,7 +44,3 @@ fn wrong_clocks_raise_no_barrier() {
         assert!(totals.wrong_clocks > 150 && totals.evicted > 20 && totals.recovered > 1000, "{totals:?}");
     }
 }
-#[test]
-fn survey_clocks() {
-    SUITE.survey();
-}

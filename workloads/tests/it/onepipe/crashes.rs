@@ -88,23 +88,3 @@ fn no_barrier_is_too_high_where_nodes_crash() {
         assert!(totals.dead > 100 && totals.joined > 100, "{totals:?}");
     }
 }
-#[test]
-fn survey_crashes() {
-    SUITE.survey();
-}
-
-#[test]
-fn one_crash() {
-    let seed = std::env::var("SEED").unwrap().parse().unwrap();
-    let trial = draw(seed);
-    println!("{:?}", SUITE.run(&trial, seed, &mut super::trials::Totals::default()));
-    let network = trial.run(seed, trial.tree.lasts + Nanos::from_micros(100));
-    println!("{:?}", trial.outages);
-    for change in &network.record.changes {
-        println!("{change:?}");
-    }
-    for host in network.each_host() {
-        println!("{} {:?}", host.number(), host.incarnations());
-    }
-    println!("{}", SUITE.smallest(&trial, seed));
-}

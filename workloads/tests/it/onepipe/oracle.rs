@@ -1,8 +1,9 @@
 //! Tests of the oracle: each question is answered with no where that is right, and a planted bug makes the
 //! suites fail.
 
+use onepipe::process;
 use representative::config::Incarnation;
-use representative::{Command, LinkId};
+use representative::{Bug, Command, LinkId};
 use sim::Fault;
 use switch::{Nanos, Probability};
 use workloads::onepipe::{ChangeKind, Failing, Network, Outage, Part, Tree, Trial, Wiring};
@@ -149,22 +150,29 @@ fn a_failing_trial_is_made_smaller() {
 #[test]
 fn planted_bugs_in_barriers_are_found() {
     use super::{clocks, crashes, restarts};
-    for suite in [crashes::SUITE, clocks::SUITE, restarts::SUITE] {
-        let (seed, what) = suite.find(|tree| tree.bug = Some(representative::Bug::LastLink)).unwrap();
-        println!("LastLink: seed {seed}: {what}");
-        assert!(what.contains("barrier too high"), "{what}");
-    }
-    for (suite, bug, question) in [
-        (&crashes::SUITE, representative::Bug::DeafNothingFollows, "has not left"),
-        (&clocks::SUITE, representative::Bug::RefusesAhead, "removed link"),
-    ] {
-        let (seed, what) = suite.find(|tree| tree.bug = Some(bug)).unwrap();
-        println!("{bug:?}: seed {seed}: {what}");
-        assert!(what.contains(question), "{what}");
-    }
-    for bug in [onepipe::process::Bug::TieByArrival, onepipe::process::Bug::OvertakingBeacon] {
-        let found = restarts::SUITE.find(|tree| tree.behaviour.bug = Some(bug));
+    let bugs = [
+        (&crashes::SUITE, Bug::LastLink, "barrier too high"),
+        (&clocks::SUITE, Bug::LastLink, "barrier too high"),
+        (&restarts::SUITE, Bug::LastLink, "barrier too high"),
+        (&crashes::SUITE, Bug::DeafNothingFollows, "has not left"),
+        (&clocks::SUITE, Bug::RefusesAhead, "removed link"),
+        (&clocks::SUITE, Bug::FirstWord, "acknowledged but not delivered"),
+        (&crashes::SUITE, Bug::UndeclaredBarriers, "barrier too high"),
+    ];
+    for (suite, bug, question) in bugs {
+        let found = suite.find(question, |tree| tree.bug = Some(bug));
         println!("{bug:?}: {found:?}");
-        assert!(found.is_some(), "{bug:?} was not found");
+        assert!(found.is_some(), "{bug:?}: {question:?} was not found");
+    }
+    let process_bugs = [
+        (&restarts::SUITE, process::Bug::TieByArrival, "order"),
+        (&restarts::SUITE, process::Bug::OvertakingBeacon, "below a barrier"),
+        (&restarts::DISORDERLY, process::Bug::NoFloor, "delivered twice"),
+        (&restarts::DISORDERLY, process::Bug::DeniesBeforeStart, "delivered, but failed"),
+    ];
+    for (suite, bug, question) in process_bugs {
+        let found = suite.find(question, |tree| tree.behaviour.bug = Some(bug));
+        println!("{bug:?}: {found:?}");
+        assert!(found.is_some(), "{bug:?}: {question:?} was not found");
     }
 }

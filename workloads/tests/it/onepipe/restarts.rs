@@ -58,11 +58,11 @@ fn draw_disorderly(seed: u64) -> Trial {
 }
 
 #[test]
-fn survey_disorderly() {
-    DISORDERLY.survey();
-}
-
-#[test]
-fn survey_restarts() {
-    SUITE.survey();
+fn restarted_processes_accept_no_copies_of_what_was_sent_before() {
+    let totals = DISORDERLY.check(environment::seeds("onepipe", SEEDS));
+    println!("{totals:?}");
+    if environment::selects_default_seeds() {
+        assert!(totals.restarts > 500 && totals.explained.late > 1000, "{totals:?}");
+        assert!(totals.explained.restarted > 50, "{totals:?}");
+    }
 }

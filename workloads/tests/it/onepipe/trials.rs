@@ -90,24 +90,6 @@ impl Suite {
         Ok(())
     }
 
-    pub(super) fn survey(&self) {
-        let n: u64 = std::env::var("N").map_or(300, |n| n.parse().unwrap());
-        let small = std::env::var("SMALL").is_ok();
-        let mut totals = Totals::default();
-        let mut failed = 0;
-        for seed in 1..=n {
-            let trial = (self.draw)(seed);
-            if let Err(what) = self.run(&trial, seed, &mut totals) {
-                failed += 1;
-                println!("seed {seed}: {what}");
-                if small {
-                    println!("{}", self.smallest(&trial, seed));
-                }
-            }
-        }
-        println!("{failed} of {n} fail; {totals:?}");
-    }
-
     /// Runs all seeds. Panics with the smallest trial that fails as well as the first seed that fails.
     pub(super) fn check(&self, seeds: impl Iterator<Item = u64>) -> Totals {
         let mut totals = Totals::default();
@@ -127,14 +109,14 @@ impl Suite {
         format!("Smallest trial: {smallest:#?}\n{}", run(&smallest).err().unwrap_or_default())
     }
 
-    /// Returns the first seed that finds a planted bug.
+    /// Returns the first seed that finds a planted bug, with a violation that contains `question`.
     #[cfg(debug_assertions)]
-    pub(super) fn find(&self, plant: impl Fn(&mut Tree)) -> Option<(u64, String)> {
+    pub(super) fn find(&self, question: &str, plant: impl Fn(&mut Tree)) -> Option<(u64, String)> {
         (1..=1000).find_map(|seed| {
             let mut trial = (self.draw)(seed);
             plant(&mut trial.tree);
             let what = self.run(&trial, seed, &mut Totals::default()).err()?;
-            Some((seed, what))
+            what.contains(question).then_some((seed, what))
         })
     }
 }
