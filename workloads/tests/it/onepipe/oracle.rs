@@ -1,9 +1,8 @@
 //! Tests of the oracle: each question is answered with no where that is right, and a planted bug makes the
 //! suites fail.
 
-use onepipe::process;
 use representative::config::Incarnation;
-use representative::{Bug, Command, LinkId};
+use representative::{Command, LinkId};
 use sim::Fault;
 use switch::{Nanos, Probability};
 use workloads::onepipe::{ChangeKind, Failing, Network, Outage, Part, Tree, Trial, Wiring};
@@ -150,6 +149,8 @@ fn a_failing_trial_is_made_smaller() {
 #[test]
 fn planted_bugs_in_barriers_are_found() {
     use super::{clocks, crashes, restarts};
+    use onepipe::process;
+    use representative::Bug;
     let bugs = [
         (&crashes::SUITE, Bug::LastLink, "barrier too high"),
         (&clocks::SUITE, Bug::LastLink, "barrier too high"),
