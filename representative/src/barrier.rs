@@ -46,6 +46,9 @@ pub struct Limits {
     /// A removed link that is behind the output by at most this time, in nanoseconds, is waited for when it
     /// returns. Bounds the time for which a returning link can stop the output
     pub window_ns: u64,
+    /// A link whose barrier is behind the lower median of the others by more than twice the window for more
+    /// ticks than this is removed; 0: never
+    pub evict_after_ticks: u64,
 }
 
 /// Result of a link's barrier update.
@@ -98,6 +101,8 @@ struct Link {
     /// Barrier that the link last carried, if it takes part again and that barrier is below its register; 0
     /// otherwise
     behind_at: u64,
+    /// Tick at which the link was first seen too far behind the others; 0 if it is not
+    lagging_since: u64,
     /// Why the link takes no part; `None` if it does
     gone: Option<Gone>,
     /// Whether the link's commit register no longer rises, because the link was removed from the best-effort
@@ -106,6 +111,9 @@ struct Link {
     /// Whether the link was evicted, and [`Barrier::expire`] has not returned it yet
     is_unreported: bool,
 }
+
+/// Interval, in ticks, at which links are compared with one another
+const LAG_CHECK: u64 = 8;
 
 /// Value of [`Link::updated_at`] for a link that does not expire
 const NEVER_EXPIRES: u64 = u64::MAX;
@@ -150,6 +158,7 @@ impl Barrier {
                 Link {
                     updated_at: 0,
                     behind_at: 0,
+                    lagging_since: 0,
                     gone: None,
                     is_frozen: false,
                     is_unreported: false
@@ -419,10 +428,50 @@ impl Barrier {
         self.best_effort.start();
     }
 
+    /// Removes links that have been too far behind the others for too long. A link that has carried no barrier
+    /// while others have is behind as well.
+    fn check_lag(&mut self) {
+        let has_heard =
+            (0..self.links.len()).any(|input| !matches!(self.best_effort.register(input), ABSENT | AWAITED));
+        if self.limits.evict_after_ticks == 0 || !has_heard {
+            return;
+        }
+        let earliest = self.reference().saturating_sub(self.limits.window_ns.saturating_mul(2));
+        for input in 0..self.links.len() {
+            if self.best_effort.register(input) == ABSENT || self.carried(input) >= earliest {
+                self.links[input].lagging_since = 0;
+                continue;
+            }
+            if self.links[input].lagging_since == 0 {
+                self.links[input].lagging_since = self.ticks;
+            }
+            if self.lags(input) && self.links[input].updated_at != NEVER_EXPIRES {
+                self.evict(input);
+            }
+        }
+        if !self.best_effort.is_started {
+            self.begin();
+        }
+    }
+
+    /// Returns whether a link has been too far behind the others for too long.
+    pub(crate) fn lags(&self, input: usize) -> bool {
+        let since = self.links[input].lagging_since;
+        since != 0 && self.ticks - since > self.limits.evict_after_ticks && !self.has_bug(Bug::NeverEvicts)
+    }
+
+    /// Removes the link that holds the best-effort barrier, because it is too far behind.
+    pub(crate) fn evict_holder(&mut self) {
+        if let Some(input) = self.best_effort.holder() {
+            self.evict(input);
+        }
+    }
+
     /// Removes a link that is too far behind the others; [`expire`](Self::expire) returns it.
     fn evict(&mut self, input: usize) {
         self.best_effort.remove(input);
         self.links[input].gone = Some(Gone::Evicted);
+        self.links[input].lagging_since = 0;
         self.links[input].is_unreported = true;
         self.unreported += 1;
     }
@@ -459,6 +508,7 @@ impl Barrier {
         self.left += usize::from(why == Gone::Left);
         self.left -= usize::from(before == Some(Gone::Left));
         self.set_reported(input);
+        self.links[input].lagging_since = 0;
         self.best_effort.remove(input);
         // A link inside this node carries what the members on its other side have committed.
         if why != Gone::Evicted && self.links[input].updated_at != NEVER_EXPIRES {
@@ -522,6 +572,9 @@ impl Barrier {
         self.clock = self.clock.and(Some(clock));
         if self.latest != 0 {
             self.latest = self.latest.max(self.unwrap(clock));
+        }
+        if self.ticks.is_multiple_of(LAG_CHECK) {
+            self.check_lag();
         }
     }
 

@@ -21,11 +21,15 @@ pub enum Bug {
     FirstWord,
     /// A chip takes barriers from the messages of a neighbour that does not declare that it writes them
     UndeclaredBarriers,
+    /// A link that lags is waited for, however long
+    NeverEvicts,
+    /// All switches wait equally long for a link that lags, and compare what comes down with their own clock
+    EvictsEverywhere,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::ReturningLink,
         Self::LastLink,
         Self::SilentDrop,
@@ -35,5 +39,7 @@ impl Bug {
         Self::RefusesAhead,
         Self::FirstWord,
         Self::UndeclaredBarriers,
+        Self::NeverEvicts,
+        Self::EvictsEverywhere,
     ];
 }

@@ -11,6 +11,10 @@ use switch::{Nanos, PortId, forward};
 /// interval; one of these beacons may be lost, and those before and after it may be late.
 pub const MIN_DEAD_AFTER: u32 = 5;
 
+/// Minimum of [`Config::evict_after`], in beacon intervals: several checks of the lag, and the time that a
+/// barrier takes to cross the network
+pub const MIN_EVICT_AFTER: u64 = 64;
+
 /// Configuration of [`Representative`](crate::Representative).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -40,6 +44,14 @@ pub struct Config {
     /// it can stop the barrier. Has to be more than a barrier takes to cross the whole network, and at least
     /// the time after which a link is dead
     pub join_window: Nanos,
+    /// A link whose barrier is behind those of the others by more than twice `join_window` for this long, times
+    /// `layer`, is removed, as otherwise all receivers wait for one slow clock; 0: never. At least
+    /// [`MIN_EVICT_AFTER`] intervals
+    pub evict_after: Nanos,
+    /// Distance of the switch from the processes, 1 if it has any below. All switches see the lag of one slow
+    /// process at once; the nearest one removes it first, before a switch above removes all processes behind
+    /// that one
+    pub layer: u32,
     /// A barrier that is ahead of the clock by more than this counts as ahead by this: so one fast clock does
     /// not raise the barriers of a half by more. Synchronised clocks differ by microseconds
     pub ahead_max: Nanos,
@@ -186,6 +198,9 @@ pub enum ConfigError {
     /// A link that was dead could never return
     #[error("join window of {} ns is too short; set at least dead_after_intervals times the beacon interval", .0.0)]
     JoinWindow(Nanos),
+    /// Switches of two layers would remove links at the same time
+    #[error("evict_after of {} ns is too short; set 0, or at least {MIN_EVICT_AFTER} beacon intervals", .0.0)]
+    EvictAfter(Nanos),
     /// A link's port does not exist
     #[error("link {0}: its port does not exist; use a configured port")]
     NoSuchPort(u16),
@@ -217,6 +232,12 @@ impl Config {
         cfg!(debug_assertions) && self.bug == Some(bug)
     }
 
+    /// Returns the number of ticks after which a link that lags is removed; 0: never.
+    pub(crate) fn evict_after_ticks(&self) -> u64 {
+        let layer = if self.has_bug(crate::bug::Bug::EvictsEverywhere) { 1 } else { self.layer.max(1) };
+        self.evict_after.0.div_ceil(self.beacon_interval.0) * u64::from(layer)
+    }
+
     /// Validates the configuration.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let links = self.links.len();
@@ -235,6 +256,9 @@ impl Config {
         }
         if self.join_window.0 < self.beacon_interval.0 * u64::from(self.dead_after_intervals) {
             return Err(ConfigError::JoinWindow(self.join_window));
+        }
+        if self.evict_after.0 != 0 && self.evict_after.0 < MIN_EVICT_AFTER * self.beacon_interval.0 {
+            return Err(ConfigError::EvictAfter(self.evict_after));
         }
         let mut taken = vec![false; usize::from(self.forward.ports)];
         for (number, link) in (0..).zip(&self.links) {

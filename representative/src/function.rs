@@ -163,7 +163,11 @@ impl Representative {
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.check()?;
         let dead_after_ticks = u64::from(config.dead_after_intervals);
-        let limits = Limits { dead_after_ticks, window_ns: config.join_window.0 };
+        let limits = Limits {
+            dead_after_ticks,
+            window_ns: config.join_window.0,
+            evict_after_ticks: config.evict_after_ticks(),
+        };
         let mut by_port = vec![NO_LINK; usize::from(config.forward.ports)];
         let mut by_input = [Vec::new(), vec![NO_LINK]];
         let mut links = Vec::with_capacity(config.links.len());
@@ -192,7 +196,8 @@ impl Representative {
             });
         }
         // What comes down is at most this switch's own barrier, so it is not compared with this switch's clock.
-        let clocks = [Some(config.clock), None];
+        let clock_of_down = config.has_bug(crate::bug::Bug::EvictsEverywhere).then_some(config.clock);
+        let clocks = [Some(config.clock), clock_of_down];
         let mut halves = [UP, DOWN].map(|half| Half::new(by_input[half].len(), limits, clocks[half]));
         halves[DOWN].barrier.never_expire(LOOPBACK);
         for half in &mut halves {

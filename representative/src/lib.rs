@@ -22,7 +22,8 @@ pub mod view;
 pub use barrier::Barrier;
 pub use bug::Bug;
 pub use config::{
-    BeaconForm, Config, ConfigError, Detour, Incarnation, Link, LinkId, MIN_DEAD_AFTER, Pace, Registers, Side,
+    BeaconForm, Config, ConfigError, Detour, Incarnation, Link, LinkId, MIN_DEAD_AFTER, MIN_EVICT_AFTER,
+    Pace, Registers, Side,
 };
 pub use counters::{Counters, Refusal};
 pub use function::{Command, Event, Representative};

@@ -156,6 +156,8 @@ impl Load {
             clock: Timestamp::default(),
             traffic_class: 0,
             links: (0..self.links).map(link).collect(),
+            evict_after: Nanos::ZERO,
+            layer: 1,
             declares: true,
             bug: None,
         }

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const LIMITS: Limits = Limits { dead_after_ticks: 10, window_ns: 5_000 };
+const LIMITS: Limits = Limits { dead_after_ticks: 10, window_ns: 5_000, evict_after_ticks: 0 };
 
 fn at(nanos: u64) -> Timestamp {
     Timestamp::new(nanos)
@@ -280,6 +280,79 @@ fn half_of_the_members_state_no_commit() {
     barrier.add_commit(0);
     update(&mut barrier, 0, 7);
     assert_eq!(barrier.commit(), Some(at(7)));
+}
+
+/// Limits with which a link that lags is removed
+const EVICTING: Limits = Limits { evict_after_ticks: 40, ..LIMITS };
+
+/// Returns after how many ticks a link is evicted whose barrier is behind those of two others by so much; `None`
+/// if it is not in 200.
+fn evicted_after(limits: Limits, by: u64) -> Option<u64> {
+    let mut barrier = Barrier::new(3, limits, None);
+    for tick in 1..=200 {
+        let time = 100_000 + tick * 3_000;
+        // A barrier does not go back, so the link first stands still.
+        let slow = (time - by).max(100_000 + tick.min(4) * 3_000);
+        for (input, time) in [(0, time), (1, slow), (2, time)] {
+            update(&mut barrier, input, time);
+        }
+        barrier.tick(at(time));
+        if let Some(removed) = barrier.expire() {
+            assert_eq!((removed, barrier.inputs()), ((1, Gone::Evicted), Inputs::Live));
+            assert_eq!(barrier.best_effort(), Some(at(time)), "the others go on");
+            assert_eq!(update(&mut barrier, 1, time - by), UpdateResult::TooFarBehind);
+            assert_eq!(update(&mut barrier, 1, time - 5_000), UpdateResult::Joined);
+            return Some(tick);
+        }
+    }
+    None
+}
+
+#[test]
+fn link_that_lags_for_long_is_evicted() {
+    assert_eq!(evicted_after(LIMITS, 50_000), None, "never, if so configured");
+    assert_eq!(evicted_after(EVICTING, 10_000), None, "twice the window");
+    // The lag builds up first, and it is checked in every eighth tick.
+    let after = evicted_after(EVICTING, 10_001);
+    assert!(after.is_some_and(|tick| (45..=64).contains(&tick)), "{after:?}");
+    let after = evicted_after(EVICTING, 50_000);
+    assert!(after.is_some_and(|tick| (45..=64).contains(&tick)), "{after:?}");
+}
+
+#[test]
+fn link_that_carries_no_barrier_while_others_do_is_evicted() {
+    let mut barrier = Barrier::new(3, EVICTING, None);
+    barrier.never_expire(2);
+    for tick in 1..=60 {
+        update(&mut barrier, 0, 100_000 + tick * 3_000);
+        assert_eq!(barrier.update(1, None, None), UpdateResult::NoBarrier);
+        update(&mut barrier, 2, 100_000);
+        barrier.tick(at(100_000 + tick * 3_000));
+        if let Some(removed) = barrier.expire() {
+            assert_eq!(removed, (1, Gone::Evicted));
+            assert!(tick > 40);
+            assert_eq!(barrier.best_effort(), Some(at(100_000)), "the output begins; the inner link stays");
+            return;
+        }
+        assert_eq!(barrier.best_effort(), None);
+    }
+    panic!("it was waited for");
+}
+
+#[test]
+fn short_lag_and_lag_of_all_evict_no_link() {
+    let mut barrier = Barrier::new(3, EVICTING, None);
+    for tick in 1..=200u64 {
+        let time = 100_000 + tick * 3_000;
+        // Link 1 stands still for 30 ticks and catches up; then all stand still.
+        let shown = if tick > 120 { 100_000 + 120 * 3_000 } else { time };
+        let slow = if (40..70).contains(&tick) { 100_000 + 40 * 3_000 } else { shown };
+        for (input, time) in [(0, shown), (1, slow), (2, shown)] {
+            update(&mut barrier, input, time);
+        }
+        barrier.tick(at(time));
+        assert_eq!(barrier.expire(), None, "tick {tick}");
+    }
 }
 
 #[test]

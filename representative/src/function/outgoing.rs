@@ -79,6 +79,10 @@ impl Representative {
             }
             self.propagate(half, now);
         }
+        // What comes from below has been behind what comes from above for too long.
+        if self.halves[DOWN].barrier.lags(LOOPBACK) {
+            self.halves[UP].barrier.evict_holder();
+        }
     }
 
     /// Reports a link that was removed.

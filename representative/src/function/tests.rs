@@ -87,6 +87,8 @@ fn config(incarnation: Incarnation) -> Config {
         clock: at(0),
         traffic_class: 0x6a,
         links: vec![link(0, Side::Below), link(1, Side::Below), link(2, Side::Above), link(3, Side::Above)],
+        evict_after: Nanos(100 * T),
+        layer: 1,
         declares: true,
         bug: None,
     }

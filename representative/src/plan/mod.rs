@@ -381,6 +381,7 @@ impl Plan {
         };
         let Settings { beacon_interval, dead_after_intervals, traffic_class, ahead_max, .. } =
             topology.settings;
+        let join_window = Nanos(10 * u64::from(dead_after_intervals) * beacon_interval.0);
         Config {
             forward: forward::Config::bridge(1, 64),
             incarnation: Incarnation::Host,
@@ -392,11 +393,13 @@ impl Plan {
             registers: planned.registers,
             beacon_interval,
             dead_after_intervals,
-            join_window: Nanos(10 * u64::from(dead_after_intervals) * beacon_interval.0),
+            join_window,
             ahead_max,
             clock: Timestamp::default(),
             traffic_class,
             links: planned.links.iter().map(link).collect(),
+            evict_after: Nanos(10 * join_window.0),
+            layer: planned.layer,
             declares: true,
             bug: None,
         }

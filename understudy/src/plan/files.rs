@@ -61,11 +61,12 @@ fn representative(network: &Network, switch: usize) -> File {
     );
     _ = write!(
         text,
-        "beacon_interval_ns = {}\ndead_after_intervals = {}\ntraffic_class = {}\nahead_max_us = {}\nfirst_qp = {}\nregisters = {{ va = {}, rkey = {} }}\n",
+        "beacon_interval_ns = {}\ndead_after_intervals = {}\ntraffic_class = {}\nahead_max_us = {}\nlayer = {}\nfirst_qp = {}\nregisters = {{ va = {}, rkey = {} }}\n",
         settings.beacon_interval.0,
         settings.dead_after_intervals,
         settings.traffic_class,
         micros(settings.ahead_max),
+        planned.layer,
         hex(planned.first_qp.get().into()),
         hex(planned.registers.va),
         hex(planned.registers.rkey.into())

@@ -67,6 +67,8 @@ fn representative_config(
         clock: CLOCK,
         traffic_class: 0,
         links,
+        evict_after: Nanos::from_millis(3),
+        layer: 1,
         declares: true,
         bug: None,
     }
@@ -262,6 +264,7 @@ impl Tree {
         let (incarnation, own) = (self.incarnation_of(n), switch_addresses(n, 0));
         let config = representative_config(incarnation, self.pace, own, forward, links.collect());
         Config {
+            layer: level + 1,
             bug: self.bug,
             join_window: self.join_window,
             declares: !self.is_old(1 << 32 | n as u64),

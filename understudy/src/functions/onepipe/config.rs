@@ -10,7 +10,7 @@ use dataplane::config::Device;
 use onepipe::Timestamp;
 use onepipe_host::Clock;
 use representative::config::{
-    BeaconForm, Config, Detour, Incarnation, Link, MIN_DEAD_AFTER, Pace, Registers, Side,
+    BeaconForm, Config, Detour, Incarnation, Link, MIN_DEAD_AFTER, MIN_EVICT_AFTER, Pace, Registers, Side,
 };
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
@@ -74,6 +74,10 @@ settings::table! {
     join_window_us: Nanos = micros(1..=MAX_WAIT_US) => optional("10 times the time after which a link is dead") example(300);
     /// Lag behind the other links after which a link is reported; 0 means never
     lag_alarm_us: Nanos = micros(0..=MAX_WAIT_US) => optional("`join_window_us`") example(300);
+    /// A link whose barrier is behind those of the others by more than twice `join_window` for this long is removed; 0: never
+    evict_after_us: Nanos = micros(0..=MAX_WAIT_US) => optional("10 times `join_window_us`") example(3000);
+    /// Distance of the switch from the processes: 1 if it has any below, 2 above such switches, and so on
+    layer: u32 = whole(1..=16) => default(1);
     /// Lead over the clock to which barriers are lowered
     ahead_max_us: Nanos = micros(1..=MAX_WAIT_US) => default(10000);
     /// Q_Key of beacons
@@ -134,6 +138,9 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
     let (qkey, traffic_class) = (table.read(Keys::qkey), table.read(Keys::traffic_class));
     let (lag_alarm, ahead_max) = (table.read(Keys::lag_alarm_us), table.read(Keys::ahead_max_us));
     let registers = table.read(Keys::registers);
+    let least = Nanos(MIN_EVICT_AFTER * beacon_interval.0);
+    let evict_after = table.read(Keys::evict_after_us).unwrap_or(Nanos(10 * join_window.0).max(least));
+    let layer = table.read(Keys::layer);
     let first_qp = first_qp(table, links.as_ref().map_or(0, Vec::len));
     let (names, links): (Vec<_>, Vec<_>) = links?.into_iter().unzip();
     let addresses = addresses?;
@@ -153,6 +160,8 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
         clock: Timestamp::default(),
         traffic_class,
         links,
+        evict_after,
+        layer,
         declares: true,
         bug: None,
     };

@@ -164,12 +164,61 @@ fn host_whose_clock_is_slow_is_left_out_alone() {
     }
 }
 
+/// Runs a tree in which a host's clock is set back for good, so that its barrier stands still.
+fn host_that_stands_still(
+    incarnation: representative::Incarnation,
+    seed: u64,
+    bug: Option<representative::Bug>,
+) -> Result<(), String> {
+    let mut tree = Tree::new(incarnation, 3, 2);
+    tree.bug = bug;
+    tree.every = Nanos::from_micros(50);
+    tree.lasts = Nanos::from_micros(4_400);
+    let mut network = tree.build(seed);
+    network.world.run_until(Nanos(100_000 + seed * 777));
+    network.slow_down(0, 1_000_000_000);
+    network.world.run_until(Nanos::from_micros(4_500));
+    let evicted: Vec<_> =
+        (0..network.representatives.len()).map(|n| network.counters(n).evicted.get()).collect();
+    if evicted[0] != 1 || evicted[1..].iter().any(|&count| count > 0) {
+        return Err(format!("the host's switch alone has to remove it, once: {evicted:?}"));
+    }
+    if (0..network.representatives.len()).any(|n| network.counters(n).dead.get() > 0) {
+        return Err("a link died".into());
+    }
+    let later = Network::time(Nanos::from_micros(4_000));
+    for host in network.each_host().filter(|host| host.number() != 0) {
+        if !host.delivered.iter().any(|&(ns, from, _)| from != host.number() && ns > later) {
+            return Err(format!("host {} receives nothing in the end", host.number()));
+        }
+    }
+    if let Some(host) = network.each_host().find(|host| host.late.keys().any(|&from| from != 0)) {
+        return Err(format!("host {}: messages of another host arrived below the barrier", host.number()));
+    }
+    network.check_order()
+}
+
+#[test]
+fn slow_host_is_evicted_by_its_own_switch_alone() {
+    for incarnation in ALL {
+        for seed in 0..3 {
+            assert_eq!(
+                host_that_stands_still(incarnation, seed, None),
+                Ok(()),
+                "{incarnation:?} seed {seed}"
+            );
+        }
+    }
+}
+
 /// Bugs that the tests of this file find
 #[cfg(debug_assertions)]
-pub(super) const BUGS: [representative::Bug; 3] = [
+pub(super) const BUGS: [representative::Bug; 5] = [
     representative::Bug::DeafNothingFollows,
     representative::Bug::RefusesAhead,
     representative::Bug::FirstWord,
+    representative::Bug::NeverEvicts,
+    representative::Bug::EvictsEverywhere,
 ];
 
 /// Returns whether the tests of this file find this bug in each incarnation.
@@ -185,6 +234,9 @@ pub(super) fn finds(bug: representative::Bug) -> bool {
             check_links(&network).is_err()
         },
         representative::Bug::FirstWord => |incarnation, seed, bug| slow_host(incarnation, seed, bug).is_err(),
+        representative::Bug::NeverEvicts | representative::Bug::EvictsEverywhere => {
+            |incarnation, seed, bug| host_that_stands_still(incarnation, seed, bug).is_err()
+        }
         _ => return false,
     };
     ALL.iter().all(|&incarnation| (0..20).any(|seed| fails(incarnation, seed, Some(bug))))

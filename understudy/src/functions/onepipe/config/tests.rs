@@ -61,6 +61,8 @@ fn defaults() -> Config {
         clock: Timestamp::default(),
         traffic_class: 0,
         links: vec![first_link()],
+        evict_after: Nanos::from_millis(3),
+        layer: 1,
         declares: true,
         bug: None,
     }
