@@ -192,7 +192,9 @@ fn host_that_stands_still(
             return Err(format!("host {} receives nothing in the end", host.number()));
         }
     }
-    if let Some(host) = network.each_host().find(|host| host.late.keys().any(|&from| from != 0)) {
+    if let Some(host) =
+        network.each_host().find(|host| host.arrivals.iter().any(|arrival| arrival.late && arrival.from != 0))
+    {
         return Err(format!("host {}: messages of another host arrived below the barrier", host.number()));
     }
     network.check_order()
