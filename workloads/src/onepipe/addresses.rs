@@ -12,6 +12,12 @@ use switch::Nanos;
 pub const BEACON_INTERVAL: Nanos = Nanos::from_micros(3);
 /// 1Pipe's time when a clock of the simulator shows 0: timestamps wrap around 100 us after the world begins.
 pub(super) const CLOCK: Timestamp = Timestamp::new((1 << 48) - EPOCH.0 - 100_000);
+
+/// Returns 1Pipe's time of a clock that is ahead by `by_ns` when a clock of the simulator shows 0.
+pub(super) fn shifted_clock(by_ns: i64) -> Timestamp {
+    Timestamp::new(CLOCK.nanos().wrapping_add_signed(by_ns))
+}
+
 pub(super) const FIRST_QP: Qpn = Qpn::new(0x100);
 pub(super) const HOST_QP: Qpn = Qpn::new(0x11);
 pub(super) const REGISTERS: Registers = Registers { va: 0x10_0000, rkey: 0x77 };

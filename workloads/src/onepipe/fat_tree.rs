@@ -1,9 +1,10 @@
 //! A fat tree: racks in pods with several paths between them, of which each flow takes one (ECMP). The
 //! paper's testbed is such a tree of 32 hosts, 4 `ToR`, 4 spine and 2 core switches (1Pipe, section 7.1).
 
-use super::Network;
 use super::addresses::{Addresses, REGISTERS, host_addresses, switch_addresses};
 use super::host::{Behaviour, Host, Position};
+use super::incarnations::clock_error;
+use super::{Network, Record};
 use core::net::{IpAddr, Ipv4Addr};
 use representative::Representative;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
@@ -247,6 +248,8 @@ impl FatTree {
                 hosts: self.all_hosts(),
                 tor: switch_addresses(n / hosts, n % hosts),
                 every: self.every,
+                clock_error: clock_error(self.skew_ns, self.behaviour.step_ns),
+                clock_off_by: 0,
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.incarnation == Incarnation::Chip,
                 is_old: false,
@@ -295,6 +298,6 @@ impl FatTree {
                 world.connect(switch, node, self.link);
             }
         }
-        Network { world, hosts: ends, switches, representatives, access, uplinks }
+        Network { world, hosts: ends, switches, representatives, access, uplinks, record: Record::default() }
     }
 }

@@ -2,12 +2,13 @@
 //! and a record of what it observed. This file inspects all frames before the process gets them, with its own
 //! implementation of the rules.
 
-use super::addresses::{Addresses, BEACON_INTERVAL, CLOCK, host_addresses};
+use super::addresses::{Addresses, BEACON_INTERVAL, CLOCK, host_addresses, shifted_clock};
+use super::incarnations::{HostIncarnation, starts_sending};
 use super::outsider;
 use super::traffic::{Traffic, host_of};
 use onepipe::process::{self, Event, Failure, Peer, Scattering};
 use onepipe::{ClockSample, OnePipe, OnePipeOpcode, Process, ProcessId, Timestamp};
-use rocev2::Packet;
+use rocev2::{Packet, Psn};
 use sim::{Node, Ports};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::memory::MemoryFrame;
@@ -26,15 +27,37 @@ pub struct Sent {
     pub scattering: u64,
     /// Outcome as the process reports it; `None` before that
     pub fate: Option<Result<(), Failure>>,
+    /// Whether the process crashed before it reported the outcome
+    pub abandoned: bool,
     /// Unwrapped timestamp, once its scattering is settled, if it got one
     pub timestamp: Option<u64>,
+}
+
+/// A packet of a message that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Its sender
+    pub from: usize,
+    /// Its PSN
+    pub psn: Psn,
+    /// When it arrived, by the receiver's clock
+    pub at: Nanos,
+    /// Whether it is below the barrier that the link has carried before
+    pub late: bool,
 }
 
 /// A host: sends scatterings at random times, and records its deliveries.
 pub struct Host {
     own: usize,
+    pub(super) seed: u64,
     position: Position,
-    behaviour: Behaviour,
+    pub(super) behaviour: Behaviour,
+    /// Incarnations of the process
+    pub(super) incarnations: Vec<HostIncarnation>,
+    /// Time of its last event
+    pub(super) last_event: Nanos,
+    /// When it is to leave
+    pub(super) leave_at: Option<Nanos>,
     /// Hosts that it sends to
     destinations: Vec<usize>,
     rng: Rng,
@@ -43,17 +66,19 @@ pub struct Host {
     /// Whether it sends messages at once where that is possible
     at_once: bool,
     /// Frame of such a message, which leaves before any other frame
-    frame: Option<Vec<u8>>,
+    pub(super) frame: Option<Vec<u8>>,
     /// Number of messages that were sent at once
     pub sent_at_once: u64,
     next_message: Nanos,
-    next_read: Nanos,
+    pub(super) next_read: Nanos,
     /// When its clock is to be stepped, and the resulting offset (ns)
-    step: Option<(Nanos, i64)>,
+    pub(super) step: Option<(Nanos, i64)>,
+    /// Offset to which it was stepped (ns); 0 before that
+    pub(super) stepped_by: i64,
     /// Messages by number
     pub sent: Vec<Sent>,
     /// Scatterings that are not settled: the number of the first message, and the count
-    open: BTreeMap<Scattering, (usize, usize)>,
+    pub(super) open: BTreeMap<Scattering, (usize, usize)>,
     /// Number of scatterings that the process refused because its buffer was full
     pub full: u64,
     /// Deliveries
@@ -66,19 +91,23 @@ pub struct Host {
     /// from then to its arrival (ns)
     pub arrived: Vec<(u64, u64)>,
     /// Highest barrier on its link, and when it last rose
-    barrier: Option<Timestamp>,
-    last_rise: Option<Nanos>,
+    pub(super) barrier: Option<Timestamp>,
+    pub(super) last_rise: Option<Nanos>,
+    /// Until when messages carry the barrier of the link, as its switch has declared
+    tor_writes_until: Nanos,
     /// Longest time without a rise of the barrier
     pub stall: Nanos,
-    /// Packets that arrived below the barrier, by sender
-    pub late: BTreeMap<usize, u64>,
+    /// Packets of messages that arrived: all of them if it records packets, otherwise those below the barrier
+    pub arrivals: Vec<Arrival>,
+    /// Arrivals of beacons that announced that nothing follows
+    pub nothing_follows: Vec<Nanos>,
     /// Number of barriers that went back
     pub went_back: u64,
     /// Number of barriers ahead of the host's own clock: a message below such a barrier may be delivered
     /// before a message that caused it is sent
     pub ahead: u64,
     /// Highest barrier that the host has sent on its own link
-    promised: Option<Timestamp>,
+    pub(super) promised: Option<Timestamp>,
     /// Number of messages sent below that barrier
     pub broken: u64,
     /// Packets on its link, if it records them
@@ -94,6 +123,10 @@ pub(super) struct Position {
     pub(super) tor: Addresses,
     /// Mean time between two scatterings
     pub(super) every: Nanos,
+    /// Largest difference between the clocks of two hosts
+    pub(super) clock_error: Nanos,
+    /// Time by which its 1Pipe clock is wrong from the beginning (ns)
+    pub(super) clock_off_by: i64,
     /// End of sending, by the host's clock
     pub(super) until: Nanos,
     /// Whether messages carry the barrier of the link
@@ -124,6 +157,8 @@ pub struct Behaviour {
     pub step_ns: u64,
     /// Whether each scattering is a broadcast to all hosts that it sends to, including itself
     pub broadcasts: bool,
+    /// Share of the hosts that leave at a random time before the end of sending
+    pub leaves: Probability,
     /// Share of the hosts that send a message at once if nothing is queued, as the host library does
     pub at_once: Probability,
     /// Number of other hosts with which a host exchanges messages, wherever they are; 0 for all. Needs a
@@ -148,6 +183,7 @@ impl Default for Behaviour {
             timeout: Nanos::from_micros(100),
             step_ns: 0,
             broadcasts: false,
+            leaves: Probability::NEVER,
             at_once: Probability::NEVER,
             partners: 0,
             records: false,
@@ -156,13 +192,16 @@ impl Default for Behaviour {
     }
 }
 
+/// Time for which a declaration of the switch is valid
+const LEASE: Nanos = Nanos(10 * BEACON_INTERVAL.0);
+
 /// Returns 1Pipe's time without its wrap (ns).
 pub(super) fn true_time(now: Nanos) -> u64 {
     (1 << 48) + CLOCK.nanos() + now.0
 }
 
 /// Returns the unwrapped time near `now` for a timestamp.
-fn unwrap(timestamp: Timestamp, now: Nanos) -> u64 {
+pub(super) fn unwrap(timestamp: Timestamp, now: Nanos) -> u64 {
     let now = true_time(now);
     now.wrapping_add_signed(timestamp.distance(Timestamp::new(now)))
 }
@@ -200,16 +239,24 @@ impl Host {
         (config.receive_window, config.initial_window) = (behaviour.receive_window, behaviour.initial_window);
         config.receive_buffer = behaviour.receive_buffer;
         config.timeout = behaviour.timeout;
-        config.clock = CLOCK;
-        // Hosts send from the beginning, and do not restart.
-        config.clock_error = Nanos::ZERO;
+        config.clock = shifted_clock(position.clock_off_by);
+        config.clock_error = position.clock_error;
         config.seed = seed;
         config.bug = behaviour.bug;
         let mut rng = Rng::stream(seed, 1 << 32 | own as u64);
         let at = sim::EPOCH + Nanos(rng.below(position.until.since(sim::EPOCH).0.max(1)));
         let by = rng.below(2 * behaviour.step_ns + 1) as i64 - behaviour.step_ns as i64;
+        // A separate stream, so that all other draws of the seed stay the same.
+        let mut leaving = Rng::stream(seed, 1 << 41 | own as u64);
+        let lasts = position.until.since(sim::EPOCH).0.max(1);
+        let leave_at = leaving.happens(behaviour.leaves).then(|| sim::EPOCH + Nanos(leaving.below(lasts)));
         Self {
             own,
+            seed,
+            incarnations: Vec::new(),
+            last_event: Nanos::ZERO,
+            leave_at,
+            stepped_by: 0,
             position,
             behaviour,
             destinations,
@@ -230,14 +277,26 @@ impl Host {
             arrived: Vec::new(),
             barrier: None,
             last_rise: None,
+            tor_writes_until: Nanos::ZERO,
             stall: Nanos::ZERO,
-            late: BTreeMap::new(),
+            arrivals: Vec::new(),
+            nothing_follows: Vec::new(),
             went_back: 0,
             ahead: 0,
             promised: None,
             broken: 0,
             traffic: behaviour.records.then(Traffic::default),
         }
+    }
+
+    /// Returns 1Pipe's time of the host's machine when the host's clock shows 0.
+    pub(super) fn machine_clock(&self) -> Timestamp {
+        shifted_clock(self.position.clock_off_by.wrapping_add(self.stepped_by))
+    }
+
+    /// Returns the largest difference between the clocks of two hosts.
+    pub(super) const fn clock_error(&self) -> Nanos {
+        self.position.clock_error
     }
 
     /// Returns the time after which an unacknowledged message has failed.
@@ -289,7 +348,13 @@ impl Host {
             let large = self.behaviour.largest > 64 && self.rng.below(8) == 0;
             let len = self.rng.between(4, if large { self.behaviour.largest } else { 8 }) as usize;
             messages.push((ProcessId(to as u32), payload(self.sent.len(), len)));
-            self.sent.push(Sent { to, scattering: first as u64, fate: None, timestamp: None });
+            self.sent.push(Sent {
+                to,
+                scattering: first as u64,
+                fate: None,
+                abandoned: false,
+                timestamp: None,
+            });
         }
         let parts: Vec<_> = messages.iter().map(|(to, payload)| (*to, &payload[..])).collect();
         if let [(to, payload)] = parts[..]
@@ -399,22 +464,34 @@ impl Host {
             self.arrived.push((ns, true_time(now).saturating_sub(ns)));
         }
         let late = message && self.barrier.is_some_and(|barrier| header.timestamp().precedes(barrier));
-        if late {
+        if message && (late || self.traffic.is_some()) {
             let Some(from) = host_of(packet.src()) else { return };
-            *self.late.entry(from).or_default() += 1;
+            self.arrivals.push(Arrival { from, psn: header.psn(), at: now, late });
         }
+        if header.opcode() == OnePipeOpcode::BEACON && header.nothing_follows() {
+            self.nothing_follows.push(now);
+        }
+        let is_early = message && self.is_before_start(unwrap(header.timestamp(), now), now);
         if let Some(traffic) = &mut self.traffic {
             if header.opcode() == OnePipeOpcode::BEACON && header.nothing_follows() {
                 traffic.on_nothing_follows(self.process.timestamp(now));
             }
-            traffic.on_received(&packet, &header, self.barrier, now);
+            traffic.on_received(&packet, &header, self.barrier, is_early, now);
         }
-        let carries_barrier =
-            message && self.position.barriers_in_messages || header.opcode() == OnePipeOpcode::BEACON;
+        let is_beacon = header.opcode() == OnePipeOpcode::BEACON;
+        if is_beacon {
+            let writes = header.declares() && header.writes_barriers();
+            self.tor_writes_until = if writes { now + LEASE } else { Nanos::ZERO };
+        }
+        let by_chip = self.position.barriers_in_messages || now < self.tor_writes_until;
+        let carries_barrier = is_beacon || message && by_chip;
         let Some(barrier) = header.barrier().filter(|_| carries_barrier) else { return };
         self.went_back += u64::from(self.barrier.is_some_and(|before| barrier.precedes(before)));
         // No process delivers a message before its own clock has passed the timestamp (causality).
         self.ahead += u64::from(self.process.timestamp(now).precedes(barrier));
+        if is_beacon {
+            self.open_incarnation(barrier, now);
+        }
         if self.barrier.is_none_or(|before| before.precedes(barrier)) {
             self.stall = self.stall.max(now.since(self.last_rise.unwrap_or(now)));
             self.last_rise = Some(now);
@@ -441,6 +518,7 @@ impl Host {
     }
 
     fn after(&mut self, now: Nanos) {
+        self.last_event = now;
         if self.behaviour.reads_every == Nanos::ZERO {
             self.read(now);
         }
@@ -460,18 +538,20 @@ impl Node for Host {
         if let Some((at, by)) = self.step
             && at <= now
         {
-            let clock = Timestamp::new(true_time(now).wrapping_add_signed(by));
+            let by_all = by.wrapping_add(self.position.clock_off_by);
+            let clock = Timestamp::new(true_time(now).wrapping_add_signed(by_all));
             // The process believes the median of three samples.
             for _ in 0..3 {
                 self.process.set_clock(ClockSample::at(clock, now), now);
             }
-            self.step = None;
+            (self.step, self.stepped_by) = (None, by);
         }
         if self.process.next_timer().is_some_and(|at| at <= now) {
             self.process.on_timer(now);
         }
+        self.leave_if_due(now);
         if self.next_message <= now {
-            if now < self.position.until {
+            if now < self.position.until && !self.has_left() {
                 self.scatter(now);
             }
             let interval = self.rng.between(1, 2 * self.position.every.0);
@@ -488,7 +568,7 @@ impl Node for Host {
         let next_message = Some(self.next_message).filter(|&at| at < self.position.until);
         let next_read = (self.behaviour.reads_every > Nanos::ZERO).then_some(self.next_read);
         let step = self.step.map(|(at, _)| at);
-        [self.process.next_timer(), next_message, next_read, step].into_iter().flatten().min()
+        [self.process.next_timer(), next_message, next_read, step, self.leave_at].into_iter().flatten().min()
     }
 
     fn poll_transmit(&mut self, _port: PortId, now: Nanos, frame: &mut Vec<u8>) -> bool {
@@ -508,8 +588,14 @@ impl Node for Host {
     }
 
     fn start(&mut self, now: Nanos, _out: &mut Ports<'_>) {
+        self.start_incarnation(now);
         // Spreads the hosts' first scatterings.
         let within = self.rng.below(2 * self.position.every.0);
-        self.next_message = self.next_tick(now + Nanos(within));
+        let from = sim::EPOCH + starts_sending(self.position.clock_error);
+        self.next_message = self.next_tick(now.max(from) + Nanos(within));
+    }
+
+    fn crash(&mut self) {
+        self.end_incarnation();
     }
 }

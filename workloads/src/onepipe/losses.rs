@@ -2,6 +2,7 @@
 //! that did not arrive in time. Uses the frames on the hosts' links and the losses that the world records,
 //! not the state of processes.
 
+use super::host::unwrap;
 use super::traffic::{DataReceived, DataSent, Response, Run, Traffic, host_of};
 use super::{Host, Network};
 use onepipe::process::Failure;
@@ -41,6 +42,10 @@ pub struct Explained {
     pub unanswered: u64,
     /// The ACK arrived after the timeout
     pub slow: u64,
+    /// The receiver crashed before its ACK arrived, or had just started
+    pub restarted: u64,
+    /// The sender or the receiver had left
+    pub left: u64,
 }
 
 /// Packets that the world records as dropped or damaged
@@ -102,6 +107,8 @@ enum Cause {
     NoRoom,
     Unanswered,
     Slow,
+    Restarted,
+    Left,
 }
 
 impl Explained {
@@ -112,12 +119,15 @@ impl Explained {
             Cause::NoRoom => &mut self.no_room,
             Cause::Unanswered => &mut self.unanswered,
             Cause::Slow => &mut self.slow,
+            Cause::Restarted => &mut self.restarted,
+            Cause::Left => &mut self.left,
         }
     }
 
     /// Adds the counts of another run of the simulator.
     pub fn add(&mut self, other: &Self) {
-        for cause in [Cause::Dropped, Cause::Late, Cause::NoRoom, Cause::Unanswered, Cause::Slow] {
+        let causes = [Cause::Dropped, Cause::Late, Cause::NoRoom, Cause::Unanswered];
+        for cause in causes.into_iter().chain([Cause::Slow, Cause::Restarted, Cause::Left]) {
             *self.count(cause) += *other.clone().count(cause);
         }
     }
@@ -154,6 +164,10 @@ impl LossCheck<'_> {
 
     /// Returns the cause of a run's failure.
     fn explain(&self, from: usize, to: usize, run: &Run, why: Failure) -> Result<Cause, String> {
+        if why == Failure::Left {
+            let has_left = [from, to].iter().any(|&host| self.host(host).has_ever_left());
+            return if has_left { Ok(Cause::Left) } else { Err("neither of them has left".into()) };
+        }
         let packets: Vec<_> = run.packets.iter().map(|(psn, _)| *psn).collect();
         if self.drawn.small && (why == Failure::NoRoom && from == to || self.has_no_room(from, to, &packets))
         {
@@ -171,6 +185,9 @@ impl LossCheck<'_> {
         if received.iter().flatten().any(may_be_late) {
             return Ok(Cause::Late);
         }
+        if self.met_restart(from, to, run, &received) {
+            return Ok(Cause::Restarted);
+        }
         // A run is complete with the packet that arrives last, whichever was sent last.
         let completed_by = received.into_iter().flatten().max_by_key(|received| received.at);
         match (why, completed_by, run.packets.last()) {
@@ -179,6 +196,21 @@ impl LossCheck<'_> {
             }
             _ => Err("all of its packets arrived in time".into()),
         }
+    }
+
+    /// Returns whether the receiver crashed between the arrival of a run's first packet and the timeout, or
+    /// had just started: a process accepts what was sent later than its first barrier by the largest
+    /// difference between two clocks.
+    fn met_restart(&self, from: usize, to: usize, run: &Run, arrivals: &[Option<&DataReceived>]) -> bool {
+        let (sender, receiver) = (self.host(from), self.host(to));
+        let Some(first) = arrivals.iter().flatten().map(|packet| packet.at).min() else { return false };
+        let last = run.packets.last().map_or(Nanos::ZERO, |&(_, at)| at);
+        let timeout = last + sender.timeout() + receiver.clock_error();
+        let crashed = receiver.incarnations().iter().filter_map(|incarnation| incarnation.crashed);
+        let is_early =
+            |packet: &DataReceived| receiver.is_before_start(unwrap(packet.time, packet.at), packet.at);
+        crashed.into_iter().any(|at| (first..timeout).contains(&at))
+            || arrivals.iter().flatten().any(|packet| is_early(packet))
     }
 
     /// Returns whether the receiver has refused one of a sender's packets because its buffer was full.
@@ -216,19 +248,24 @@ impl LossCheck<'_> {
         sent_at: Nanos,
     ) -> Result<Cause, String> {
         let (sender, receiver) = (self.host(from), self.host(to));
-        let of = |responses: &[(usize, Response)], peer: usize| {
-            let responses =
-                responses.iter().filter(|(with, response)| *with == peer && response.acknowledges(run));
+        // Earlier ACKs are of PSNs that an incarnation of the sender before a crash has used.
+        let of = |responses: &[(usize, Response)], peer: usize, not_before: Nanos| {
+            let responses = responses.iter().filter(|(with, response)| {
+                *with == peer && response.at >= not_before && response.acknowledges(run)
+            });
             responses.map(|(_, response)| response.at).min()
         };
-        let ack_received_at = sender.traffic.as_ref().and_then(|traffic| of(&traffic.responses_received, to));
+        let first_sent_at = run.packets.first().map_or(Nanos::ZERO, |&(_, at)| at);
+        let ack_received_at =
+            sender.traffic.as_ref().and_then(|traffic| of(&traffic.responses_received, to, first_sent_at));
         if let Some(at) = ack_received_at.filter(|&at| at + LINK_WAIT < sent_at + sender.timeout()) {
             return Err(format!("its ACK arrived {} ns after it was sent", at.since(sent_at).0));
         }
         let dropped = self.dropped.responses.get(&(to, from));
         let was_dropped =
             dropped.is_some_and(|responses| responses.iter().any(|response| response.acknowledges(run)));
-        let acked_at = receiver.traffic.as_ref().and_then(|traffic| of(&traffic.responses_sent, from));
+        let acked_at =
+            receiver.traffic.as_ref().and_then(|traffic| of(&traffic.responses_sent, from, data.at));
         if self.was_behind_a_gap(from, to, run, data.barrier) {
             return Ok(Cause::Unanswered);
         }

@@ -4,21 +4,28 @@
 mod addresses;
 mod fat_tree;
 mod host;
+mod incarnations;
 mod latency;
 mod losses;
+mod oracle;
+mod outages;
 mod outsider;
 mod traffic;
 mod triangle;
+mod variation;
 
 pub use addresses::BEACON_INTERVAL;
 pub use fat_tree::FatTree;
-pub use host::{Behaviour, Host, Message, Sent};
+pub use host::{Arrival, Behaviour, Host, Message, Sent};
+pub use incarnations::HostIncarnation;
 pub use latency::{Latency, Span};
 pub use losses::{Conditions, Explained};
+pub use oracle::{Change, ChangeKind, Eligible, Record};
+pub use outages::{Failing, Outage, Part, Removal, Trial, Wiring};
 pub use outsider::Outsider;
 pub use triangle::Triangle;
 
-use addresses::{Addresses, CLOCK, FIRST_QP, REGISTERS, host_addresses, switch_addresses};
+use addresses::{Addresses, CLOCK, FIRST_QP, REGISTERS, host_addresses, shifted_clock, switch_addresses};
 use host::Position;
 use onepipe::process::Failure;
 use onepipe::{ClockSample, OnePipe};
@@ -32,6 +39,9 @@ use std::sync::Arc;
 use switch::forward::config::ForwardingMode;
 use switch::forward::{self, Forward};
 use switch::{Nanos, PortId, Rng};
+
+/// Number of intervals after which a silent link is dead
+const DEAD_AFTER_INTERVALS: u32 = 10;
 
 /// Returns the configuration of a node that keeps the barriers of a switch, as all networks here have it.
 fn representative_config(
@@ -51,7 +61,7 @@ fn representative_config(
         first_qp: FIRST_QP,
         registers: REGISTERS,
         beacon_interval: BEACON_INTERVAL,
-        dead_after_intervals: 10,
+        dead_after_intervals: DEAD_AFTER_INTERVALS,
         join_window: Nanos::from_micros(300),
         ahead_max: Nanos::from_millis(10),
         clock: CLOCK,
@@ -109,6 +119,17 @@ pub struct Tree {
     pub behaviour: Behaviour,
     /// A host outside of the tree that sends forged packets, if any
     pub outsider: Option<Outsider>,
+    /// Longest time by which a returning link may be behind
+    pub join_window: Nanos,
+    /// Host whose 1Pipe clock is wrong from the beginning, and by how many nanoseconds
+    pub wrong_host: Option<(usize, i64)>,
+    /// Host whose oscillator is wrong, and by how many parts per billion
+    pub wrong_rate: Option<(usize, i64)>,
+    /// Seed and largest error (ns) of 1Pipe clocks at switches, half of which are wrong from the beginning
+    pub wrong_keepers: Option<(u64, u64)>,
+    /// Seed from which a switch that restarts draws its incarnation anew, `Chip` or `SwitchCpu`. It has to be
+    /// down for longer than a link without a beacon lives
+    pub reincarnate: Option<u64>,
     /// Bug to plant into the switches, to test whether the checks find it
     pub bug: Option<representative::Bug>,
 }
@@ -130,11 +151,17 @@ impl Tree {
             lasts: Nanos::from_micros(300),
             behaviour: Behaviour::default(),
             outsider: None,
+            join_window: Nanos::from_micros(300),
+            wrong_host: None,
+            wrong_rate: None,
+            wrong_keepers: None,
+            reincarnate: None,
             bug: None,
         }
     }
 
-    fn hosts(&self) -> usize {
+    /// Returns the number of hosts.
+    pub fn hosts(&self) -> usize {
         self.fanout.pow(self.levels)
     }
 
@@ -150,7 +177,7 @@ impl Tree {
     }
 
     /// Returns whether switch `n` is a plain bridge, whose barriers a host beside it keeps.
-    fn is_bridge(&self, n: usize) -> bool {
+    pub fn is_bridge(&self, n: usize) -> bool {
         self.incarnation_of(n) == Incarnation::Host
     }
 
@@ -239,7 +266,29 @@ impl Tree {
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
         let (incarnation, own) = (self.incarnation_of(n), switch_addresses(n, 0));
         let config = representative_config(incarnation, self.pace, own, forward, links.collect());
-        Config { layer: level + 1, bug: self.bug, declares: !self.is_old(1 << 32 | n as u64), ..config }
+        Config {
+            layer: level + 1,
+            bug: self.bug,
+            join_window: self.join_window,
+            declares: !self.is_old(1 << 32 | n as u64),
+            clock: shifted_clock(self.keeper_off_by(n)),
+            ..config
+        }
+    }
+
+    /// Returns the node that keeps the barriers of a switch.
+    fn representative(&self, level: u32, n: usize) -> Switch<Representative> {
+        let config = self.config(level, n);
+        let drawn = self.reincarnate.filter(|_| !self.is_bridge(n));
+        let mut incarnations = drawn.map(|seed| Rng::stream(seed, 1 << 38 | n as u64));
+        let mut incarnation = config.incarnation;
+        Switch::new(move || {
+            let config = Config { incarnation, ..config.clone() };
+            if let Some(rng) = &mut incarnations {
+                incarnation = *rng.pick(&[Incarnation::Chip, Incarnation::SwitchCpu]);
+            }
+            Representative::new(config).expect("the configuration is valid")
+        })
     }
 
     /// Builds the network.
@@ -256,19 +305,22 @@ impl Tree {
                 hosts: self.hosts(),
                 tor: switch_addresses(n / self.fanout, n % self.fanout),
                 every: self.every,
+                clock_error: self.clock_error(),
+                clock_off_by: self.wrong_host.map_or(0, |(wrong, by_ns)| if wrong == n { by_ns } else { 0 }),
                 until: EPOCH + self.lasts,
-                barriers_in_messages: self.incarnation_of(n / self.fanout) == Incarnation::Chip,
+                barriers_in_messages: self.reincarnate.is_none()
+                    && self.incarnation_of(n / self.fanout) == Incarnation::Chip,
                 is_old: self.is_old(n as u64),
             };
             let host = Host::new(n, position, self.behaviour, seed);
-            hosts.push(world.add(&format!("host {n}"), host, clock(self.skew_ns)));
+            let clock = match self.wrong_rate {
+                Some((wrong, ppb)) if wrong == n => Clock::new(0, ppb),
+                _ => clock(self.skew_ns),
+            };
+            hosts.push(world.add(&format!("host {n}"), host, clock));
         }
         let all = |level: u32| (self.first_of(level)..self.first_of(level + 1)).map(move |n| (level, n));
         let sites: Vec<_> = (0..self.levels).flat_map(all).collect();
-        let representative = |level, n| {
-            let config = self.config(level, n);
-            Switch::new(move || Representative::new(config.clone()).expect("the configuration is valid"))
-        };
         let mut switches = Vec::new();
         for &(level, n) in &sites {
             let (name, clock) = (format!("switch {n}"), clock(1000 * self.skew_ns));
@@ -276,7 +328,7 @@ impl Tree {
                 let bridge = self.bridge(level, n);
                 world.add(&name, Switch::new(move || Forward::new(&bridge)), clock)
             } else {
-                world.add(&name, representative(level, n), clock)
+                world.add(&name, self.representative(level, n), clock)
             });
         }
         // Ports are numbered in this order: below, above, beside.
@@ -292,7 +344,7 @@ impl Tree {
         let mut representatives = switches.clone();
         for &(level, n) in sites.iter().filter(|&&(_, n)| self.is_bridge(n)) {
             let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
-            let node = world.add(&name, representative(level, n), clock);
+            let node = world.add(&name, self.representative(level, n), clock);
             let switch = core::mem::replace(&mut representatives[n], node);
             world.connect(switch, node, self.link);
         }
@@ -316,7 +368,7 @@ impl Tree {
             let node = world.add("outsider", forger, Clock::default());
             world.connect(switches[outsider.switch], node, self.link);
         }
-        Network { world, hosts, switches, representatives, access, uplinks }
+        Network { world, hosts, switches, representatives, access, uplinks, record: Record::default() }
     }
 }
 
@@ -332,8 +384,10 @@ pub struct Network {
     pub representatives: Vec<NodeId>,
     /// Links of the hosts
     pub access: Vec<LinkId>,
-    /// Links from the switches to those above them
+    /// Links from the switches to those above them, by the number of the lower switch
     pub uplinks: Vec<LinkId>,
+    /// What happened so far, as the [oracle](Self::check_late) needs it
+    pub record: Record,
 }
 
 impl Network {
@@ -359,6 +413,9 @@ impl Network {
 
     /// Gives a representative of barriers a command, which it executes before its next frame or timer.
     pub fn command(&mut self, representative: usize, command: Command) {
+        if let Command::Remove(link) = command {
+            self.record.remove(Removal { at: self.world.now(), keeper: representative, link });
+        }
         self.world.node_mut::<Switch<Representative>>(self.representatives[representative]).command(command);
     }
 
@@ -367,13 +424,6 @@ impl Network {
     pub fn clock_off_by(&self, representative: usize, by_ns: i64) -> Command {
         let now = self.world.clock(self.representatives[representative]);
         Command::Clock(ClockSample::at(CLOCK.add(now.0.wrapping_add_signed(by_ns)), now))
-    }
-
-    /// Sets a host's clock back by `by_ns` nanoseconds, before it has sent anything.
-    pub fn slow_down(&mut self, host: usize, by_ns: u64) {
-        let now = self.world.clock(self.hosts[host]);
-        let clock = CLOCK.add(now.0.wrapping_sub(by_ns));
-        self.world.node_mut::<Host>(self.hosts[host]).process.set_clock(clock, now);
     }
 
     /// Returns the links of a switch in the order of its configuration: those below in order, then the one
@@ -406,10 +456,11 @@ impl Network {
     pub fn check(&self, returned: Option<usize>) -> Result<(), String> {
         for host in self.each_host() {
             let number = host.number();
-            let mut late = host.late.iter().filter(|&(&sender, _)| Some(sender) != returned);
-            if let Some((sender, count)) = late.next() {
+            let mut late = host.arrivals.iter().filter(|arrival| arrival.late);
+            if let Some(arrival) = late.find(|arrival| Some(arrival.from) != returned) {
                 return Err(format!(
-                    "host {number}: {count} packets of host {sender} arrived below the barrier"
+                    "host {number}: a packet of host {} arrived below the barrier",
+                    arrival.from
                 ));
             }
             if host.ahead > 0 {
@@ -488,6 +539,14 @@ impl Network {
     /// Checks the end of a run: each message was delivered, or its sender knows that it failed. Returns the
     /// number of messages that were delivered although the sender got no acknowledgement.
     pub fn check_fates(&self) -> Result<usize, String> {
+        self.check_fates_except(&[])
+    }
+
+    /// [Checks the outcomes](Self::check_fates) of messages between hosts that are not in `excused`.
+    ///
+    /// # Errors
+    /// The first violation.
+    pub fn check_fates_except(&self, excused: &[usize]) -> Result<usize, String> {
         let mut delivered = BTreeSet::new();
         for host in self.each_host() {
             delivered.extend(host.delivered.iter().map(|&(_, from, message)| (from, message)));
@@ -495,14 +554,24 @@ impl Network {
         let mut ambiguous = 0;
         for host in self.each_host() {
             for (number, sent) in (0..).zip(&host.sent) {
+                if excused.contains(&host.number()) || excused.contains(&sent.to) {
+                    continue;
+                }
                 let what = format!("message {number} of host {} to {}", host.number(), sent.to);
                 let received = delivered.contains(&(host.number(), number));
                 match sent.fate {
+                    None if sent.abandoned => {}
                     None => return Err(format!("{what} has no outcome at its sender")),
                     Some(Ok(())) if !received => {
+                        let to: &Host = self.world.node(self.hosts[sent.to]);
+                        if sent.timestamp.is_some_and(|time| to.may_have_lost(time)) {
+                            continue;
+                        }
                         return Err(format!("{what}: acknowledged but not delivered"));
                     }
                     Some(Err(Failure::NotAcknowledged)) => ambiguous += usize::from(received),
+                    // It may have been in flight when its sender left.
+                    Some(Err(Failure::Left)) => {}
                     Some(Err(why)) if received => {
                         return Err(format!("{what}: delivered, but failed: {why}"));
                     }

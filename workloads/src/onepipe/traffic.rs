@@ -17,6 +17,9 @@ enum Contents {
     Refused(u8),
 }
 
+/// Distance of two PSNs beyond which they are of different incarnations of their sender
+const ONE_INCARNATION: u32 = 1 << 16;
+
 /// An ACK or a NAK.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Response {
@@ -81,8 +84,8 @@ pub(super) struct Traffic {
     pub(super) sent: Vec<DataSent>,
     /// First arrivals, by sender and PSN
     pub(super) received: BTreeMap<(usize, u32), DataReceived>,
-    /// First PSN that arrived from each sender
-    first: BTreeMap<usize, Psn>,
+    /// First PSN that arrived from each incarnation of each sender
+    first: BTreeMap<usize, Vec<Psn>>,
     /// The host's time when a beacon last announced that nothing follows, which lifts the barrier above all
     /// later messages
     lifted: Option<Timestamp>,
@@ -111,24 +114,42 @@ impl Traffic {
         }
     }
 
+    /// Forgets which packet of each sender came first: the receiver has restarted.
+    pub(super) fn forget_senders(&mut self) {
+        self.first.clear();
+    }
+
     /// Records that the switch has announced that nothing follows.
     pub(super) fn on_nothing_follows(&mut self, time: Timestamp) {
         self.lifted = Some(time);
     }
 
-    /// Records a packet that arrives intact.
+    /// Returns whether a later packet of this sender came first.
+    fn is_overtaken(&mut self, from: usize, psn: Psn) -> bool {
+        let firsts = self.first.entry(from).or_default();
+        // A sender that has restarted draws its PSNs anew.
+        let same = |first: &&Psn| psn.distance(**first).unsigned_abs() <= ONE_INCARNATION;
+        let Some(first) = firsts.iter().find(same) else {
+            firsts.push(psn);
+            return false;
+        };
+        psn.precedes(*first)
+    }
+
+    /// Records a packet that arrives intact. A receiver that has just started does not accept an early one.
     pub(super) fn on_received(
         &mut self,
         packet: &Packet<'_>,
         header: &OnePipe,
         barrier: Option<Timestamp>,
+        is_early: bool,
         at: Nanos,
     ) {
         let (Some(from), payload) = (host_of(packet.src()), &packet.payload()[OnePipe::LEN..]) else {
             return;
         };
         if header.opcode() == OnePipeOpcode::DATA {
-            let overtaken = header.psn().precedes(*self.first.entry(from).or_insert(header.psn()));
+            let overtaken = !is_early && self.is_overtaken(from, header.psn());
             let below = |barrier: Option<Timestamp>| {
                 barrier.is_some_and(|barrier| header.timestamp().precedes(barrier))
             };

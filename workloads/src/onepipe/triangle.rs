@@ -10,9 +10,10 @@
 //! The routes between the representatives pass switch 2. Their beacons about the link between 0 and 1 have to
 //! pass that link.
 
-use super::Network;
 use super::addresses::{Addresses, HOST_QP, REGISTERS, host_addresses, switch_addresses};
 use super::host::{Behaviour, Host, Position};
+use super::incarnations::clock_error;
+use super::{Network, Record};
 use core::net::Ipv4Addr;
 use representative::Representative;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
@@ -151,6 +152,8 @@ impl Triangle {
                     hosts: 2 * HOSTS,
                     tor: switch_addresses(n, host % HOSTS),
                     every: self.every,
+                    clock_error: clock_error(self.skew_ns, 0),
+                    clock_off_by: 0,
                     until: EPOCH + self.lasts,
                     barriers_in_messages: false,
                     is_old: false,
@@ -187,6 +190,7 @@ impl Triangle {
             representatives: representatives.into(),
             access,
             uplinks: vec![between],
+            record: Record::default(),
         }
     }
 }

@@ -13,7 +13,15 @@ const SUITES: [(&str, &[&str]); 8] = [
     ("P4CE", &["tests/it/groups.rs", "tests/it/groups/net.rs"]),
     ("consensus", &["tests/it/consensus/seeds.rs"]),
     ("RDMC", &["tests/it/rdmc/seeds.rs", "tests/it/rdmc/deliveries.rs"]),
-    ("1Pipe", &["tests/it/onepipe/seeds.rs"]),
+    (
+        "1Pipe",
+        &[
+            "tests/it/onepipe/seeds.rs",
+            "tests/it/onepipe/clocks.rs",
+            "tests/it/onepipe/crashes.rs",
+            "tests/it/onepipe/restarts.rs",
+        ],
+    ),
 ];
 
 /// A row of the table: one fault.
@@ -37,7 +45,7 @@ const fn row(
     Row { name, words, exempt }
 }
 
-const FAULTS: [Row; 31] = [
+const FAULTS: [Row; 34] = [
     all("frames lost", &["loss"]),
     all("frames damaged", &["corrupt"]),
     all("frames out of order", &["reorder"]),
@@ -96,6 +104,14 @@ const FAULTS: [Row; 31] = [
             &["verbs", "words", "Swordbox", "steering", "P4CE", "consensus", "RDMC"],
             "their time is CLOCK_MONOTONIC or a CPU's cycle counter, which are never stepped; a suspended machine counts as a paused \
              process",
+        )],
+    ),
+    row(
+        "clocks are wrong from the beginning",
+        &["wrong_keepers"],
+        &[(
+            &["verbs", "words", "Swordbox", "steering", "P4CE", "consensus", "RDMC"],
+            "their nodes measure time spans only, and compare no times of different clocks",
         )],
     ),
     all("a link is cut", &["Fault::Cut", "FaultKind::Partition(", "environment::cut"]),
@@ -192,6 +208,22 @@ const FAULTS: [Row; 31] = [
             (&["verbs", "words"], "a bridge has no settings"),
             (&["P4CE", "consensus", "RDMC"], "P4CE's switch has no setting that can change while it runs"),
         ],
+    ),
+    row(
+        "a switch restarts as another incarnation",
+        &["reincarnate"],
+        &[(
+            &["verbs", "words", "Swordbox", "steering", "P4CE", "consensus", "RDMC"],
+            "only 1Pipe's switches have incarnations",
+        )],
+    ),
+    row(
+        "nodes of an earlier version",
+        &["tree.old"],
+        &[(
+            &["verbs", "words", "Swordbox", "steering", "P4CE", "consensus", "RDMC"],
+            "their packets are those of the InfiniBand specification, which has no earlier version here",
+        )],
     ),
     row(
         "switches of different incarnations in one network",

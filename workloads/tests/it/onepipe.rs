@@ -7,9 +7,14 @@ use sim::{Fault, LinkId};
 use switch::{Nanos, Probability};
 use workloads::onepipe::{BEACON_INTERVAL, Host, Message, Network, Tree};
 
+mod clocks;
+mod crashes;
 mod keepers;
 mod mixed;
+mod oracle;
+mod restarts;
 mod seeds;
+mod trials;
 
 const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
 

@@ -4,7 +4,7 @@ use super::*;
 use onepipe::ClockSample;
 
 /// Sets the clock to `clock` at time `now`, by three samples.
-fn set_clock(function: &mut Representative, clock: u64, now: u64) {
+pub(super) fn set_clock(function: &mut Representative, clock: u64, now: u64) {
     for _ in 0..3 {
         function.on_command(Command::Clock(ClockSample::at(at(clock), Nanos(now))), Nanos(now));
     }

@@ -29,7 +29,7 @@ fn switch_whose_clock_is_slow_believes_its_links_from_below() {
     verdict(&mut function, &beacon(0, Some(at(200 + 3 * SECOND))), 0, 200);
     assert_eq!((function.counters().lowered.get(), function.counters().distrusted.get()), (lowered + 1, 1));
     // A clock that stays slow is not the reference again.
-    function.on_command(Command::Clock(at(300)), Nanos(300));
+    super::beacons::set_clock(&mut function, 300, 300);
     verdict(&mut function, &beacon(1, Some(at(300 + SECOND))), 1, 300);
     assert_eq!(function.counters().lowered.get(), lowered + 1);
 }

@@ -97,6 +97,7 @@ fn drawn(seed: u64, kind: Kind, rng: &mut Rng) -> Tree {
         let floods = flood_rng.below(3) == 0;
         tree.outsider = Some(Outsider { switch, forged_packets, floods });
     }
+    tree.lasts = tree.lasts + tree.starts_sending();
     match kind {
         Kind::Orderly | Kind::Failing => tree.behaviour.largest = if rng.below(2) == 0 { 8 } else { 3000 },
         Kind::Ties => tree.behaviour.tick = Nanos(500),

@@ -1,0 +1,31 @@
+//! Clocks of a tree: by how much they may differ, and which are wrong.
+
+use super::{Tree, incarnations};
+use switch::{Nanos, Rng};
+
+impl Tree {
+    /// Returns the largest difference between the clocks of two hosts, except for
+    /// [`wrong_host`](Self::wrong_host).
+    pub fn clock_error(&self) -> Nanos {
+        incarnations::clock_error(self.skew_ns, self.behaviour.step_ns)
+    }
+
+    /// Returns the age of the world at which hosts begin to send.
+    pub fn starts_sending(&self) -> Nanos {
+        incarnations::starts_sending(self.clock_error())
+    }
+
+    /// Returns by how many nanoseconds the 1Pipe clock at switch `n` is wrong from the beginning.
+    pub fn keeper_off_by(&self, n: usize) -> i64 {
+        let Some((seed, max)) = self.wrong_keepers else { return 0 };
+        let mut rng = Rng::stream(seed, 1 << 37 | n as u64);
+        // Errors of all orders of magnitude
+        let magnitude = rng.below(u64::from(max.max(1).ilog2()) + 1);
+        let size = rng.below(max >> magnitude | 1) as i64;
+        match rng.below(4) {
+            0 => size,
+            1 => -size,
+            _ => 0,
+        }
+    }
+}
