@@ -204,11 +204,7 @@ fn host_that_lags(
 fn slow_host_is_evicted_by_its_own_switch_alone() {
     for incarnation in ALL {
         for seed in 0..3 {
-            assert_eq!(
-                host_that_lags(incarnation, seed, None),
-                Ok(()),
-                "{incarnation:?} seed {seed}"
-            );
+            assert_eq!(host_that_lags(incarnation, seed, None), Ok(()), "{incarnation:?} seed {seed}");
         }
     }
 }
