@@ -85,6 +85,7 @@ fn absent_keys_have_defaults() {
         (slow.switch.join_window, slow.lag_alarm),
         (Nanos::from_millis(100), Some(Nanos::from_millis(100)))
     );
+    assert_eq!(slow.switch.evict_after, Nanos::from_secs(1));
     assert_eq!(switch(&onepipe("lag_alarm_us = 0")).lag_alarm, None);
 }
 
@@ -92,7 +93,7 @@ fn absent_keys_have_defaults() {
 fn every_key_is_read() {
     let lines = [
         "incarnation = \"host\"\naddresses = [\"10.0.0.254/24\", \"fd00::fe/64\"]\nmac = \"02:00:00:00:00:fe\"",
-        "pace = \"instants\"\nclock = \"tai\"\nbeacon_interval_ns = 1000\ndead_after_intervals = 5\njoin_window_us = 5",
+        "pace = \"instants\"\nclock = \"tai\"\nbeacon_interval_ns = 1000\ndead_after_intervals = 5\njoin_window_us = 5\nevict_after_us = 88\nlayer = 2",
         "lag_alarm_us = 77\nahead_max_us = 5\nqkey = 6\ntraffic_class = 0x6a\nfirst_qp = 16777212",
         "registers = { va = 0x7000, rkey = 8 }\npairs = [[\"a\", \"b\"]]\ncounted_qps = 0",
         &LINK
@@ -124,6 +125,8 @@ fn every_key_is_read() {
         beacon_interval: Nanos(1_000),
         dead_after_intervals: 5,
         join_window: Nanos(5_000),
+        evict_after: Nanos(88_000),
+        layer: 2,
         ahead_max: Nanos(5_000),
         traffic_class: 0x6a,
         links: vec![above, below],
