@@ -176,7 +176,7 @@ impl Host {
             }
             6 => self.now = self.now + Nanos(u64::from(b) << (c % 16)),
             _ if a.is_multiple_of(4) => {
-                self.process.set_clock(ClockSample::at(near(b, 1000), self.now), self.now)
+                self.process.set_clock(ClockSample::at(near(b, 1000), self.now), self.now);
             }
             _ if a & 3 == 1 => _ = self.process.set_alive(ProcessId((b % 5).into()), c & 1 != 0, self.now),
             _ => _ = self.process.on_frame(bytes, self.now),

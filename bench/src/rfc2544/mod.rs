@@ -4,7 +4,7 @@
 //! [`measure`] decides which trials to run and computes the figures from their outcomes. It sends nothing
 //! itself: its [`Tester`] runs each [`Trial`], with DPDK's ports in the program and on a simulated device in
 //! tests. A trial whose polling thread had to wait for its CPU is no evidence about the device; it is
-//! repeated up to [`ATTEMPTS`] times, after which the figure is missing.
+//! repeated a few times, after which the figure is missing.
 
 mod report;
 mod search;
