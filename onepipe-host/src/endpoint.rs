@@ -371,9 +371,17 @@ impl Receiver {
     }
 
     /// Calls the callbacks for messages that have failed, and for stalls, up to the next event of another kind,
-    /// which stays in the queue. Without a callback for them, stalls are kept for `poll_event`, so that they
-    /// delay no failure; only the last two.
+    /// which stays in the queue.
+    #[inline]
     fn call_back(&mut self) {
+        if self.callback.is_some() || self.stall_callback.is_some() {
+            self.call_back_each();
+        }
+    }
+
+    /// Calls the callbacks. Without one for stalls, these are kept for `poll_event`, so that they delay no failure;
+    /// only the last two.
+    fn call_back_each(&mut self) {
         while let Ok(event) = self.events.peek() {
             match (*event, Stall::of(event), &mut self.callback, &mut self.stall_callback) {
                 (Event::SendFailed { scattering, timestamp, dst, part, why }, _, Some(callback), _) => {

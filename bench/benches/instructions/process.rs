@@ -36,6 +36,8 @@ fn config(own: Peer, other: Peer, tor: Peer) -> Config {
     let mut config = Config::new(own, BeaconPeer { mac, address, qpn, detour: Vec::new() });
     config.peers = vec![other];
     config.clock_error = Nanos::ZERO;
+    // Barriers in beacons only
+    config.declares = false;
     config.ack_every = ACK_EVERY;
     config.ack_delay = Nanos::from_micros(100);
     config.timeout = Nanos::from_millis(1000);

@@ -30,6 +30,8 @@ fn bench(change: impl FnOnce(&mut Config)) -> Bench {
         vec![Peer { id: TWIN, ..own }, Peer { id: UNREACHABLE, address: IpAddr::from([10, 0, 0, 3]), ..own }];
     config.clock_error = Nanos::ZERO;
     config.stall_after = Nanos::ZERO;
+    // Barriers in beacons only
+    config.declares = false;
     change(&mut config);
     let (sends, to_host) = ring();
     let (from_host, deliveries) = ring();
