@@ -264,10 +264,11 @@ fn outlier_of_the_clock_has_no_effect() {
             group.processes[0].set_clock(sample, now);
             assert_eq!(group.processes[0].timestamp(now), clock);
         }
-        // What is too far ahead is refused as before.
+        // What is too far ahead is lowered as before.
         let now = group.now;
-        let ahead = beacon(false, 0, Some(clock.add(group.processes[0].config.ahead_max.0 + 1)), now);
-        assert_eq!(group.processes[0].on_frame(&ahead, now), Err(Refusal::Ahead));
+        let most = clock.add(group.processes[0].config.ahead_max.0);
+        assert_eq!(group.processes[0].on_frame(&beacon(false, 0, Some(most.add(1)), now), now), Ok(()));
+        assert_eq!(group.processes[0].barriers().0, Some(most));
     }
 }
 
