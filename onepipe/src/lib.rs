@@ -12,8 +12,10 @@ pub mod beacon;
 pub mod datagram;
 mod header;
 pub mod process;
+mod reliable;
 pub mod stamp;
 
 pub use header::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 pub use process::{Process, ProcessId};
+pub use reliable::{RecallBody, RecallResult, ReliableAckBody};
 pub use stamp::stamp;
