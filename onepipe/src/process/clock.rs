@@ -51,6 +51,11 @@ impl Clock {
         self.stamped
     }
 
+    /// Makes all timestamps of scatterings later than `time`.
+    pub(super) fn stamp_after(&mut self, time: Timestamp, now: Nanos) {
+        self.stamped = self.stamped.max(self.unwrap_timestamp(time, now));
+    }
+
     /// Returns whether the clock stands still because it was set back.
     pub(super) fn is_clamped(&self, now: Nanos) -> bool {
         self.unclamped(now) < self.issued

@@ -41,6 +41,7 @@ mod counters;
 mod filter;
 mod peers;
 mod receiver;
+pub mod reliable;
 mod sender;
 mod types;
 
@@ -59,6 +60,7 @@ use clock::Clock;
 use filter::Filter;
 use peers::Peers;
 use receiver::Receiver;
+use reliable::Reliable;
 use sender::Sender;
 use std::sync::Arc;
 use switch::{Nanos, Rng};
@@ -75,6 +77,7 @@ pub struct Process {
     beacons: Beacons,
     sender: Sender,
     receiver: Receiver,
+    reliable: Reliable,
     counters: Arc<Counters>,
 }
 
@@ -95,6 +98,7 @@ impl Process {
             filter: Filter::new(&config),
             sender: Sender::new(&config, rng, &counters),
             receiver: Receiver::new(&config, incarnation, &counters),
+            reliable: Reliable::default(),
             counters,
             config,
         })
@@ -125,11 +129,12 @@ impl Process {
         }
         self.beacons.on_clock_set(&self.clock, now);
         self.receiver.deliver(&mut self.clock, now);
+        self.reliable.on_clock_set(&mut self.clock, now);
     }
 
     /// Returns the best-effort and the commit barrier of the process's link, as received. Best-effort
-    /// messages below the former are delivered. The latter is for the reliable service, which is not
-    /// implemented.
+    /// messages below the former are delivered. The latter is for the reliable service, whose messages are
+    /// delivered up to [`delivered_up_to`](Self::delivered_up_to).
     pub fn barriers(&self) -> (Option<Timestamp>, Option<Timestamp>) {
         self.receiver.barriers()
     }
@@ -254,6 +259,7 @@ impl Process {
     /// from now on, and beacons announce that nothing follows, so that no receiver waits for this process.
     pub fn leave(&mut self) {
         self.sender.leave();
+        self.reliable.leave();
         self.beacons.request();
     }
 
@@ -265,12 +271,17 @@ impl Process {
         }
         self.sender.on_timer(now);
         self.receiver.on_timer(&mut self.clock, now);
+        if self.reliable.on_timer(&mut self.clock, now) {
+            self.beacons.request();
+        }
     }
 
     /// Returns the time of the next call of [`on_timer`](Self::on_timer).
     pub fn next_timer(&self) -> Option<Nanos> {
         let beacon = Some(self.beacons.next_instant());
-        [beacon, self.sender.next_timer(), self.receiver.next_timer()].into_iter().flatten().min()
+        let timers =
+            [beacon, self.sender.next_timer(), self.receiver.next_timer(), self.reliable.next_timer()];
+        timers.into_iter().flatten().min()
     }
 
     /// Handles a received frame.
@@ -300,7 +311,8 @@ impl Process {
             if (src, src_qp) != (self.config.tor.address, self.config.tor.qpn) {
                 return Err(Refusal::WrongSource);
             }
-            return self.receiver.on_beacon(header, &mut self.clock, now);
+            let result = self.receiver.on_beacon(header, &mut self.clock, now);
+            return result.and(self.reliable.on_beacon(header.commit(), &mut self.clock, now));
         }
         let peer = self.peers.find_source(src, src_qp).ok_or(Refusal::UnknownSource)?;
         match header.opcode() {
@@ -310,16 +322,24 @@ impl Process {
             }
             OnePipeOpcode::ACK => self.sender.on_ack(peer, header, payload, now),
             OnePipeOpcode::NAK => self.sender.on_nak(peer, header, payload, now),
-            // Opcodes of the reliable service, and undefined ones
-            _ => Err(Refusal::Opcode),
+            _ => self.receive_reliable(peer, &datagram, now),
         }
+    }
+
+    #[cold]
+    fn receive_reliable(&mut self, peer: u32, datagram: &Datagram<'_>, now: Nanos) -> Result<(), Refusal> {
+        let from = (peer, self.peers.id(peer));
+        if self.reliable.on_frame(from, datagram, &self.clock, now)? {
+            self.beacons.request();
+        }
+        Ok(())
     }
 
     /// Returns whether an ACK or NAK is to be sent with the next frames of
     /// [`poll_transmit`](Self::poll_transmit): no other timer announces these.
     #[inline]
     pub fn has_acks_to_send(&self) -> bool {
-        self.receiver.has_acks_to_send()
+        self.receiver.has_acks_to_send() || self.reliable.has_answers()
     }
 
     /// Writes the next frame to send. Returns false if there is none. To be called when the port has room.
@@ -328,13 +348,23 @@ impl Process {
             self.send_beacon(now, frame);
             return true;
         }
-        let Self { clock, peers, sender, receiver, .. } = self;
-        if receiver.send_ack_or_nak(clock, peers, now, frame) {
+        let Self { clock, peers, sender, receiver, reliable, .. } = self;
+        if receiver.send_ack_or_nak(clock, peers, now, frame) || reliable.send_answer(peers, frame) {
+            return true;
+        }
+        // Both services take turns, except while a best-effort scattering is being sent, whose timestamp holds
+        // the link's barrier.
+        if reliable.is_next() && sender.finishing().is_none() && reliable.send_data(clock, peers, now, frame)
+        {
             return true;
         }
         let has_sent = sender.send_data(receiver, clock, peers, now, frame);
         self.beacons.on_progress(self.sender.finishing());
         if has_sent {
+            self.reliable.on_other_sent();
+            return true;
+        }
+        if self.reliable.send_data(&mut self.clock, &mut self.peers, now, frame) {
             return true;
         }
         // A scattering that has just been sent may have kept the last beacon from promising its instant.
@@ -346,8 +376,9 @@ impl Process {
     }
 
     fn send_beacon(&mut self, now: Nanos, frame: &mut Vec<u8>) {
-        let Self { clock, sender, .. } = self;
-        self.beacons.send(sender.finishing(), sender.has_left(), clock, now, frame);
+        let Self { clock, sender, reliable, .. } = self;
+        let commit = |issued| reliable.commit(issued);
+        self.beacons.send(sender.finishing(), sender.has_left(), commit, clock, now, frame);
         self.counters.beacons_sent.add(1);
     }
 }

@@ -32,7 +32,7 @@ fn peer(v6: bool, n: u8) -> Peer {
 }
 
 /// Returns the configuration of process `own`, whose peers are all others from 0 to `count` - 1.
-fn config(own: u8, count: u8, v6: bool) -> Config {
+pub(super) fn config(own: u8, count: u8, v6: bool) -> Config {
     let Peer { mac, address, qpn, .. } = peer(v6, TOR);
     let mut config = Config::new(peer(v6, own), BeaconPeer { mac, address, qpn, detour: Vec::new() });
     config.peers = (0..count).filter(|&n| n != own).map(|n| peer(v6, n)).collect();
