@@ -16,7 +16,7 @@ mod large;
 mod leaving;
 mod receive;
 
-const TOR: u8 = 0xff;
+pub(super) const TOR: u8 = 0xff;
 
 fn ip(v6: bool, n: u8) -> IpAddr {
     if v6 {
@@ -26,7 +26,7 @@ fn ip(v6: bool, n: u8) -> IpAddr {
     }
 }
 
-fn peer(v6: bool, n: u8) -> Peer {
+pub(super) fn peer(v6: bool, n: u8) -> Peer {
     let mac = MacAddr([2, 0, 0, 0, 0, n]);
     Peer { id: ProcessId(n.into()), mac, address: ip(v6, n), qpn: Qpn::new(0x40 + u32::from(n)) }
 }
@@ -154,7 +154,7 @@ impl Group {
 }
 
 /// Builds a frame for process `to`.
-fn frame(from: Peer, to: Peer, header: &OnePipe, payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(from: Peer, to: Peer, header: &OnePipe, payload: &[u8]) -> Vec<u8> {
     let route = Route::new(&RouteFields {
         src_mac: from.mac,
         dst_mac: to.mac,

@@ -199,7 +199,7 @@ impl Process {
     }
 
     /// Recovers as a receiver that was [fenced](Self::fence): drops what failed senders have sent above their
-    /// T_P and what was recalled, and delivers the rest up to `commit`, which all other members have reached
+    /// T_P, this process itself included, and what was recalled, and delivers the rest up to `commit`, which all other members have reached
     /// (1Pipe, section 5.2, receiver recovery). Returns whether it was fenced.
     pub fn recover(
         &mut self,
@@ -213,9 +213,13 @@ impl Process {
             return false;
         };
         let unwrap = |time: Timestamp| self.clock.unwrap_timestamp(time, now);
-        for failed in failed {
-            if let Some(peer) = self.peers.find(failed.process) {
-                service.receiver.discard(peer, failed.process, unwrap(failed.timestamp));
+        // After a notice that was handled, the queue may have messages of the process's next incarnation.
+        for failed in failed.iter().filter(|failed| !service.sender.knows(failed.case)) {
+            let after = unwrap(failed.timestamp);
+            if failed.process == self.config.own.id && failed.incarnation == service.incarnation {
+                service.receiver.discard_own(after);
+            } else if let Some(peer) = self.peers.find(failed.process) {
+                service.receiver.discard(peer, failed.process, after);
             }
         }
         for recall in recalls {

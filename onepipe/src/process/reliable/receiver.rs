@@ -229,6 +229,12 @@ impl Receiver {
         }
     }
 
+    /// Discards the runs of this process to itself with timestamps after `after`, as this process has failed.
+    pub(super) fn discard_own(&mut self, after: u64) {
+        let cost = self.queue.discard(self.own, after);
+        self.grants.release(self.own_index(), cost);
+    }
+
     /// Applies a recall that the controller has stored, on recovery.
     pub(super) fn recall_stored(&mut self, peer: u32, id: ProcessId, time: u64) {
         if let Some(cost) = self.queue.recall(id, time) {

@@ -6,6 +6,7 @@ mod transmit;
 
 use crate::header::{OnePipe, Timestamp};
 use crate::reliable::ReliableAckBody;
+use rocev2::Psn;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::Nanos;
@@ -49,6 +50,8 @@ pub(super) struct Sender {
     /// Peers to which recalls or probes are to be sent
     control: VecDeque<u32>,
     timers: Timers,
+    /// Least time between two timeouts of a receiver
+    interval: Nanos,
     /// Bytes of messages that are not decided
     buffered: usize,
     /// Messages whose result was not reported
@@ -83,6 +86,7 @@ impl Sender {
             resends: VecDeque::new(),
             control: VecDeque::new(),
             timers: Timers::new(count),
+            interval: config.beacon_interval,
             buffered: 0,
             unsettled: 0,
             events: VecDeque::new(),
@@ -300,10 +304,9 @@ impl Sender {
         let mut arrived = core::mem::take(&mut self.arrived);
         let result = if let Some(outbound) = &mut self.receivers[peer as usize] {
             outbound.on_ack(header.psn(), &body, now, &mut arrived)
-        } else if let Some((_, outbound)) = self.zombie.as_mut().filter(|(of, _)| *of == peer) {
-            outbound.on_ack(header.psn(), &body, now, &mut arrived)
         } else {
-            Err(Refusal::OtherIncarnation)
+            self.arrived = arrived;
+            return self.on_late_ack(peer, header.psn(), &body, now);
         };
         for Arrived { run, is_new, is_complete } in arrived.drain(..) {
             if is_new {
@@ -323,13 +326,31 @@ impl Sender {
         Ok(())
     }
 
+    /// Refuses an acknowledgement of a receiver that is no member: if it has failed, the runs that it had not
+    /// acknowledged are being recalled. With a planted bug, the acknowledgement counts.
+    #[cold]
+    fn on_late_ack(
+        &mut self,
+        peer: u32,
+        highest: Psn,
+        body: &ReliableAckBody,
+        now: Nanos,
+    ) -> Result<(), Refusal> {
+        let zombie = self.zombie.as_mut().filter(|(of, _)| *of == peer);
+        let (_, outbound) = zombie.ok_or(Refusal::OtherIncarnation)?;
+        let mut arrived = Vec::new();
+        outbound.on_ack(highest, body, now, &mut arrived)?;
+        for Arrived { run: (index, _), .. } in arrived.into_iter().filter(|arrived| arrived.is_complete) {
+            if self.scatterings.get(index).phase == Phase::Aborting {
+                self.commit_in_spite_of_recalls(index);
+            }
+        }
+        Ok(())
+    }
+
     /// Records that a receiver has acknowledged a run.
     fn acknowledge(&mut self, (index, run): RunId) {
         let commits_early = self.has_bug(Bug::CommitBeforeLastAck);
-        if self.has_bug(Bug::AckAfterNotice) && self.scatterings.get(index).phase == Phase::Aborting {
-            self.forget_recalls(index);
-            return self.commit_scattering(index);
-        }
         let entry = self.scatterings.get_mut(index);
         entry.run_mut(run).state = State::Acknowledged;
         entry.open -= 1;
@@ -424,7 +445,10 @@ impl Sender {
             if due.resend {
                 self.add_resends(peer);
             }
-            self.arm(peer);
+            // A recall that is due, and was not sent yet, must not make the timer expire again at once.
+            if let Some(at) = self.receivers[peer as usize].as_ref().and_then(|to| to.deadline()) {
+                self.timers.arm(peer, at.max(now + self.interval));
+            }
         }
     }
 

@@ -67,6 +67,11 @@ impl Sender {
         self.call_back();
     }
 
+    /// Returns whether the notice of a case was handled.
+    pub(in super::super) fn knows(&self, case: u64) -> bool {
+        self.cases.stages.contains_key(&case)
+    }
+
     /// Repeats the answers to a notice that is known. Returns whether it is.
     pub(in super::super) fn repeat_answers(&mut self, case: u64) -> bool {
         let Some(&stage) = self.cases.stages.get(&case) else { return false };
@@ -177,15 +182,12 @@ impl Sender {
         let entry = self.scatterings.get_mut(index);
         entry.failed.push(process);
         let time = entry.time;
-        for run in 0..entry.runs.len() as u32 {
-            let of = self.scatterings.get_mut(index).run_mut(run);
-            if (of.peer, of.incarnation, of.state) != (peer, incarnation, State::Recalling) {
-                continue;
-            }
-            match time {
-                Some(time) => self.store_recall(peer, incarnation, time),
-                None => self.on_run_recalled(index, run),
-            }
+        let is_its =
+            |run: &Run| (run.peer, run.incarnation, run.state) == (peer, incarnation, State::Recalling);
+        let Some(run) = entry.runs.iter().position(is_its) else { return };
+        match time {
+            Some(time) => self.store_recall(peer, incarnation, time),
+            None => self.on_run_recalled(index, run as u32),
         }
     }
 
@@ -242,14 +244,22 @@ impl Sender {
         let (failed, cases) = (core::mem::take(&mut entry.failed), core::mem::take(&mut entry.cases));
         let why = |dst| if failed.contains(&dst) { Failure::Dead } else { Failure::Recalled };
         self.fail_scattering(index, why);
+        self.close_cases(&cases);
+    }
+
+    /// Records that a scattering is decided for which these cases wait.
+    fn close_cases(&mut self, cases: &[u64]) {
         for (waiting, open) in &mut self.cases.waiting {
             *open -= u32::from(cases.contains(&waiting.case));
         }
         self.call_back();
     }
 
-    /// Forgets the recalls of a scattering (a planted bug).
-    pub(in super::super) fn forget_recalls(&mut self, index: u32) {
+    /// Commits a scattering that is being recalled (a planted bug).
+    pub(super) fn commit_in_spite_of_recalls(&mut self, index: u32) {
+        let cases = core::mem::take(&mut self.scatterings.get_mut(index).cases);
+        self.commit_scattering(index);
+        self.close_cases(&cases);
         for outbound in self.receivers.iter_mut().flatten() {
             outbound.forget_recalls(index);
         }
