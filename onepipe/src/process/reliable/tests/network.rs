@@ -16,7 +16,7 @@ const STEP: u64 = 250;
 /// Time in which scatterings are sent
 const ACTIVE: u64 = 600_000;
 /// Time after which everything has to be settled
-const END: u64 = 30_000_000;
+const END: u64 = 100_000_000;
 /// Bytes granted to each sender
 pub(super) const GRANT: u32 = 4096;
 
@@ -114,7 +114,8 @@ impl Network {
     pub(super) fn new(seed: u64, plan: Plan) -> Self {
         let mut rng = Rng::new(seed);
         let count = rng.between(3, 5) as u8;
-        let [lossy, repeats, slow] = [*rng.pick(&[0, 20, 150]), *rng.pick(&[0, 50]), *rng.pick(&[0, 30])];
+        let [lossy, repeats, slow] =
+            [*rng.pick(&[0, 20, 150]), *rng.pick(&[0, 50]), *rng.pick(&[0, 30, 200])];
         let mut network = Self {
             hosts: Vec::new(),
             current: (0..usize::from(count)).collect(),
