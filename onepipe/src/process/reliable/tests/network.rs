@@ -207,6 +207,7 @@ impl Network {
                 return self.violation.take().map_or_else(|| self.check(), Err);
             }
         }
+        self.check_counters()?;
         let open: Vec<_> =
             self.hosts.iter().map(|host| (host.life, host.process.unsettled_reliable())).collect();
         Err(self.violation.take().unwrap_or_else(|| format!("not settled: {open:?}, {:?}", self.controller)))

@@ -62,8 +62,8 @@ impl Network {
     pub(super) fn check(&self) -> Result<(), String> {
         for host in &self.hosts {
             check_order(host)?;
-            check_counters(host)?;
         }
+        self.check_counters()?;
         self.check_timestamps()?;
         for host in &self.hosts {
             for (&serial, sent) in &host.sent {
@@ -71,6 +71,11 @@ impl Network {
             }
         }
         Ok(())
+    }
+
+    /// No receiver has refused what its sender was granted, or what the commit barrier has passed.
+    pub(super) fn check_counters(&self) -> Result<(), String> {
+        self.hosts.iter().try_for_each(check_counters)
     }
 
     /// Nobody delivers a message of a failed process above its T_P.
@@ -153,7 +158,6 @@ fn check_order(host: &Host) -> Result<(), String> {
     Ok(())
 }
 
-/// No receiver has refused what its sender was granted, or what the commit barrier has passed.
 fn check_counters(host: &Host) -> Result<(), String> {
     let counters = host.process.counters();
     for why in [Refusal::Window, Refusal::BelowCommit, Refusal::Recall] {
