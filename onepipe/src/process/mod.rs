@@ -348,31 +348,35 @@ impl Process {
             self.send_beacon(now, frame);
             return true;
         }
-        let Self { clock, peers, sender, receiver, reliable, .. } = self;
-        if receiver.send_ack_or_nak(clock, peers, now, frame) || reliable.send_answer(peers, frame) {
+        if self.reliable.is_joined() && self.send_reliable_in_turn(now, frame) {
             return true;
         }
-        // Both services take turns, except while a best-effort scattering is being sent, whose timestamp holds
-        // the link's barrier.
-        if reliable.is_next() && sender.finishing().is_none() && reliable.send_data(clock, peers, now, frame)
-        {
+        let Self { clock, peers, sender, receiver, .. } = self;
+        if receiver.send_ack_or_nak(clock, peers, now, frame) {
             return true;
         }
         let has_sent = sender.send_data(receiver, clock, peers, now, frame);
         self.beacons.on_progress(self.sender.finishing());
         if has_sent {
-            self.reliable.on_other_sent();
-            return true;
-        }
-        if self.reliable.send_data(&mut self.clock, &mut self.peers, now, frame) {
             return true;
         }
         // A scattering that has just been sent may have kept the last beacon from promising its instant.
-        let due = self.beacons.is_due();
-        if due {
+        if self.beacons.is_due() {
             self.send_beacon(now, frame);
+            return true;
         }
-        due
+        self.reliable.send_data(&mut self.clock, &mut self.peers, now, frame)
+    }
+
+    /// Writes an answer of the reliable service, or its next packet if it is its turn: not while a best-effort
+    /// scattering is being sent, whose timestamp holds the link's barrier. Returns false if there is none.
+    #[cold]
+    fn send_reliable_in_turn(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        let Self { clock, peers, sender, reliable, .. } = self;
+        reliable.send_answer(peers, frame)
+            || sender.finishing().is_none()
+                && reliable.takes_turn()
+                && reliable.send_data(clock, peers, now, frame)
     }
 
     fn send_beacon(&mut self, now: Nanos, frame: &mut Vec<u8>) {

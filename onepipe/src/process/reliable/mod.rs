@@ -77,7 +77,7 @@ struct Service {
     risen_at: Nanos,
     is_stalled: bool,
     stalled_after: u64,
-    /// Whether the next packet of a message is one of this service, if both have one.
+    /// Whether the last turn was one of this service.
     is_next: bool,
 }
 
@@ -280,18 +280,18 @@ impl Reliable {
         self.0.as_mut().is_some_and(|service| service.receiver.send_answer(peers, frame))
     }
 
-    /// Returns whether this service's next packet is to be sent before one of the other service.
+    /// Returns whether the process has joined.
     #[inline]
-    pub(super) fn is_next(&self) -> bool {
-        self.0.as_ref().is_some_and(|service| service.is_next)
+    pub(super) const fn is_joined(&self) -> bool {
+        self.0.is_some()
     }
 
-    /// Records that the other service has sent a packet.
-    #[inline]
-    pub(super) fn on_other_sent(&mut self) {
-        if let Some(service) = &mut self.0 {
-            service.is_next = true;
-        }
+    /// Returns whether the next packet is one of this service, if both have one. They take turns.
+    pub(super) fn takes_turn(&mut self) -> bool {
+        self.0.as_mut().is_some_and(|service| {
+            service.is_next = !service.is_next;
+            service.is_next
+        })
     }
 
     /// Writes the next packet of a message, or a recall. Returns false if there is none.
@@ -304,7 +304,6 @@ impl Reliable {
         frame: &mut Vec<u8>,
     ) -> bool {
         let Some(service) = &mut self.0 else { return false };
-        service.is_next = false;
         service.sender.poll(&mut service.receiver, clock, peers, now, frame)
     }
 
