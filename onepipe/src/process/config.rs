@@ -214,16 +214,22 @@ impl Config {
         if window as usize > most {
             return Err(ConfigError::TooManyPackets { window, most });
         }
+        tunnel::check_tunnels(&self.tunnels()).map_err(ConfigError::Detour)?;
+        if self.timeout <= self.ack_delay {
+            return Err(ConfigError::Timeout { timeout: self.timeout, ack_delay: self.ack_delay });
+        }
+        Ok(())
+    }
+
+    /// Validates the values of the reliable service, which a process that has not joined does not need.
+    pub(super) fn check_reliable(&self) -> Result<(), ConfigError> {
+        let (packet, most) = (self.fragment() + PACKET_COST, MAX_PACKETS * PACKET_COST);
         if self.max_members <= self.peers.len() {
             return Err(ConfigError::Members { max: self.max_members, peers: self.peers.len() });
         }
         let grant = self.reliable_grant();
         if !(MIN_GRANT.max(packet)..=most.min(u32::MAX as usize)).contains(&grant) {
             return Err(ConfigError::Grant { grant, least: MIN_GRANT.max(packet), most });
-        }
-        tunnel::check_tunnels(&self.tunnels()).map_err(ConfigError::Detour)?;
-        if self.timeout <= self.ack_delay {
-            return Err(ConfigError::Timeout { timeout: self.timeout, ack_delay: self.ack_delay });
         }
         Ok(())
     }

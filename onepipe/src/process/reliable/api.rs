@@ -112,11 +112,13 @@ impl Process {
     /// from now on, and messages of `members` are accepted. [`admit`](Self::admit) follows.
     ///
     /// # Errors
-    /// The process has joined before, or a member is refused; nothing is changed then.
+    /// The process has joined before, its configuration does not allow for the service, or a member is refused;
+    /// nothing is changed then.
     pub fn join(&mut self, incarnation: u32, members: &[Member], now: Nanos) -> Result<(), MemberError> {
         if self.reliable.0.is_some() || self.sender.has_left() {
             return Err(MemberError::State);
         }
+        self.config.check_reliable()?;
         for member in members {
             let peer = self.peers.find(member.id).ok_or(MemberError::Unknown(member.id))?;
             if !self.peers.is_free(peer, member.qpn) {

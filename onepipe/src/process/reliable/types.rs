@@ -1,5 +1,6 @@
 //! Values that the reliable service exchanges with the application and with the controller's messages.
 
+use super::super::config::ConfigError;
 use super::super::types::{ProcessId, Scattering, SendError};
 use crate::header::Timestamp;
 use rocev2::Qpn;
@@ -173,6 +174,9 @@ pub enum MemberError {
         /// The queue pair
         qpn: Qpn,
     },
+    /// The configuration does not allow for the reliable service.
+    #[error("invalid process configuration: {0}")]
+    Config(#[from] ConfigError),
     /// The process has joined before, or not yet.
     #[error("the process has joined already, or has not joined; a new incarnation is a new process")]
     State,

@@ -158,6 +158,23 @@ fn process_that_has_not_joined_refuses_the_service() {
 }
 
 #[test]
+fn invalid_shares_of_the_buffer_are_refused_by_name() {
+    for (members, buffer, why) in [
+        (3, 1 << 20, "max_members = 3 is not more than the 3 peers; set at least 4"),
+        (0, 1 << 20, "max_members = 0 is not more than the 3 peers; set at least 4"),
+        (4, 4 * 4095, "reliable_buffer / max_members is 4095 bytes; set the two so that it is at least 4096"),
+        (4, 4 << 29, "reliable_buffer / max_members is 536870912 bytes; set the two"),
+    ] {
+        let mut config = super::config(0, 4);
+        (config.max_members, config.reliable_buffer) = (members, buffer);
+        let mut process = Process::new(config).expect("the best-effort service needs no shares");
+        let refused = process.join(1, &[], Nanos::ZERO).unwrap_err();
+        assert!(refused.to_string().contains(why), "{refused}");
+        assert_eq!(process.recv(), Err(Error::NotAdmitted));
+    }
+}
+
+#[test]
 fn commit_value_waits_for_every_acknowledgement_and_leaves_at_once() {
     let mut endpoint = Endpoint::member();
     endpoint.send(&[(1, b"one"), (2, b"two"), (0, b"own")]).unwrap();
