@@ -28,6 +28,7 @@ impl Process {
         let service = self.reliable.0.as_mut().ok_or(Error::NotAdmitted)?;
         match service.stage {
             Stage::Joining => return Err(Error::NotAdmitted),
+            Stage::Draining => return Err(SendError::Left.into()),
             Stage::Excluded if self.sender.has_left() => return Err(SendError::Left.into()),
             Stage::Excluded => return Err(Error::Fenced),
             Stage::Member => {}
@@ -99,6 +100,17 @@ impl Process {
         (commit > 0).then(|| Timestamp::new(commit))
     }
 
+    /// Accepts no more reliable messages. When [`unsettled_reliable`](Self::unsettled_reliable) is 0, the process
+    /// can leave the service without a failure; until the controller agrees, it receives and acknowledges.
+    /// Returns whether it was a member.
+    pub fn drain(&mut self) -> bool {
+        let Some(service) = self.reliable.0.as_mut().filter(|service| service.stage == Stage::Member) else {
+            return false;
+        };
+        service.stage = Stage::Draining;
+        true
+    }
+
     /// Records that the application's callback for a failed process has returned. Returns whether it was
     /// called for this case.
     pub fn callback_done(&mut self, case: u64) -> bool {
@@ -157,6 +169,32 @@ impl Process {
     pub fn member_up(&mut self, member: Member) -> Result<bool, MemberError> {
         let service = self.reliable.0.as_mut().ok_or(MemberError::State)?;
         service.add_member(member, &mut self.peers, &self.config)
+    }
+
+    /// Records that a member is leaving: messages to it are refused. Returns whether every scattering to it is
+    /// decided; to be asked until it is. A member that is not the present one has nothing undecided.
+    ///
+    /// # Errors
+    /// This process has not joined, or the member is unknown.
+    pub fn member_leaving(&mut self, id: ProcessId, incarnation: u32) -> Result<bool, MemberError> {
+        let peer = self.peers.find(id).ok_or(MemberError::Unknown(id))?;
+        let service = self.reliable.0.as_mut().ok_or(MemberError::State)?;
+        service.members.set_leaving(peer, incarnation);
+        Ok(service.sender.is_decided_for(peer, incarnation))
+    }
+
+    /// Records that a member has left: its frames are refused from now on. What it has sent is delivered.
+    ///
+    /// # Errors
+    /// This process has not joined, or the member is unknown.
+    pub fn member_left(&mut self, id: ProcessId, incarnation: u32) -> Result<(), MemberError> {
+        let peer = self.peers.find(id).ok_or(MemberError::Unknown(id))?;
+        let service = self.reliable.0.as_mut().ok_or(MemberError::State)?;
+        if service.members.remove(peer, incarnation) {
+            service.receiver.remove_sender(peer);
+            service.sender.remove_receiver(peer);
+        }
+        Ok(())
     }
 
     /// Handles the notice that a process has failed (1Pipe, section 5.2): discards its messages above its T_P,

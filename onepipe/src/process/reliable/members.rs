@@ -8,6 +8,8 @@ use super::types::{Member, MemberError};
 #[derive(Debug)]
 pub(super) struct Members {
     present: Box<[Option<Member>]>,
+    /// Whether the member at this index is leaving, so that nothing more may be sent to it
+    leaving: Box<[bool]>,
     /// Latest incarnation of each peer that was a member
     latest: Box<[Option<u32>]>,
     /// Bytes that this process grants to itself
@@ -19,6 +21,7 @@ impl Members {
         let count = config.peers.len();
         Self {
             present: vec![None; count].into(),
+            leaving: vec![false; count].into(),
             latest: vec![None; count].into(),
             own_grant: config.reliable_grant() as u32,
         }
@@ -28,6 +31,18 @@ impl Members {
     #[inline]
     pub(super) fn get(&self, peer: u32) -> Option<&Member> {
         self.present[peer as usize].as_ref()
+    }
+
+    /// Returns the peer's present incarnation if messages may be sent to it.
+    pub(super) fn get_receiver(&self, peer: u32) -> Option<&Member> {
+        self.get(peer).filter(|_| !self.leaving[peer as usize])
+    }
+
+    /// Records that a member is leaving. Returns whether it is the present one.
+    pub(super) fn set_leaving(&mut self, peer: u32, incarnation: u32) -> bool {
+        let is_present = self.get(peer).is_some_and(|member| member.incarnation == incarnation);
+        self.leaving[peer as usize] |= is_present;
+        is_present
     }
 
     /// Returns the bytes that a receiver grants; the one behind the peers is this process itself.
@@ -55,6 +70,7 @@ impl Members {
     /// Adds a member.
     pub(super) fn add(&mut self, peer: u32, member: Member) {
         self.latest[peer as usize] = Some(member.incarnation);
+        self.leaving[peer as usize] = false;
         self.present[peer as usize] = Some(member);
     }
 

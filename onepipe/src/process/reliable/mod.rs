@@ -60,6 +60,8 @@ enum Stage {
     /// It announces its commit value and receives, and must not send yet.
     Joining,
     Member,
+    /// It sends no more scatterings, and leaves when all are decided.
+    Draining,
     /// The controller has determined that it has failed, or it has left.
     Excluded,
 }

@@ -97,15 +97,20 @@ impl Receiver {
         self.acks.queue(peer);
     }
 
-    /// Discards what a failed sender has sent with timestamps after `after`, and refuses its packets from now
-    /// on (1Pipe, section 5.2, discard).
-    pub(super) fn discard(&mut self, peer: u32, id: ProcessId, after: u64) {
+    /// Refuses the packets of a sender that has left. Everything that it has sent is decided.
+    pub(super) fn remove_sender(&mut self, peer: u32) {
         if let Some(inbound) = self.senders[peer as usize].take() {
             self.grants.release(peer, inbound.incomplete());
         }
-        self.grants.release(peer, self.queue.discard(id, after));
         self.acks.reset(peer);
         self.answers.retain(|&(of, ..)| of != peer);
+    }
+
+    /// Discards what a failed sender has sent with timestamps after `after`, and refuses its packets from now
+    /// on (1Pipe, section 5.2, discard).
+    pub(super) fn discard(&mut self, peer: u32, id: ProcessId, after: u64) {
+        self.remove_sender(peer);
+        self.grants.release(peer, self.queue.discard(id, after));
     }
 
     /// Handles a packet of a message.

@@ -22,7 +22,7 @@ use super::super::types::{ProcessId, Scattering, SendError};
 use super::members::Members;
 use super::outbound::{Arrived, Outbound};
 use super::receiver::Receiver;
-use super::scattering::{Fate, Phase, RunId, Scatterings, State, Undecided, cost_of};
+use super::scattering::{Entry, Fate, Phase, Run, RunId, Scatterings, State, Undecided, cost_of};
 use super::types::{Error, Event, Failure, ToController};
 use recall::Cases;
 
@@ -139,6 +139,15 @@ impl Sender {
         }
     }
 
+    /// Returns whether every scattering to this incarnation of a receiver is decided.
+    pub(super) fn is_decided_for(&self, peer: u32, incarnation: u32) -> bool {
+        let is_open = |entry: &Entry| {
+            let is_its = |run: &Run| (run.peer, run.incarnation) == (peer, incarnation);
+            matches!(entry.phase, Phase::Sending | Phase::Aborting) && entry.runs.iter().any(is_its)
+        };
+        self.scatterings.find(is_open).is_empty()
+    }
+
     /// Accepts a scattering; see [`Process::reliable_send`](super::super::Process::reliable_send).
     pub(super) fn send(
         &mut self,
@@ -190,7 +199,7 @@ impl Sender {
                 continue;
             }
             let peer = peers.find(dst).ok_or(SendError::Unknown(dst))?;
-            let member = members.get(peer).ok_or(Error::NotMember(dst))?;
+            let member = members.get_receiver(peer).ok_or(Error::NotMember(dst))?;
             self.order.push((peer, member.incarnation, n));
         }
         self.order.sort_unstable();

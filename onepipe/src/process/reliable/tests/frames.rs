@@ -558,6 +558,32 @@ fn leaving_fails_what_is_not_settled() {
 }
 
 #[test]
+fn member_that_leaves_fails_nothing() {
+    let mut endpoint = Endpoint::member();
+    let time = endpoint.time(10);
+    endpoint.data(1, 0, time, b"last").unwrap();
+    endpoint.send(&[(1, b"x")]).unwrap();
+    endpoint.sent();
+    let leaving = |endpoint: &mut Endpoint| endpoint.process.member_leaving(ProcessId(1), 1);
+    assert_eq!(leaving(&mut endpoint), Ok(false), "a scattering to it is not decided");
+    assert_eq!(endpoint.send(&[(1, b"y")]), Err(Error::NotMember(ProcessId(1))));
+    endpoint.acknowledge(1, 1, GRANT).unwrap();
+    assert_eq!(leaving(&mut endpoint), Ok(true));
+    endpoint.process.member_left(ProcessId(1), 1).unwrap();
+    assert_eq!(endpoint.data(1, 1, time.add(1), b"x"), Err(Refusal::OtherIncarnation));
+    endpoint.now = endpoint.now + Nanos(1000);
+    let commit = endpoint.time(0);
+    endpoint.beacon(commit, commit).unwrap();
+    assert_eq!(endpoint.process.reliable_recv().unwrap().payload, b"last");
+    assert!(matches!(endpoint.events()[..], [Event::Settled { failed: 0, .. }]));
+    // This process drains in the same way.
+    assert!(endpoint.process.drain() && !endpoint.process.drain());
+    assert_eq!(endpoint.send(&[(2, b"x")]), Err(SendError::Left.into()));
+    assert_eq!(endpoint.data(2, 0, endpoint.time(5), b"x"), Ok(()), "it still receives");
+    assert!(endpoint.commit().is_some());
+}
+
+#[test]
 fn timestamps_are_later_than_the_time_of_admission() {
     let mut endpoint = Endpoint::new(None);
     endpoint.process.join(1, &[member(1, 1)], endpoint.now).unwrap();
