@@ -77,6 +77,11 @@ impl Controller {
         !self.cases.is_empty()
     }
 
+    /// Returns the number of recalls stored.
+    pub(super) const fn stored(&self) -> u64 {
+        self.stored.len() as u64
+    }
+
     /// Returns the T_P of each (process, incarnation) that has failed.
     pub(super) fn timestamps(&self) -> impl Iterator<Item = ((u8, u32), u64)> {
         self.cases.iter().map(|case| ((case.host as u8, 1), case.time))

@@ -5,6 +5,7 @@ use super::super::Config;
 
 mod controller;
 mod frames;
+mod hostile;
 mod network;
 mod oracle;
 mod seeds;

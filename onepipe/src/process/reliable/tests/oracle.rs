@@ -58,6 +58,19 @@ pub(super) struct Sent {
 }
 
 impl Network {
+    /// Returns the number of scatterings committed and recalled, of packets sent again, of recalls stored, and of
+    /// processes that have recovered and joined again.
+    pub(super) fn totals(&self) -> [u64; 6] {
+        let of = |fate| {
+            let sent = self.hosts.iter().flat_map(|host| host.sent.values());
+            sent.filter(|sent| sent.fate == fate).count() as u64
+        };
+        let repeated = self.hosts.iter().map(|host| host.process.counters().repeated.get()).sum();
+        let recovered = self.hosts.iter().filter(|host| host.life == Life::Recovered).count() as u64;
+        let joined = self.hosts.iter().filter(|host| host.incarnation > 1).count() as u64;
+        [of(Fate::Committed), of(Fate::Recalled), repeated, self.controller.stored(), recovered, joined]
+    }
+
     /// Checks the run as a whole.
     pub(super) fn check(&self) -> Result<(), String> {
         for host in &self.hosts {
