@@ -18,6 +18,9 @@
 //!   [`unreliable_send`](Process::unreliable_send), [`unreliable_recv`](Process::unreliable_recv), and
 //!   [`poll_event`](Process::poll_event) in place of the callback.
 //!
+//! The [reliable service](reliable) has the same owner and the same frames; a process takes part in it once the
+//! controller's messages are passed to it.
+//!
 //! All times are [`switch::Nanos`] of the runner's clock, which is monotonic. 1Pipe's clock is a different
 //! one. It may be [set](Process::set_clock), and stands still instead of going back. The same calls produce
 //! the same frames, byte for byte.
