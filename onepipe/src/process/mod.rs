@@ -315,7 +315,8 @@ impl Process {
                 return Err(Refusal::WrongSource);
             }
             let result = self.receiver.on_beacon(header, &mut self.clock, now);
-            return result.and(self.reliable.on_beacon(header.commit(), &mut self.clock, now));
+            self.reliable.on_beacon(header.commit(), &mut self.clock, now);
+            return result;
         }
         let peer = self.peers.find_source(src, src_qp).ok_or(Refusal::UnknownSource)?;
         match header.opcode() {

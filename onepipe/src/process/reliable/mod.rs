@@ -176,16 +176,15 @@ impl Service {
     }
 
     /// Raises the commit barrier, and delivers and reports what it has reached.
-    fn on_commit(&mut self, commit: u64, clock: &mut Clock, now: Nanos) -> Result<(), Refusal> {
-        if self.stage == Stage::Excluded || !self.receiver.on_commit(commit, clock, now)? {
-            return Ok(());
+    fn on_commit(&mut self, commit: u64, clock: &mut Clock, now: Nanos) {
+        if self.stage == Stage::Excluded || !self.receiver.on_commit(commit, clock, now) {
+            return;
         }
         self.risen_at = now;
         if core::mem::take(&mut self.is_stalled) {
             self.sender.events.push_back(Event::Recovered);
         }
-        self.sender.report_committed(commit);
-        Ok(())
+        self.sender.report_committed(self.receiver.commit());
     }
 
     /// Excludes this process: everything that was not reported fails.
@@ -221,14 +220,10 @@ impl Reliable {
 
     /// Handles the commit barrier in a beacon of the link's other end.
     #[inline]
-    pub(super) fn on_beacon(
-        &mut self,
-        commit: Option<Timestamp>,
-        clock: &mut Clock,
-        now: Nanos,
-    ) -> Result<(), Refusal> {
-        let (Some(service), Some(commit)) = (&mut self.0, commit) else { return Ok(()) };
-        service.on_commit(clock.unwrap_timestamp(commit, now), clock, now)
+    pub(super) fn on_beacon(&mut self, commit: Option<Timestamp>, clock: &mut Clock, now: Nanos) {
+        if let (Some(service), Some(commit)) = (&mut self.0, commit) {
+            service.on_commit(clock.unwrap_timestamp(commit, now), clock, now);
+        }
     }
 
     /// Handles a frame with an opcode of the service. Returns whether a beacon is to leave at once.

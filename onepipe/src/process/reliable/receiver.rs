@@ -125,7 +125,7 @@ impl Receiver {
     ) -> Result<(), Refusal> {
         let inbound = self.senders[peer as usize].as_mut().ok_or(Refusal::OtherIncarnation)?;
         let time = clock.unwrap_timestamp(header.timestamp(), now);
-        if time > clock.without_setbacks(now).saturating_add(self.ahead_max) {
+        if time > clock.read(now).saturating_add(self.ahead_max) {
             return Err(Refusal::Ahead);
         }
         inbound.count(marked);
@@ -253,20 +253,15 @@ impl Receiver {
     }
 
     /// Raises the commit barrier, unless it must not rise, and delivers what it has reached. Returns whether it
-    /// has risen.
-    ///
-    /// # Errors
-    /// The value is ahead of the clock.
-    pub(super) fn on_commit(&mut self, commit: u64, clock: &mut Clock, now: Nanos) -> Result<bool, Refusal> {
-        if commit > clock.without_setbacks(now).saturating_add(self.ahead_max) {
-            return Err(Refusal::Ahead);
-        }
+    /// has risen. A value that is ahead of the clock counts as the latest valid time.
+    pub(super) fn on_commit(&mut self, commit: u64, clock: &mut Clock, now: Nanos) -> bool {
+        let commit = commit.min(clock.read(now).saturating_add(self.ahead_max));
         let rises = commit > self.commit && !self.is_on_hold;
         if rises {
             self.commit = commit;
             self.deliver(clock, now);
         }
-        Ok(rises)
+        rises
     }
 
     /// Raises the commit barrier to the value with which the controller has answered this process's recovery.
