@@ -142,6 +142,21 @@ impl OnePipeOpcode {
     pub const NAK: Self = Self(4);
     /// Recall: the receiver must not deliver the message
     pub const RECALL: Self = Self(5);
+    /// Acknowledgement of reliable packets, with the receiver's [`ReliableAckBody`](crate::ReliableAckBody)
+    pub const RELIABLE_ACK: Self = Self(6);
+    /// Answer to a recall, with a [`RecallBody`](crate::RecallBody)
+    pub const RECALL_ACK: Self = Self(7);
+    /// Request for a [`RELIABLE_ACK`](Self::RELIABLE_ACK); no body
+    pub const RELIABLE_PROBE: Self = Self(8);
+
+    /// Returns whether packets of this kind are those of the reliable service.
+    #[inline]
+    pub(crate) const fn is_reliable(self) -> bool {
+        matches!(
+            self,
+            Self::RELIABLE_DATA | Self::RECALL | Self::RELIABLE_ACK | Self::RECALL_ACK | Self::RELIABLE_PROBE
+        )
+    }
 }
 
 /// The 1Pipe header, 24 bytes.

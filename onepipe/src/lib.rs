@@ -14,9 +14,11 @@ mod clock;
 pub mod datagram;
 mod header;
 pub mod process;
+mod reliable;
 pub mod stamp;
 
 pub use clock::{ClockSample, Discipline};
 pub use header::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 pub use process::{Process, ProcessId};
+pub use reliable::{RecallBody, RecallResult, ReliableAckBody};
 pub use stamp::stamp;

@@ -121,11 +121,12 @@ impl Beacons {
     /// nothing follows at all. The time is the clock's, except while last packets of a scattering are waiting
     /// to be sent: then it is *their* timestamp, `finishing`. As that may be before the instant for which all
     /// receivers wait, another beacon follows as soon as these packets have been sent, instead of an interval
-    /// later.
+    /// later. `commit` returns the commit value for the beacon's time.
     pub(super) fn send(
         &mut self,
         finishing: Option<u64>,
         is_final: bool,
+        commit: impl FnOnce(u64) -> Option<Timestamp>,
         clock: &mut Clock,
         now: Nanos,
         frame: &mut Vec<u8>,
@@ -145,6 +146,7 @@ impl Beacons {
         };
         let mut header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::new(time), self.psn);
         self.psn = self.psn.add(1);
+        header.set_commit(commit(time));
         if is_final {
             header.set_barrier(None);
             header.set_nothing_follows(true);

@@ -20,10 +20,18 @@ pub enum Bug {
     SampleAtArrival,
     /// The clock follows every sample at once
     BelievesOutliers,
+    /// Reliable service: a scattering counts as decided before its last receiver has acknowledged it
+    CommitBeforeLastAck,
+    /// Reliable service: a recall is not repeated
+    RecallOnce,
+    /// Reliable service: in the merged order, best-effort messages do not wait for the commit barrier
+    UnmergedReads,
+    /// Reliable service: an acknowledgement of a process that is known to have failed counts
+    AckAfterNotice,
 }
 
 impl Bug {
-    /// All bugs.
+    /// All bugs of the best-effort service.
     pub const ALL: [Self; 8] = [
         Self::TieByArrival,
         Self::OvertakingBeacon,
@@ -34,6 +42,9 @@ impl Bug {
         Self::SampleAtArrival,
         Self::BelievesOutliers,
     ];
+    /// All bugs of the reliable service.
+    pub const RELIABLE: [Self; 4] =
+        [Self::CommitBeforeLastAck, Self::RecallOnce, Self::UnmergedReads, Self::AckAfterNotice];
 
     /// Returns whether the bug has an effect without restarts of processes and samples of their clocks.
     pub const fn needs_messages_alone(self) -> bool {

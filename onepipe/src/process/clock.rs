@@ -57,6 +57,11 @@ impl Clock {
         self.stamped
     }
 
+    /// Makes all timestamps of scatterings later than `time`.
+    pub(super) fn stamp_after(&mut self, time: Timestamp, now: Nanos) {
+        self.stamped = self.stamped.max(self.unwrap_timestamp(time, now));
+    }
+
     /// Returns the runner's time at which the clock will show more than `time`, which is ahead of it.
     pub(super) fn when_past(&self, time: u64, now: Nanos) -> Nanos {
         now + Nanos(time.saturating_sub(self.unclamped(now)) + 1)

@@ -21,6 +21,8 @@ pub const PACKET_COST: usize = 64;
 const MAX_PACKETS: usize = 1 << 22;
 /// Maximum number of NAKs waiting to be sent; also of saved ACKs, in addition to one per peer
 pub(super) const MAX_ANSWERS: usize = 1024;
+/// Minimum number of bytes that are granted to a member of the reliable service
+const MIN_GRANT: usize = 4 << 10;
 /// ECN-capable (RFC 3168, ECT(0))
 const ECN_CAPABLE: u8 = 2;
 
@@ -60,6 +62,12 @@ pub struct Config {
     pub receive_window: u32,
     /// Maximum number of bytes that this process buffers for all senders, counted as for `receive_window`
     pub receive_buffer: usize,
+    /// Maximum number of bytes of reliable messages that this process buffers for all members, counted as for
+    /// `receive_window`
+    pub reliable_buffer: usize,
+    /// Maximum number of members of the reliable service, this process included. Each is granted an equal
+    /// share of `reliable_buffer`, which is the longest run of reliable messages to this process
+    pub max_members: usize,
     /// Initial congestion window of a receiver in bytes (1Pipe, section 6.1: DCTCP), counted as for
     /// `receive_window`
     pub initial_window: u32,
@@ -141,6 +149,8 @@ impl Config {
             max_unsettled: 1 << 16,
             receive_window: 18 << 20,
             receive_buffer: 256 << 20,
+            reliable_buffer: 128 << 20,
+            max_members: 512,
             initial_window: 64 << 10,
             timeout: Nanos::from_millis(1),
             ack_delay: Nanos::from_micros(3),
@@ -158,6 +168,11 @@ impl Config {
     /// Returns the maximum number of data bytes of a packet.
     pub(super) const fn fragment(&self) -> usize {
         self.mtu - OnePipe::LEN
+    }
+
+    /// Returns the bytes granted to each member of the reliable service.
+    pub const fn reliable_grant(&self) -> usize {
+        self.reliable_buffer / self.max_members
     }
 
     /// Returns the tunnels of the detour as (start, end), each starting where the previous one ends.
@@ -216,6 +231,19 @@ impl Config {
         }
         Ok(())
     }
+
+    /// Validates the values of the reliable service, which a process that has not joined does not need.
+    pub(super) fn check_reliable(&self) -> Result<(), ConfigError> {
+        let (packet, most) = (self.fragment() + PACKET_COST, MAX_PACKETS * PACKET_COST);
+        if self.max_members <= self.peers.len() {
+            return Err(ConfigError::Members { max: self.max_members, peers: self.peers.len() });
+        }
+        let grant = self.reliable_grant();
+        if !(MIN_GRANT.max(packet)..=most.min(u32::MAX as usize)).contains(&grant) {
+            return Err(ConfigError::Grant { grant, least: MIN_GRANT.max(packet), most });
+        }
+        Ok(())
+    }
 }
 
 /// Invalid configuration of a process.
@@ -244,6 +272,26 @@ pub enum ConfigError {
     TooManyPackets {
         /// Its value, in bytes
         window: u32,
+        /// Maximum value, in bytes
+        most: usize,
+    },
+    /// There are more members than the reliable buffer is divided by
+    #[error("max_members = {max} is not more than the {peers} peers; set at least {}", .peers + 1)]
+    Members {
+        /// Value of `max_members`
+        max: usize,
+        /// Number of peers
+        peers: usize,
+    },
+    /// A share of the reliable buffer that is too small or too large
+    #[error(
+        "reliable_buffer / max_members is {grant} bytes; set the two so that it is at least {least} and at most {most}"
+    )]
+    Grant {
+        /// Share of each member, in bytes
+        grant: usize,
+        /// Minimum value, in bytes
+        least: usize,
         /// Maximum value, in bytes
         most: usize,
     },

@@ -37,6 +37,14 @@ metrics! {
         pub beacons_taken: Counter [beacons],
         /// Senders that were found to have restarted
         pub restarts: Counter [senders],
+        /// Packets of reliable messages sent again
+        pub repeated: Counter [packets],
+        /// Recalls sent
+        pub recalls_sent: Counter [packets],
+        /// Recalls accepted
+        pub recalls_taken: Counter [packets],
+        /// Recalls of messages that the receiver had delivered, which a correct network never causes
+        pub recalled_late: Counter [messages],
         /// Samples of the machine's clock that were earlier than what the process's clock had shown
         pub clamped: Counter [times],
         /// Times at which the barrier of the process's link had not risen for `stall_after`
@@ -116,5 +124,20 @@ reasons! {
         /// An ACK or NAK that matches nothing in flight
         #[error("acknowledges nothing in flight")]
         Answer = "answer",
+        /// A packet of the reliable service, in which this process does not take part.
+        #[error("this process is not a member of the reliable service")]
+        NotAdmitted = "not_admitted",
+        /// A packet of the reliable service from a process that is not a member, or has failed.
+        #[error("its sender is not a member")]
+        OtherIncarnation = "other_incarnation",
+        /// A reliable packet beyond the window that was granted to its sender.
+        #[error("beyond the window granted")]
+        Window = "window",
+        /// A reliable packet at or below the commit barrier, which a correct network never delivers.
+        #[error("at or below the commit barrier")]
+        BelowCommit = "below_commit",
+        /// A recall of packets that were never sent together, or an invalid answer to one.
+        #[error("invalid recall")]
+        Recall = "recall",
     }
 }

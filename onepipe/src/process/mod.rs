@@ -18,6 +18,9 @@
 //!   [`unreliable_send`](Process::unreliable_send), [`unreliable_recv`](Process::unreliable_recv), and
 //!   [`poll_event`](Process::poll_event) in place of the callback.
 //!
+//! The [reliable service](reliable) has the same owner and the same frames; a process takes part in it once the
+//! controller's messages are passed to it.
+//!
 //! All times are [`switch::Nanos`] of the runner's clock, which is monotonic. 1Pipe's clock is a different
 //! one. It follows [samples](Process::set_clock) of the machine's clock, and never goes back. The same calls produce
 //! the same frames, byte for byte.
@@ -41,6 +44,7 @@ mod counters;
 mod filter;
 mod peers;
 mod receiver;
+pub mod reliable;
 mod sender;
 mod stall;
 mod types;
@@ -61,6 +65,7 @@ use clock::Clock;
 use filter::Filter;
 use peers::Peers;
 use receiver::Receiver;
+use reliable::Reliable;
 use sender::Sender;
 use stall::Stall;
 use std::sync::Arc;
@@ -79,6 +84,7 @@ pub struct Process {
     sender: Sender,
     receiver: Receiver,
     stall: Stall,
+    reliable: Reliable,
     counters: Arc<Counters>,
 }
 
@@ -100,6 +106,7 @@ impl Process {
             sender: Sender::new(&config, rng, &counters),
             receiver: Receiver::new(&config, incarnation, &counters),
             stall: Stall::new(&config),
+            reliable: Reliable::default(),
             counters,
             config,
         })
@@ -129,11 +136,12 @@ impl Process {
         }
         self.beacons.on_clock_set(&self.clock, now);
         self.receiver.deliver(&mut self.clock, now);
+        self.reliable.on_clock_set(&mut self.clock, now);
     }
 
     /// Returns the best-effort and the commit barrier of the process's link, as received. Best-effort
-    /// messages below the former are delivered. The latter is for the reliable service, which is not
-    /// implemented.
+    /// messages below the former are delivered. The latter is for the reliable service, whose messages are
+    /// delivered up to [`delivered_up_to`](Self::delivered_up_to).
     pub fn barriers(&self) -> (Option<Timestamp>, Option<Timestamp>) {
         self.receiver.barriers()
     }
@@ -270,6 +278,7 @@ impl Process {
     /// from now on, and beacons announce that nothing follows, so that no receiver waits for this process.
     pub fn leave(&mut self) {
         self.sender.leave();
+        self.reliable.leave();
         self.beacons.request();
     }
 
@@ -286,12 +295,17 @@ impl Process {
                 self.stall.check(self.receiver.barrier(), now, &self.counters);
             }
         }
+        if self.reliable.on_timer(&mut self.clock, now) {
+            self.beacons.request();
+        }
     }
 
     /// Returns the time of the next call of [`on_timer`](Self::on_timer).
     pub fn next_timer(&self) -> Option<Nanos> {
         let beacon = Some(self.beacons.next_instant());
-        [beacon, self.sender.next_timer(), self.receiver.next_timer()].into_iter().flatten().min()
+        let timers =
+            [beacon, self.sender.next_timer(), self.receiver.next_timer(), self.reliable.next_timer()];
+        timers.into_iter().flatten().min()
     }
 
     /// Handles a received frame.
@@ -322,7 +336,9 @@ impl Process {
                 return Err(Refusal::WrongSource);
             }
             let has_left = self.sender.has_left();
-            return self.receiver.on_beacon(header, has_left, &mut self.clock, now);
+            let result = self.receiver.on_beacon(header, has_left, &mut self.clock, now);
+            self.reliable.on_beacon(header.commit(), &mut self.clock, now);
+            return result;
         }
         let peer = self.peers.find_source(src, src_qp).ok_or(Refusal::UnknownSource)?;
         match header.opcode() {
@@ -332,22 +348,33 @@ impl Process {
             }
             OnePipeOpcode::ACK => self.sender.on_ack(peer, header, payload, now),
             OnePipeOpcode::NAK => self.sender.on_nak(peer, header, payload, now),
-            // Opcodes of the reliable service, and undefined ones
-            _ => Err(Refusal::Opcode),
+            _ => self.receive_reliable(peer, &datagram, now),
         }
+    }
+
+    #[cold]
+    fn receive_reliable(&mut self, peer: u32, datagram: &Datagram<'_>, now: Nanos) -> Result<(), Refusal> {
+        let from = (peer, self.peers.id(peer));
+        if self.reliable.on_frame(from, datagram, &self.clock, now)? {
+            self.beacons.request();
+        }
+        Ok(())
     }
 
     /// Returns whether an ACK or NAK is to be sent with the next frames of
     /// [`poll_transmit`](Self::poll_transmit): no other timer announces these.
     #[inline]
     pub fn has_acks_to_send(&self) -> bool {
-        self.receiver.has_acks_to_send()
+        self.receiver.has_acks_to_send() || self.reliable.has_answers()
     }
 
     /// Writes the next frame to send. Returns false if there is none. To be called when the port has room.
     pub fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         if self.beacons.is_due() {
             self.send_beacon(now, frame);
+            return true;
+        }
+        if self.reliable.is_joined() && self.send_reliable_in_turn(now, frame) {
             return true;
         }
         let Self { clock, peers, sender, receiver, .. } = self;
@@ -360,16 +387,28 @@ impl Process {
             return true;
         }
         // A scattering that has just been sent may have kept the last beacon from promising its instant.
-        let due = self.beacons.is_due();
-        if due {
+        if self.beacons.is_due() {
             self.send_beacon(now, frame);
+            return true;
         }
-        due
+        self.reliable.send_data(&mut self.clock, &mut self.peers, now, frame)
+    }
+
+    /// Writes an answer of the reliable service, or its next packet if it is its turn: not while a best-effort
+    /// scattering is being sent, whose timestamp holds the link's barrier. Returns false if there is none.
+    #[cold]
+    fn send_reliable_in_turn(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        let Self { clock, peers, sender, reliable, .. } = self;
+        reliable.send_answer(peers, frame)
+            || sender.finishing().is_none()
+                && reliable.takes_turn()
+                && reliable.send_data(clock, peers, now, frame)
     }
 
     fn send_beacon(&mut self, now: Nanos, frame: &mut Vec<u8>) {
-        let Self { clock, sender, .. } = self;
-        self.beacons.send(sender.finishing(), sender.has_left(), clock, now, frame);
+        let Self { clock, sender, reliable, .. } = self;
+        let commit = |issued| reliable.commit(issued);
+        self.beacons.send(sender.finishing(), sender.has_left(), commit, clock, now, frame);
         self.counters.beacons_sent.add(1);
     }
 }

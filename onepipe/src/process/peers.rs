@@ -3,9 +3,10 @@
 use crate::datagram::Template;
 use core::net::IpAddr;
 use rocev2::Qpn;
+use rocev2::ethernet::MacAddr;
 use switch::table::{Index, Key, Salt, mix};
 
-use super::config::{Config, ConfigError};
+use super::config::{Config, ConfigError, Peer};
 use super::types::ProcessId;
 
 /// Source address and queue pair of a packet
@@ -38,6 +39,9 @@ impl Key for Source {
 struct Remote {
     id: ProcessId,
     is_dead: bool,
+    mac: MacAddr,
+    address: IpAddr,
+    qpn: Qpn,
     route: Template,
 }
 
@@ -67,7 +71,8 @@ impl Peers {
                 return Err(ConfigError::Duplicate(peer.id));
             }
             let route = config.template(peer.mac, peer.address, peer.qpn)?;
-            remotes.push(Remote { id: peer.id, is_dead: false, route });
+            let Peer { id, mac, address, qpn } = *peer;
+            remotes.push(Remote { id, is_dead: false, mac, address, qpn, route });
         }
         Ok(Self { remotes: remotes.into(), by_id, by_source })
     }
@@ -82,6 +87,29 @@ impl Peers {
     #[inline]
     pub(super) fn find_source(&self, address: IpAddr, qpn: Qpn) -> Option<u32> {
         self.by_source.get(&Source(address, qpn))
+    }
+
+    /// Returns whether a peer may have this queue pair: no other peer at its address does.
+    pub(super) fn is_free(&self, peer: u32, qpn: Qpn) -> bool {
+        let address = self.remotes[peer as usize].address;
+        self.find_source(address, qpn).is_none_or(|other| other == peer)
+    }
+
+    /// Sets the queue pair of a peer, which is that of its new incarnation: packets of the previous one are
+    /// from an unknown source. Returns false if another peer has it.
+    pub(super) fn set_queue_pair(&mut self, peer: u32, qpn: Qpn, config: &Config) -> bool {
+        let Remote { mac, address, qpn: before, .. } = self.remotes[peer as usize];
+        let Ok(route) = config.template(mac, address, qpn) else { return false };
+        if !self.is_free(peer, qpn) {
+            return false;
+        }
+        // The index that is freed is the next one to be assigned.
+        self.by_source.remove(&Source(address, before));
+        let index = self.by_source.get_or_insert(Source(address, qpn));
+        debug_assert_eq!(index, Ok(peer));
+        let remote = &mut self.remotes[peer as usize];
+        (remote.qpn, remote.route) = (qpn, route);
+        true
     }
 
     /// Returns the number of the process with this index.

@@ -18,7 +18,7 @@ mod receive;
 mod restarts;
 mod stall;
 
-const TOR: u8 = 0xff;
+pub(super) const TOR: u8 = 0xff;
 
 fn ip(v6: bool, n: u8) -> IpAddr {
     if v6 {
@@ -28,13 +28,13 @@ fn ip(v6: bool, n: u8) -> IpAddr {
     }
 }
 
-fn peer(v6: bool, n: u8) -> Peer {
+pub(super) fn peer(v6: bool, n: u8) -> Peer {
     let mac = MacAddr([2, 0, 0, 0, 0, n]);
     Peer { id: ProcessId(n.into()), mac, address: ip(v6, n), qpn: Qpn::new(0x40 + u32::from(n)) }
 }
 
 /// Returns the configuration of process `own`, whose peers are all others from 0 to `count` - 1.
-fn config(own: u8, count: u8, v6: bool) -> Config {
+pub(super) fn config(own: u8, count: u8, v6: bool) -> Config {
     let Peer { mac, address, qpn, .. } = peer(v6, TOR);
     let mut config = Config::new(peer(v6, own), BeaconPeer { mac, address, qpn, detour: Vec::new() });
     config.peers = (0..count).filter(|&n| n != own).map(|n| peer(v6, n)).collect();
@@ -158,7 +158,7 @@ impl Group {
 }
 
 /// Builds a frame for process `to`.
-fn frame(from: Peer, to: Peer, header: &OnePipe, payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(from: Peer, to: Peer, header: &OnePipe, payload: &[u8]) -> Vec<u8> {
     let route = PathHeaders::new(&PathHeaderFields {
         src_mac: from.mac,
         dst_mac: to.mac,

@@ -31,27 +31,27 @@ pub(super) struct Packet<'a> {
 
 /// Position of a packet in its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RunFlags {
+pub(in super::super) struct RunFlags {
     /// Whether the packet is the first one of its run.
-    pub(super) first: bool,
+    pub(in super::super) first: bool,
     /// Whether a message ends with the packet.
-    pub(super) end: bool,
+    pub(in super::super) end: bool,
     /// Whether the packet is the last one of its run, and has the timestamp.
-    pub(super) last: bool,
+    pub(in super::super) last: bool,
 }
 
 /// Run that was accepted.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(in super::super) struct Run {
     /// Its timestamp, unwrapped
-    pub(super) time: u64,
+    pub(in super::super) time: u64,
     /// Position of its last packet among the sender's
-    pub(super) position: u64,
+    pub(in super::super) position: u64,
     /// Its messages, concatenated
-    pub(super) data: Vec<u8>,
+    pub(in super::super) data: Vec<u8>,
     /// Ends of all messages in `data` but the last
-    pub(super) ends: Vec<u32>,
-    pub(super) cost: usize,
+    pub(in super::super) ends: Vec<u32>,
+    pub(in super::super) cost: usize,
 }
 
 /// Results of a call in addition to its return value; to be consumed by the caller.

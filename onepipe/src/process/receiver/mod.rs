@@ -2,8 +2,8 @@
 //! acknowledged (1Pipe, sections 4.1 and 6.1).
 
 mod acks;
-mod inbound;
-mod reorder;
+pub(super) mod inbound;
+pub(super) mod reorder;
 mod room;
 
 use crate::header::{NakBody, OnePipe, Timestamp};
@@ -129,6 +129,11 @@ impl Receiver {
     /// Returns whether a message has been delivered that the application has not taken.
     pub(super) fn has_message(&self) -> bool {
         !self.inbox.is_empty()
+    }
+
+    /// Returns the timestamp and the sender of the next message that was delivered.
+    pub(super) fn head(&self) -> Option<(Timestamp, ProcessId)> {
+        self.inbox.front().map(|(message, ..)| (message.timestamp, message.src))
     }
 
     /// Removes and returns the next message that was delivered.

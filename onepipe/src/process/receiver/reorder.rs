@@ -9,19 +9,19 @@ use super::inbound::Run;
 
 /// Position in the order of delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct DeliveryKey {
+pub(in super::super) struct DeliveryKey {
     /// Timestamp, unwrapped
-    pub(super) time: u64,
+    pub(in super::super) time: u64,
     /// Number of the arrival, compared before the sender if that bug is planted; 0 otherwise
     #[cfg(debug_assertions)]
     arrival: u64,
-    pub(super) sender: ProcessId,
+    pub(in super::super) sender: ProcessId,
     /// Position of its last packet among the sender's
-    pub(super) position: u64,
+    pub(in super::super) position: u64,
 }
 
 impl DeliveryKey {
-    pub(super) const fn new(time: u64, sender: ProcessId, position: u64) -> Self {
+    pub(in super::super) const fn new(time: u64, sender: ProcessId, position: u64) -> Self {
         Self {
             time,
             #[cfg(debug_assertions)]
@@ -37,16 +37,16 @@ const NO_RUN: u32 = u32::MAX;
 
 /// A run, or, without one, a mark where packets of a sender wait behind a gap.
 #[derive(Debug)]
-pub(super) struct Waiting {
-    pub(super) key: DeliveryKey,
+pub(in super::super) struct Waiting {
+    pub(in super::super) key: DeliveryKey,
     /// Index of the sender among the peers
-    pub(super) peer: u32,
-    pub(super) run: Option<Run>,
+    pub(in super::super) peer: u32,
+    pub(in super::super) run: Option<Run>,
 }
 
 /// Priority queue of runs, and of marks where packets wait behind a gap.
 #[derive(Debug, Default)]
-pub(super) struct Reorder {
+pub(in super::super) struct Reorder {
     /// Entries that arrived in order: each is later than all before it. Where messages of many senders arrive
     /// as they were sent, that is nearly all of them, and keeping them in order costs nothing
     in_order: VecDeque<Waiting>,
@@ -63,7 +63,7 @@ pub(super) struct Reorder {
 impl Reorder {
     /// Plants the bug that entries with equal timestamps are ordered by arrival. Has no effect without debug
     /// assertions.
-    pub(super) const fn order_by_arrival(&mut self) {
+    pub(in super::super) const fn order_by_arrival(&mut self) {
         #[cfg(debug_assertions)]
         {
             self.by_arrival = Some(0);
@@ -73,7 +73,7 @@ impl Reorder {
     /// Adds a run of the sender with index `peer`, or a mark if `run` is `None`.
     #[expect(clippy::inline_always, reason = "a run has many words, which should be written only once")]
     #[inline(always)]
-    pub(super) fn push(&mut self, key: DeliveryKey, peer: u32, run: Option<Run>) {
+    pub(in super::super) fn push(&mut self, key: DeliveryKey, peer: u32, run: Option<Run>) {
         #[cfg(debug_assertions)]
         let key = match &mut self.by_arrival {
             Some(arrivals) => {
@@ -107,20 +107,20 @@ impl Reorder {
 
     /// Returns the number of entries.
     #[inline]
-    pub(super) fn len(&self) -> usize {
+    pub(in super::super) fn len(&self) -> usize {
         self.in_order.len() + self.heap.len()
     }
 
     /// Returns whether an entry is earlier than `time`.
     #[inline]
-    pub(super) fn has_before(&self, time: u64) -> bool {
+    pub(in super::super) fn has_before(&self, time: u64) -> bool {
         self.in_order.front().is_some_and(|first| first.key.time < time)
             || self.heap.peek().is_some_and(|Reverse((key, ..))| key.time < time)
     }
 
     /// Returns the key of the first entry.
     #[inline]
-    pub(super) fn first(&self) -> Option<DeliveryKey> {
+    pub(in super::super) fn first(&self) -> Option<DeliveryKey> {
         let next_in_order = self.in_order.front().map(|first| first.key);
         match self.heap.peek() {
             None => next_in_order,
@@ -130,7 +130,7 @@ impl Reorder {
 
     /// Removes and returns the first entry, if it is earlier than `time`.
     #[inline]
-    pub(super) fn pop_before(&mut self, time: u64) -> Option<Waiting> {
+    pub(in super::super) fn pop_before(&mut self, time: u64) -> Option<Waiting> {
         let next_in_order = self.in_order.front().map(|first| first.key);
         if let Some(Reverse((key, ..))) = self.heap.peek()
             && next_in_order.is_none_or(|other| *key < other)
@@ -140,11 +140,32 @@ impl Reorder {
         if next_in_order?.time < time { self.in_order.pop_front() } else { None }
     }
 
+    /// Removes the runs whose keys match. They keep their entries, without a run, until their turn. Returns
+    /// the runs.
+    pub(in super::super) fn remove_runs(&mut self, matches: impl Fn(&DeliveryKey) -> bool) -> Vec<Run> {
+        let in_order = self.in_order.iter_mut().filter(|waiting| matches(&waiting.key));
+        let mut removed: Vec<_> = in_order.filter_map(|waiting| waiting.run.take()).collect();
+        // The indices stay in use until the entries are removed.
+        for Reverse((_, index, _)) in self.heap.iter().filter(|Reverse((key, ..))| matches(key)) {
+            removed.extend(self.runs.get_mut(*index as usize).and_then(Option::take));
+        }
+        removed
+    }
+
+    /// Returns the latest time of a run.
+    pub(in super::super) fn latest(&self) -> Option<u64> {
+        let in_order =
+            self.in_order.iter().filter(|waiting| waiting.run.is_some()).map(|waiting| waiting.key.time);
+        let has_run = |index: u32| self.runs.get(index as usize).is_some_and(Option::is_some);
+        let heap = self.heap.iter().filter(|Reverse((_, index, _))| has_run(*index));
+        in_order.chain(heap.map(|Reverse((key, ..))| key.time)).max()
+    }
+
     #[inline(never)]
     fn pop_out_of_order(&mut self) -> Option<Waiting> {
         let Reverse((key, index, peer)) = self.heap.pop()?;
         let run = self.runs.get_mut(index as usize).and_then(Option::take);
-        if run.is_some() {
+        if index != NO_RUN {
             self.free.push(index);
         }
         Some(Waiting { key, peer, run })
@@ -169,6 +190,21 @@ mod tests {
             .collect();
         let run = |n: u8| (u32::from(n), Some(vec![n]));
         assert_eq!(order, [run(4), run(2), (1, None), (3, None), run(0)]);
+    }
+
+    #[test]
+    fn removed_runs_leave_entries_without_a_run() {
+        let mut reorder = Reorder::default();
+        for (time, sender) in [(5, 1), (7, 1), (6, 2), (6, 1)] {
+            let run = Run { time, position: 0, data: vec![time as u8], ends: Vec::new(), cost: 1 };
+            reorder.push(DeliveryKey::new(time, ProcessId(sender), 0), sender, Some(run));
+        }
+        let removed = reorder.remove_runs(|key| key.time == 6 && key.sender == ProcessId(2) || key.time == 5);
+        assert_eq!(removed.iter().map(|run| run.time).collect::<Vec<_>>(), [5, 6]);
+        let left: Vec<_> =
+            core::iter::from_fn(|| reorder.pop_before(9)).map(|next| next.run.is_some()).collect();
+        assert_eq!(left, [false, true, false, true]);
+        assert_eq!(reorder.free.len(), 2, "every index is free again");
     }
 
     /// Whatever the order of insertions and removals, the next entry is always the least.

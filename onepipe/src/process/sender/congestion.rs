@@ -13,7 +13,7 @@ const SHIFT: u32 = 4;
 
 /// Congestion window, in bytes.
 #[derive(Debug)]
-pub(super) struct Dctcp {
+pub(in super::super) struct Dctcp {
     window: u32,
     /// Slow-start threshold: below it, the window doubles every round
     threshold: u32,
@@ -31,24 +31,24 @@ pub(super) struct Dctcp {
 
 /// Progress reported by an ACK.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct AckProgress {
+pub(in super::super) struct AckProgress {
     /// All packets before this one have left the network
-    pub(super) arrived: Psn,
+    pub(in super::super) arrived: Psn,
     /// Next PSN to be sent
-    pub(super) next: Psn,
+    pub(in super::super) next: Psn,
     /// Bytes that have left the network since the last ACK
-    pub(super) bytes: u32,
+    pub(in super::super) bytes: u32,
     /// Packets that have arrived since
-    pub(super) packets: u32,
+    pub(in super::super) packets: u32,
     /// Number of these that were marked
-    pub(super) marked: u32,
+    pub(in super::super) marked: u32,
     /// Whether the window kept more packets from being sent
-    pub(super) limited: bool,
+    pub(in super::super) limited: bool,
 }
 
 impl Dctcp {
     /// Creates a window of `initial` bytes that stays between `min_window`, a packet, and `max_window`.
-    pub(super) fn new(initial: u32, min_window: u32, max_window: u32, first: Psn) -> Self {
+    pub(in super::super) fn new(initial: u32, min_window: u32, max_window: u32, first: Psn) -> Self {
         Self {
             window: initial.clamp(min_window, max_window.max(min_window)),
             threshold: u32::MAX,
@@ -63,7 +63,7 @@ impl Dctcp {
         }
     }
 
-    pub(super) const fn window(&self) -> u32 {
+    pub(in super::super) const fn window(&self) -> u32 {
         self.window
     }
 
@@ -71,7 +71,7 @@ impl Dctcp {
         self.window = window.clamp(self.min_window, self.max_window);
     }
 
-    pub(super) fn on_ack(&mut self, progress: AckProgress) {
+    pub(in super::super) fn on_ack(&mut self, progress: AckProgress) {
         self.packets = self.packets.saturating_add(progress.packets);
         self.marked = self.marked.saturating_add(progress.marked);
         if progress.limited {
@@ -98,7 +98,7 @@ impl Dctcp {
     }
 
     /// Halves the window after a loss, at most once a round.
-    pub(super) fn on_loss(&mut self) {
+    pub(in super::super) fn on_loss(&mut self) {
         if !self.lowered {
             self.set(self.window / 2);
             (self.threshold, self.lowered) = (self.window, true);
@@ -106,7 +106,7 @@ impl Dctcp {
     }
 
     /// Sets the window to a packet after a timeout.
-    pub(super) fn on_timeout(&mut self) {
+    pub(in super::super) fn on_timeout(&mut self) {
         self.threshold = (self.window / 2).max(self.min_window);
         self.set(self.min_window);
     }

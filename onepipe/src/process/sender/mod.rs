@@ -2,11 +2,11 @@
 //! section 6.1).
 
 mod answers;
-mod congestion;
+pub(super) mod congestion;
 mod outbound;
 mod results;
 mod scattering;
-mod schedule;
+pub(super) mod schedule;
 mod transmit;
 
 use crate::header::{OnePipe, OnePipeOpcode, Timestamp};
