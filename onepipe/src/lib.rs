@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod beacon;
+pub mod control;
 pub mod datagram;
 mod header;
 pub mod process;
