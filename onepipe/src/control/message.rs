@@ -155,7 +155,10 @@ macro_rules! messages {
             pub(super) fn take_fields(kind: u8, from: &mut &[u8]) -> Option<Result<Self, WireError>> {
                 let _ = &from;
                 match kind {
-                    $($kind => Some((|| Ok(Self::$name { $($field: Wire::take(from)?,)* }))()),)*
+                    $($kind => {
+                        let fields = || Ok(Self::$name { $($field: Wire::take(from)?,)* });
+                        Some(fields())
+                    })*
                     _ => None,
                 }
             }
@@ -394,7 +397,9 @@ messages! {
 
 impl Wire for [Option<Timestamp>; 2] {
     fn put(&self, to: &mut Vec<u8>) {
-        self.iter().for_each(|time| time.put(to));
+        for time in self {
+            time.put(to);
+        }
     }
     fn take(from: &mut &[u8]) -> Result<Self, WireError> {
         Ok([Wire::take(from)?, Wire::take(from)?])

@@ -35,7 +35,7 @@ fn notice_has_these_bytes() {
 fn each_kind_is_refused_if_cut_and_if_longer() {
     for &(kind, name) in Message::KINDS {
         // Zeros are a valid message of every kind but those with a `Reason`, whose values start from 1.
-        let mut bytes = vec![0; 200];
+        let mut bytes = [0; 200];
         (bytes[0], bytes[1]) = (VERSION, kind);
         bytes[16] = u8::from(name == "Wait" || name == "Refused");
         let lengths: Vec<_> = (0..200).filter(|&n| Envelope::decode(&bytes[..n]).is_ok()).collect();
@@ -92,7 +92,9 @@ proptest! {
     #[test]
     fn any_bytes_are_refused_or_encode_to_themselves(kind in 0u8..40, mut bytes in prop::collection::vec(any::<u8>(), 0..120), small: bool) {
         if small {
-            bytes.iter_mut().for_each(|byte| *byte %= 3);
+            for byte in &mut bytes {
+                *byte %= 3;
+            }
         }
         let bytes = [&[VERSION, kind, 0, 0][..], &bytes].concat();
         if let Ok(envelope) = Envelope::decode(&bytes) {

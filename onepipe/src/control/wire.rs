@@ -143,7 +143,9 @@ impl<T: Wire> Wire for Vec<T> {
     fn put(&self, to: &mut Vec<u8>) {
         let count = u16::try_from(self.len()).expect("a list has at most 65,535 values");
         count.put(to);
-        self.iter().for_each(|value| value.put(to));
+        for value in self {
+            value.put(to);
+        }
     }
     fn take(from: &mut &[u8]) -> Result<Self, WireError> {
         let count = u16::take(from)?;
