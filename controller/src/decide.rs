@@ -124,13 +124,20 @@ impl Decision<'_> {
         self.graph.reach([node], |link| self.relied.contains(&link))
     }
 
+    /// Returns whether a relied path from a process leads to the beginning of a link. A link that begins at
+    /// another process is none: nothing passes through a process.
+    fn is_sent_from(&self, process: ProcessId, reached: &[bool], link: LinkId) -> bool {
+        let from = self.graph.ends(link).from;
+        reached[from.0 as usize] && !matches!(self.graph.at(from), Node::Process(id) if id != process)
+    }
+
     /// Returns the time up to which the messages of a failed process count: at least every barrier that a
     /// process may have, and at most what the failed one has announced. `joined` is the time after which it
     /// sent, `since` the first case that was decided while it was a member.
     pub fn time(&self, process: ProcessId, joined: u64, since: u64, earlier: &[Earlier]) -> u64 {
         let reached = self.relied_from(process);
         let at = |node: NodeId| reached[node.0 as usize];
-        let from = |link: &LinkId| at(self.graph.ends(*link).from);
+        let from = |link: &LinkId| self.is_sent_from(process, &reached, *link);
         let over = |link: &LinkId| from(link) && self.relied.contains(link);
         let Acknowledged { frozen, muted, held, replaced } = self.acknowledged;
         let inputs = frozen.iter().chain(replaced).filter(|(link, _)| over(link)).map(|(_, &raw)| raw);
@@ -182,7 +189,7 @@ impl Decision<'_> {
         let still = frozen
             .keys()
             .chain(muted.keys())
-            .filter(|link| self.relied.contains(link) && reached[self.graph.ends(**link).from.0 as usize]);
+            .filter(|link| self.relied.contains(link) && self.is_sent_from(from, &reached, **link));
         let behind = still.map(|&link| self.graph.ends(link).to);
         self.graph.reach(behind, |link| self.relied.contains(&link))[node.0 as usize]
     }

@@ -8,5 +8,6 @@
 
 pub mod decide;
 pub mod graph;
+pub mod machine;
 pub mod record;
 pub mod store;

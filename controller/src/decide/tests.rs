@@ -257,10 +257,9 @@ fn run(seed: u64, bug: Option<Bug>) -> Result<usize, String> {
         if bound.is_some_and(|bound| failed.contains(&receiver) && barrier > bound) {
             return Err(format!("{receiver} failed with {bound:?}, and has {barrier}"));
         }
-        if relied == model.counted && !failed.is_empty() && !failed.contains(&receiver) {
-            if let Some((id, _)) = times.iter().find(|(id, _)| !decision.is_fenced(receiver, *id)) {
-                return Err(format!("{receiver} is not fenced against {id}"));
-            }
+        let decides = relied == model.counted && !failed.contains(&receiver);
+        if let Some((id, _)) = times.iter().find(|(id, _)| decides && !decision.is_fenced(receiver, *id)) {
+            return Err(format!("{receiver} is not fenced against {id}"));
         }
     }
     Ok(times.len())
@@ -297,4 +296,19 @@ fn what_an_earlier_failed_receiver_may_have_delivered_counts() {
     assert_eq!(decision.time(ProcessId(1), 7, 5, &earlier), 100);
     assert_eq!(decision.time(ProcessId(1), 7, 6, &earlier), 7, "it joined after that failure");
     assert_eq!(decision.time(ProcessId(1), 107, 5, &earlier), 107);
+}
+
+#[test]
+fn registers_of_another_process_do_not_count() {
+    let graph = Graph::new(&fabric(&[2], 0));
+    let relied: BTreeSet<_> = graph.links().collect();
+    let other = graph.place(ProcessId(2)).expect("it is there").up;
+    let acknowledged = Acknowledged { frozen: BTreeMap::from([(other, 100)]), ..Acknowledged::default() };
+    let decision =
+        Decision { graph: &graph, relied: &relied, acknowledged: &acknowledged, combine: u64::max };
+    assert_eq!(decision.time(ProcessId(1), 7, 1, &[]), 7);
+    assert_eq!(decision.time(ProcessId(2), 7, 1, &[]), 100);
+    assert!(
+        !decision.is_fenced(ProcessId(1), ProcessId(1)) && decision.is_fenced(ProcessId(1), ProcessId(2))
+    );
 }

@@ -1,7 +1,8 @@
 //! All records of a store, parsed.
 
 use super::{
-    CaseRecord, Key, LinkRecord, LinkState, MemberRecord, NextRecord, RecallRecord, RepRecord, Value,
+    CaseRecord, Key, LinkRecord, LinkState, MemberRecord, MemberState, NextRecord, RecallRecord, RepRecord,
+    Value,
 };
 use crate::store::{Change, Records};
 use onepipe::ProcessId;
@@ -81,7 +82,9 @@ impl Image {
                 self.reps.insert((switch, incarnation), Value::read(value)?);
             }
             Key::Case(number) => {
-                self.cases.insert(number, Value::read(value)?);
+                let case = CaseRecord::read(value)?;
+                self.fail(number, &case);
+                self.cases.insert(number, case);
             }
             Key::Link(number) => {
                 self.links.insert(number, LinkRecord::read(value)?.state);
@@ -92,6 +95,18 @@ impl Image {
             }
         }
         Ok(())
+    }
+
+    /// Marks the processes of a case as failed. They need no records of their own, so that one record decides.
+    fn fail(&mut self, number: u64, case: &CaseRecord) {
+        for failed in &case.failed {
+            if let Some(member) = self.members.get_mut(&(failed.id, failed.incarnation))
+                && matches!(member.state, MemberState::Joining | MemberState::Member)
+            {
+                member.state = MemberState::Failed;
+                (member.case, member.time, member.delivered) = (number, failed.time, failed.delivered);
+            }
+        }
     }
 
     fn delete(&mut self, key: Key) {

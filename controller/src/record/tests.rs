@@ -162,3 +162,42 @@ proptest! {
         prop_assert_eq!(Image::load(&records), Ok(image));
     }
 }
+
+#[test]
+fn one_record_makes_processes_fail() {
+    let mut image = Image::default();
+    let key = Key::Member(ProcessId(1), Incarnation(2));
+    let member = MemberRecord {
+        state: MemberState::Member,
+        qpn: Qpn::new(1),
+        boot: [0; 16],
+        address: [0; 16],
+        joined: 5,
+        since: 1,
+        time: 0,
+        case: 0,
+        delivered: 0,
+        recalls: 0,
+    };
+    let failed = FailedMember { id: ProcessId(1), incarnation: Incarnation(2), time: 9, delivered: 7 };
+    let case = CaseRecord {
+        stage: Stage::Decided,
+        failed: vec![failed],
+        dead: Vec::new(),
+        fence: FenceRecord { frozen: Vec::new(), muted: Vec::new(), held: Vec::new() },
+        unfenced: Vec::new(),
+        at: 0,
+    };
+    let mut records = Records::new();
+    let changes = [member.put_at(key), case.put_at(Key::Case(3))];
+    image.apply(&changes);
+    crate::store::apply(&mut records, &changes);
+    let (_, found) = image.member(ProcessId(1)).expect("it is there");
+    assert_eq!((found.state, found.time, found.case, found.delivered), (MemberState::Failed, 9, 3, 7));
+    assert_eq!(Image::load(&records), Ok(image.clone()));
+    let gone = [MemberRecord { state: MemberState::Gone, ..found.clone() }.put_at(key)];
+    image.apply(&gone);
+    crate::store::apply(&mut records, &gone);
+    assert_eq!(image.member(ProcessId(1)).map(|(_, member)| member.state), Some(MemberState::Gone));
+    assert_eq!(Image::load(&records), Ok(image));
+}

@@ -156,8 +156,11 @@ macro_rules! messages {
                 let _ = &from;
                 match kind {
                     $($kind => {
-                        let fields = || Ok(Self::$name { $($field: Wire::take(from)?,)* });
-                        Some(fields())
+                        fn fields(from: &mut &[u8]) -> Result<Message, WireError> {
+                            let _ = &from;
+                            Ok(Message::$name { $($field: Wire::take(from)?,)* })
+                        }
+                        Some(fields(from))
                     })*
                     _ => None,
                 }
@@ -192,6 +195,9 @@ messages! {
     }
     /// A process gets an incarnation. It sends beacons with a commit barrier from now on.
     4 Welcome {
+        /// Number drawn at the process's start: one that has restarted must not take the incarnation of the
+        /// process before it
+        boot: Boot,
         /// Its incarnation
         incarnation: Incarnation,
         /// Its queue pair
@@ -231,6 +237,8 @@ messages! {
     }
     /// A representative gets an incarnation.
     9 WelcomeRep {
+        /// Number drawn at the representative's start
+        boot: Boot,
         /// Its incarnation
         incarnation: Incarnation,
         /// Its first queue pair; those of the other links follow
