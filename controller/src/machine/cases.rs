@@ -216,8 +216,11 @@ impl Machine {
         let leader = self.leader();
         let late =
             |node: &NodeKey| leader.suspicion.as_ref().is_some_and(|suspicion| suspicion.late.contains(node));
-        let nodes = leader.nodes.iter().filter(|(node, state)| !state.is_settled() && !late(node));
-        nodes.map(|(&node, _)| node).collect()
+        let nodes = leader.nodes.iter().filter(|(_, state)| !state.is_settled()).map(|(&node, _)| node);
+        // One that registers has no state yet.
+        let new = (0..self.graph.switches().len() as u16).filter(|&switch| self.is_registering(switch));
+        let new = new.map(NodeKey::Rep).filter(|node| !leader.nodes.contains_key(node));
+        nodes.chain(new).filter(|node| !late(node)).collect()
     }
 
     /// Decides if all answers that the decision needs are there.
@@ -244,6 +247,10 @@ impl Machine {
             self.counts.thawed += 1;
             self.leader_mut().suspicion = None;
             return self.refresh();
+        }
+        if !self.leader().writes.is_idle() {
+            // A process may be about to become a member: the decision has to know.
+            return;
         }
         let (best, worst) = (self.rest(&[]), self.rest(&unsettled));
         if best.failed != worst.failed && !self.has(Bug::NoFreeze) {
@@ -308,6 +315,9 @@ impl Machine {
 
     /// Lets dead links leave, if nobody fails by it.
     fn decide_links(&mut self) {
+        if !self.leader().writes.is_idle() {
+            return;
+        }
         let rest = self.rest(&[]);
         if !rest.failed.is_empty() {
             let unsettled = self.unsettled();
@@ -425,10 +435,12 @@ impl Machine {
     /// Returns the receivers that may get messages above a failed process's time, and the failed ones among
     /// them that may go on delivering.
     fn unfenced(&self, decision: &Decision<'_>, failed: &[ProcessId]) -> (Vec<ProcessId>, Vec<ProcessId>) {
+        let members = self.leader().members();
+        // A process that has not been admitted has sent and received nothing.
+        let failed: Vec<_> = failed.iter().copied().filter(|id| members.contains(id)).collect();
         let unstopped: Vec<_> =
             failed.iter().copied().filter(|&id| decision.delivered(id).is_none()).collect();
         let is_fenced = |&receiver: &ProcessId| failed.iter().all(|&id| decision.is_fenced(receiver, id));
-        let members = self.leader().members();
         let unfenced = members.iter().copied().filter(|id| unstopped.contains(id) || !is_fenced(id));
         (unfenced.collect(), unstopped)
     }

@@ -101,6 +101,10 @@ impl Machine {
         self.leader().image.rep(switch).map(|(_, rep)| rep.state)
     }
 
+    pub(super) fn is_registering(&self, switch: u16) -> bool {
+        self.rep_state(switch) == Some(RepState::Registering)
+    }
+
     /// Returns whether a node has a memory of what came over its links.
     fn knows(&self, node: NodeKey) -> bool {
         match node {

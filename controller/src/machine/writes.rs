@@ -71,6 +71,13 @@ impl Writes {
         outstanding.chain(self.waiting.iter().map(|(_, then)| then)).any(|&other| other == then)
     }
 
+    /// Returns whether nothing is being written that a decision depends on.
+    pub(super) fn is_idle(&self) -> bool {
+        let outstanding = self.outstanding.iter().flat_map(|write| &write.then);
+        let mut all = outstanding.chain(self.waiting.iter().map(|(_, then)| then));
+        all.all(|then| matches!(then, Then::Recalls(..)))
+    }
+
     /// Adds changes, unless some with the same continuation are on their way.
     pub(super) fn add(&mut self, changes: Vec<Change>, then: Then) {
         assert!(changes.len() <= MAX_CHANGES, "{} changes for {then:?}", changes.len());

@@ -53,6 +53,8 @@ pub(super) struct Input {
     floor: u64,
     pub(super) raw: u64,
     pub(super) silent: bool,
+    /// Whether it counts since its last beacon: its silence begins now
+    pub(super) fresh: bool,
     sources: Vec<Source>,
 }
 
@@ -99,6 +101,7 @@ impl Rep {
         input.raw = input.raw.max(sent);
         if !input.caught && input.raw >= input.floor {
             input.caught = true;
+            self.report += 1;
             self.unreported.insert(number);
         }
         self.rise(graph, switch);
@@ -122,6 +125,7 @@ impl Rep {
             && input.silent != silent
         {
             input.silent = silent;
+            self.report += 1;
             self.unreported.insert(number);
         }
     }
@@ -141,7 +145,6 @@ impl Rep {
         if self.unreported.is_empty() || !self.configured {
             return None;
         }
-        self.report += 1;
         let links = self.unreported.iter().map(|&number| self.value(number)).collect();
         Some(Message::Report { number: self.report, links })
     }
@@ -158,6 +161,7 @@ impl Rep {
                     if setting.counted && !input.counted {
                         input.floor = time(floors[half]).max(self.outputs[half]);
                         input.caught = input.raw >= input.floor;
+                        (input.fresh, input.silent) = (true, false);
                     }
                     (input.counted, input.frozen, input.sources) =
                         (setting.counted, setting.frozen, setting.sources);

@@ -34,6 +34,8 @@ struct Controller {
     writes: VecDeque<(WriteId, Vec<Change>)>,
     results: VecDeque<(WriteId, Result<(), StoreError>)>,
     campaigns: bool,
+    /// Nothing is carried between it and the nodes until then
+    stalled_until: u64,
 }
 
 /// A decided case as the test sees it.
@@ -41,6 +43,8 @@ struct Decided {
     record: CaseRecord,
     /// Members that have to call back
     audience: BTreeSet<(ProcessId, Incarnation)>,
+    /// Whether links have left since for another case: then barriers may pass before all have called back
+    bounds_nothing: bool,
 }
 
 pub(super) struct World {
@@ -158,6 +162,7 @@ impl World {
             writes: VecDeque::new(),
             results: VecDeque::new(),
             campaigns: true,
+            stalled_until: 0,
         });
         let n = self.controllers.len() - 1;
         self.nodes().into_iter().for_each(|node| self.connect(n, node));
@@ -346,8 +351,10 @@ impl World {
             }
             (_, Some((switch, number))) if !self.dead.contains(&NodeKey::Rep(switch)) => {
                 let rep = self.reps.get_mut(&switch).expect("there");
-                let input = rep.inputs.get(&number);
-                if !input.is_some_and(|input| input.counted || input.silent) {
+                let input = rep.inputs.get_mut(&number);
+                let fresh =
+                    input.map(|input| core::mem::take(&mut input.fresh) || !(input.counted || input.silent));
+                if fresh != Some(false) {
                     self.heard.remove(&link);
                 } else if !loopback {
                     rep.set_silent(number, silent);
@@ -366,7 +373,9 @@ impl World {
         let process = &self.processes[&id];
         let key = (id, process.terms.incarnation);
         for (case, decided) in &self.decided {
-            if !decided.audience.contains(&key) {
+            let unfenced = decided.record.unfenced.contains(&id);
+            let noticed = process.cases.contains_key(case);
+            if !decided.audience.contains(&key) || unfenced || decided.bounds_nothing && noticed {
                 continue;
             }
             let done = |&(id, incarnation): &(ProcessId, Incarnation)| {
@@ -434,7 +443,10 @@ impl World {
                 // One that has not been admitted has sent nothing.
                 let mut record = record.clone();
                 record.failed.retain(|failed| !joining.contains(&(failed.id, failed.incarnation)));
-                self.decided.insert(case, Decided { record, audience });
+                if record.failed.is_empty() {
+                    self.decided.values_mut().for_each(|decided| decided.bounds_nothing = true);
+                }
+                self.decided.insert(case, Decided { record, audience, bounds_nothing: false });
             }
         }
         self.applied = log.len();
@@ -456,7 +468,9 @@ impl World {
         self.now += STEP;
         let nodes = self.nodes();
         let n = self.draw(self.controllers.len());
+        let stalled = self.controllers[n].stalled_until > self.now;
         match self.draw(12) {
+            5..9 if stalled => Ok(()),
             0..5 => {
                 let links = self.graph.links().count();
                 let link = LinkId(self.draw(links) as u32);
@@ -495,7 +509,7 @@ impl World {
             }
             10 => self.store_step(n),
             _ => {
-                if self.controllers[n].campaigns && self.draw(20) == 0 {
+                if self.controllers[n].campaigns && self.draw(20) == 0 && !self.has_leader() {
                     self.campaign(n);
                 }
                 self.input(n, Input::Timer);
@@ -504,8 +518,13 @@ impl World {
         }
     }
 
+    /// Returns whether a controller leads in the present term, and knows it.
+    fn has_leader(&self) -> bool {
+        let leads = |controller: &Controller| controller.store.leads() && controller.machine.term().is_some();
+        self.controllers.iter().any(leads)
+    }
+
     fn campaign(&mut self, n: usize) {
-        // One that has lost waits until the other is gone; if it is alone, it leads again.
         let controller = &mut self.controllers[n];
         controller.campaigns = false;
         controller.writes.clear();
@@ -569,14 +588,15 @@ impl World {
             }
             7 => self.cut.clear(),
             8 => {
-                // The leader is killed, with what it was writing, or just before.
-                self.controllers.clear();
-                self.new_controller();
+                self.replace_controller();
             }
             9 => {
-                // Another one takes over; the old one does not know.
+                // Another one takes over; the old one does not know, and is not heard for a while.
                 if self.controllers.len() < 2 {
+                    let stall = self.draw(600) as u64;
+                    self.controllers[0].stalled_until = self.now + stall * STEP;
                     self.new_controller();
+                    self.campaign(1);
                 }
             }
             10 => {
@@ -601,18 +621,34 @@ impl World {
         }
     }
 
+    /// Kills a process for good; its successor registers later.
+    pub(super) fn kill_process(&mut self, id: u32) {
+        self.kill(NodeKey::Process(ProcessId(id)));
+    }
+
+    /// Kills the leader, with all that is under way to and from it; another one begins.
+    pub(super) fn replace_controller(&mut self) {
+        self.controllers.clear();
+        self.new_controller();
+    }
+
+    /// Returns the stored failures of processes.
+    pub(super) fn failures(&self) -> Vec<(ProcessId, Incarnation)> {
+        let cases = self.image.cases.values();
+        cases.flat_map(|case| &case.failed).map(|failed| (failed.id, failed.incarnation)).collect()
+    }
+
     pub(super) fn cases(&self) -> usize {
         self.decided.len()
     }
 
     /// Repairs everything; one controller is left.
-    fn repair(&mut self) {
+    pub(super) fn repair(&mut self) {
         self.cut.clear();
         let dead: Vec<_> = self.dead.iter().copied().collect();
         dead.into_iter().for_each(|node| self.boot(node));
         if self.controllers.len() > 1 {
-            self.controllers.clear();
-            self.new_controller();
+            self.replace_controller();
         }
     }
 
@@ -635,7 +671,7 @@ impl World {
         if rises { Ok(()) } else { Err("a barrier stands still".into()) }
     }
 
-    fn check_callbacks(&self) -> Result<(), String> {
+    pub(super) fn check_callbacks(&self) -> Result<(), String> {
         for (id, process) in &self.processes {
             if let Some((of, count)) = process.callbacks.iter().find(|(_, count)| **count > 1) {
                 return Err(format!("{id} was called back {count} times for {of:?}"));
@@ -643,6 +679,26 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Runs a network in which a leader's last command, that no register has to stand still, is under way for long. Its
+/// successor declares the register's process failed meanwhile.
+pub(super) fn run_late_command(seed: u64, planted: Option<Planted>) -> Result<(), String> {
+    let mut world = World::new(seed, &[2, 1], 1, planted);
+    world.steps(3_000)?;
+    let id = ProcessId(1);
+    world.controllers[0].stalled_until = u64::MAX;
+    let place = world.graph.place(id).expect("there");
+    world.input(0, Input::Up(NodeKey::Rep(place.switch)));
+    world.new_controller();
+    world.campaign(1);
+    world.steps(200)?;
+    world.input(1, Input::Fail(id));
+    let steps = world.draw(200);
+    world.steps(steps)?;
+    world.controllers[0].stalled_until = 0;
+    world.steps(2_000)?;
+    world.check_callbacks()
 }
 
 /// Runs a drawn network with drawn faults. Returns the number of cases.
