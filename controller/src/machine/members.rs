@@ -52,7 +52,9 @@ impl Machine {
             .into_iter()
             .filter(|&id| leader.state(id) == Some(MemberState::Joining))
             .collect();
-        joining.into_iter().for_each(|id| self.start_join(id));
+        for id in joining {
+            self.start_join(id);
+        }
     }
 
     fn start_join(&mut self, id: ProcessId) {
@@ -100,7 +102,7 @@ impl Machine {
                 return self.resend(node);
             }
             joined = record.joined.max(record.time);
-            changes = self.bury(id, incarnation, record);
+            changes = self.bury(id, incarnation, &record);
         } else if self.leader().has_open_case() {
             return self.send(node, wait(Reason::Case));
         }
@@ -136,7 +138,7 @@ impl Machine {
         &self,
         id: ProcessId,
         incarnation: Incarnation,
-        record: MemberRecord,
+        record: &MemberRecord,
     ) -> Vec<crate::store::Change> {
         let recalls = self.leader().image.recalls.get(&(id, incarnation));
         let key = |&(from, of, first): &(ProcessId, Incarnation, u32)| {
@@ -144,7 +146,7 @@ impl Machine {
         };
         let recalls =
             recalls.into_iter().flat_map(|recalls| recalls.keys()).map(|recall| key(recall).delete());
-        let gone = MemberRecord { state: MemberState::Gone, recalls: 0, ..record };
+        let gone = MemberRecord { state: MemberState::Gone, recalls: 0, ..record.clone() };
         recalls.chain([gone.put_at(Key::Member(id, incarnation))]).collect()
     }
 
@@ -239,7 +241,9 @@ impl Machine {
                 let announcing = matches!(next, Phase::Announcing { .. });
                 self.leader_mut().joins.get_mut(&id).expect("it is there").phase = next;
                 if announcing {
-                    self.leader().members().into_iter().for_each(|member| self.announce_to(member));
+                    for member in self.leader().members() {
+                        self.announce_to(member);
+                    }
                 }
             }
         }

@@ -14,6 +14,7 @@ mod members;
 mod nodes;
 mod recover;
 mod reps;
+mod suspicion;
 mod writes;
 
 pub use bug::Bug;
@@ -21,11 +22,12 @@ pub use bug::Bug;
 use crate::graph::Graph;
 use crate::record::Image;
 use crate::store::{Change, Records, StoreError, Term};
-use cases::{Progress, Suspicion};
+use cases::Progress;
 use nodes::{LinkStatus, NodeState};
 use onepipe::control::{Envelope, Incarnation, Message};
 use onepipe::{ProcessId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use suspicion::Suspicion;
 use switch::Nanos;
 pub use writes::WriteId;
 use writes::Writes;
@@ -330,10 +332,10 @@ impl Machine {
                 self.member_ack(id, of, incarnation, barrier);
             }
             (NodeKey::Process(id), Message::Noticed { case }) => {
-                self.answered(id, case, cases::Answer::Noticed)
+                self.answered(id, case, cases::Answer::Noticed);
             }
             (NodeKey::Process(id), Message::Recalled { case }) => {
-                self.answered(id, case, cases::Answer::Recalled)
+                self.answered(id, case, cases::Answer::Recalled);
             }
             (NodeKey::Process(id), Message::Completed { case }) => {
                 self.answered(id, case, cases::Answer::Completed);
@@ -349,7 +351,7 @@ impl Machine {
             }
             (NodeKey::Process(id), Message::Recovered {}) => self.recovered(id),
             (NodeKey::Process(id), Message::ProgressReply { barrier, .. }) => {
-                self.progress_reply(id, barrier)
+                self.progress_reply(id, barrier);
             }
             (node, Message::Pong { number }) => self.pong(node, number),
             (node, Message::Ping { number }) => self.send(node, Message::Pong { number }),

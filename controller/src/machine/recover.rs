@@ -176,7 +176,7 @@ impl Machine {
         if record.state != MemberState::Failed || !resumed || self.leader().suspicion.is_some() {
             return;
         }
-        let mut changes = self.bury(id, incarnation, record);
+        let mut changes = self.bury(id, incarnation, &record);
         // Recalls go first; the process repeats its message until the last part is stored.
         let then = if changes.len() > MAX_CHANGES { Then::Part(u64::MAX) } else { Then::Recovered(id) };
         changes.truncate(MAX_CHANGES);

@@ -67,7 +67,9 @@ impl Machine {
         // What an earlier incarnation has answered is not of this one.
         let known = registering.iter().map(|&switch| NodeKey::Rep(switch));
         let known: Vec<_> = known.filter(|node| leader.nodes.contains_key(node)).collect();
-        known.into_iter().for_each(|node| self.forget_node(node));
+        for node in known {
+            self.forget_node(node);
+        }
         self.refresh();
         let waited_for: Vec<_> = registering
             .iter()
@@ -82,7 +84,9 @@ impl Machine {
             let nodes = &self.leader().nodes;
             let late = |node: &NodeKey| nodes.get(node).is_some_and(|state| self.is_late(state.since));
             let late: Vec<_> = waited_for.into_iter().filter(late).collect();
-            late.into_iter().for_each(|node| self.suspect_node(node));
+            for node in late {
+                self.suspect_node(node);
+            }
             return;
         }
         let mut floors = BTreeMap::new();

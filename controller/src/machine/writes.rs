@@ -92,6 +92,17 @@ impl Writes {
         self.waiting.push_back((changes, then));
     }
 
+    /// Returns what is to be written together next.
+    fn gather(&mut self) -> Option<(Vec<Change>, Vec<Then>)> {
+        let (mut changes, mut then) = (Vec::new(), Vec::new());
+        while self.waiting.front().is_some_and(|(more, _)| changes.len() + more.len() <= MAX_CHANGES) {
+            let (more, next) = self.waiting.pop_front().expect("the front");
+            changes.extend(more);
+            then.push(next);
+        }
+        (!then.is_empty()).then_some((changes, then))
+    }
+
     /// Returns a number of an incarnation that was never used, and the change that stores this.
     pub(super) fn incarnation(&mut self) -> (Incarnation, Change) {
         let incarnation = self.next.incarnation;
@@ -120,29 +131,16 @@ impl Machine {
         let now = self.now;
         let writes = &mut self.leader_mut().writes;
         let id = WriteId(writes.next_id);
-        let changes = match &mut writes.outstanding {
-            Some(write) => {
-                if write.retry.is_none_or(|at| now < at) {
-                    return;
-                }
-                (write.id, write.retry) = (id, None);
-                write.changes.clone()
+        let changes = if let Some(write) = &mut writes.outstanding {
+            if write.retry.is_none_or(|at| now < at) {
+                return;
             }
-            None => {
-                let (mut changes, mut then) = (Vec::new(), Vec::new());
-                while let Some((more, _)) = writes.waiting.front()
-                    && changes.len() + more.len() <= MAX_CHANGES
-                {
-                    let (more, next) = writes.waiting.pop_front().expect("the front");
-                    changes.extend(more);
-                    then.push(next);
-                }
-                if then.is_empty() {
-                    return;
-                }
-                writes.outstanding = Some(Write { id, changes: changes.clone(), then, retry: None });
-                changes
-            }
+            (write.id, write.retry) = (id, None);
+            write.changes.clone()
+        } else {
+            let Some((changes, then)) = writes.gather() else { return };
+            writes.outstanding = Some(Write { id, changes: changes.clone(), then, retry: None });
+            changes
         };
         writes.next_id += 1;
         self.effects.push_back(Effect::Write(id, changes));
@@ -158,7 +156,9 @@ impl Machine {
         match result {
             Ok(()) => {
                 leader.image.apply(&write.changes);
-                write.then.into_iter().for_each(|then| self.stored(then));
+                for then in write.then {
+                    self.stored(then);
+                }
             }
             Err(error @ (StoreError::OtherTerm | StoreError::Unknown(_))) => {
                 if error != StoreError::OtherTerm {

@@ -46,6 +46,7 @@ impl Terms {
 }
 
 #[derive(Clone, Debug, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a state of its own")]
 pub(super) struct Input {
     pub(super) counted: bool,
     frozen: bool,
@@ -206,6 +207,7 @@ pub(super) enum Answer {
 }
 
 #[derive(Clone, Debug, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a state of its own")]
 pub(super) struct Process {
     pub(super) terms: Terms,
     pub(super) boot: u8,
