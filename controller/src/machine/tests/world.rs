@@ -7,7 +7,7 @@ pub(super) use runs::{run, run_late_command};
 use super::nodes::{Process, Rep, keeper, sender, time};
 use crate::graph::tests::fabric;
 use crate::graph::{Graph, LinkId, Node};
-use crate::machine::{Bug, Config, Effect, Input, Machine, NodeKey, WriteId};
+use crate::machine::{Alarm, Bug, Config, Effect, Input, Machine, NodeKey, WriteId};
 use crate::record::{CaseRecord, Image, MemberState, Stage};
 use crate::store::{Change, MemoryStore, Store, StoreError, Term};
 use onepipe::ProcessId;
@@ -69,6 +69,11 @@ pub(super) struct World {
     decided: BTreeMap<u64, Decided>,
     times: BTreeMap<(ProcessId, Incarnation), u64>,
     planted: Option<Planted>,
+    /// Whether failed processes wait instead of starting anew
+    pub(super) keeps_memory: bool,
+    pub(super) alarms: Vec<Alarm>,
+    /// By node: messages that were delivered to it
+    pub(super) inbox: BTreeMap<NodeKey, Vec<Message>>,
 }
 
 impl World {
@@ -93,6 +98,9 @@ impl World {
             decided: BTreeMap::new(),
             times: BTreeMap::new(),
             planted,
+            keeps_memory: false,
+            alarms: Vec::new(),
+            inbox: BTreeMap::new(),
         };
         let nodes: Vec<_> = world.nodes();
         for node in nodes {
@@ -194,7 +202,7 @@ impl World {
                 }
                 Effect::Write(id, changes) => controller.writes.push_back((id, changes)),
                 Effect::Campaign => controller.campaigns = true,
-                Effect::Alarm(_) => {}
+                Effect::Alarm(alarm) => self.alarms.push(alarm),
             }
         }
     }
@@ -216,6 +224,7 @@ impl World {
         if self.dead.contains(&node) {
             return Ok(());
         }
+        self.inbox.entry(node).or_default().push(envelope.message.clone());
         self.check_times(&envelope.message)?;
         let answer = match node {
             NodeKey::Rep(switch) => {
@@ -277,7 +286,7 @@ impl World {
                 if process.failed {
                     // It has nothing to recover: it starts anew.
                     let resumed = self.image.cases.values().all(|case| case.stage == Stage::Resumed);
-                    if resumed {
+                    if resumed && !self.keeps_memory {
                         self.boot(node);
                     }
                     return;

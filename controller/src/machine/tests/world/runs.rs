@@ -2,9 +2,11 @@
 
 use super::{Planted, STEP, World};
 use crate::machine::{Input, NodeKey};
+use crate::record::MemberState;
 use crate::store::Fault;
-use onepipe::ProcessId;
-use onepipe::control::Incarnation;
+use onepipe::control::{Incarnation, Message};
+use onepipe::{ProcessId, Timestamp};
+use std::collections::{BTreeMap, VecDeque};
 use switch::Rng;
 
 impl World {
@@ -70,6 +72,35 @@ impl World {
             self.controllers[n].from_nodes.remove(&node);
             self.input(n, Input::Down(node));
         }
+    }
+
+    /// The leader takes a message of a node.
+    pub(in super::super) fn tell(&mut self, node: NodeKey, message: Message) {
+        self.reply(0, node, message);
+        let envelope = self.controllers[0].from_nodes.get_mut(&node).and_then(VecDeque::pop_back);
+        self.input(0, Input::FromNode(node, envelope.expect("just sent")));
+    }
+
+    pub(in super::super) fn fail(&mut self, id: u32) {
+        self.input(0, Input::Fail(ProcessId(id)));
+    }
+
+    /// A process that is not needed any more starts anew.
+    pub(in super::super) fn restart(&mut self, id: u32) {
+        self.boot(NodeKey::Process(ProcessId(id)));
+    }
+
+    pub(in super::super) fn member(&self, id: u32) -> (Incarnation, MemberState) {
+        let (incarnation, record) = self.image.member(ProcessId(id)).expect("it has joined");
+        (incarnation, record.state)
+    }
+
+    pub(in super::super) fn recalls(&self) -> usize {
+        self.image.recalls.values().map(BTreeMap::len).sum()
+    }
+
+    pub(in super::super) fn now(&self) -> Timestamp {
+        Timestamp::new(self.clock())
     }
 
     /// Kills a process for good; its successor registers later.
