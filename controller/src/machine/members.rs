@@ -75,7 +75,8 @@ impl Machine {
             self.alarm(Alarm::Unknown(node));
             return self.send(node, Message::Refused { reason: Reason::Unknown });
         };
-        if self.leader().writes.contains(Then::Joining(id)) {
+        if self.leader().writes.contains(Then::Joining(id)) || self.leader().writes.has_recalls() {
+            // The process asks again.
             return;
         }
         let previous =
@@ -109,7 +110,7 @@ impl Machine {
         if changes.len() > MAX_CHANGES - 4 {
             // Recalls of the previous incarnation go first; the process asks again.
             changes.truncate(MAX_CHANGES);
-            self.leader_mut().writes.add(changes, Then::Part(u64::MAX));
+            self.leader_mut().writes.add(changes, Then::Forgotten);
             return self.send(node, wait(Reason::Undecided));
         }
         let writes = &mut self.leader_mut().writes;

@@ -25,7 +25,10 @@ impl Machine {
     pub(super) fn store_recalls(&mut self, id: ProcessId, batch: u32, recalls: &[StoredRecall]) {
         let Some(incarnation) = self.incarnation(NodeKey::Process(id)) else { return };
         let then = Then::Recalls(id, incarnation, batch);
-        if self.leader().writes.contains(then) {
+        let writes = &self.leader().writes;
+        let ends = |to| writes.contains(Then::Recovered(to)) || writes.contains(Then::Joining(to));
+        if writes.contains(then) || recalls.iter().any(|recall| ends(recall.to)) {
+            // The sender repeats the batch.
             return;
         }
         let mut changes = Vec::new();
@@ -53,12 +56,13 @@ impl Machine {
                 changes.push(MemberRecord { recalls, ..member }.put_at(Key::Member(to.0, to.1)));
             }
         }
-        if changes.len() > MAX_CHANGES {
-            // More than one write holds: the sender is to use smaller batches.
-            self.counts.ignored += 1;
-            return;
+        let writes = &mut self.leader_mut().writes;
+        while changes.len() > MAX_CHANGES {
+            let rest = changes.split_off(MAX_CHANGES);
+            writes.add_part(changes, Then::SomeRecalls);
+            changes = rest;
         }
-        self.leader_mut().writes.add(changes, then);
+        writes.add(changes, then);
     }
 
     pub(super) fn recalls_stored(&mut self, id: ProcessId, incarnation: Incarnation, batch: u32) {
@@ -173,12 +177,16 @@ impl Machine {
         let record = member.clone();
         let resumed =
             self.leader().image.cases.get(&record.case).is_none_or(|case| case.stage == Stage::Resumed);
-        if record.state != MemberState::Failed || !resumed || self.leader().suspicion.is_some() {
+        if record.state != MemberState::Failed
+            || !resumed
+            || self.leader().suspicion.is_some()
+            || self.leader().writes.has_recalls()
+        {
             return;
         }
         let mut changes = self.bury(id, incarnation, &record);
         // Recalls go first; the process repeats its message until the last part is stored.
-        let then = if changes.len() > MAX_CHANGES { Then::Part(u64::MAX) } else { Then::Recovered(id) };
+        let then = if changes.len() > MAX_CHANGES { Then::Forgotten } else { Then::Recovered(id) };
         changes.truncate(MAX_CHANGES);
         self.leader_mut().writes.add(changes, then);
     }

@@ -30,6 +30,10 @@ pub(super) enum Then {
     Decided(u64),
     /// Part of a case's changes, before its record
     Part(u64),
+    /// Part of a batch of recalls, before the last one
+    SomeRecalls,
+    /// Recalls of an incarnation that are not needed any more are deleted
+    Forgotten,
     /// A case is completed
     Completed(u64),
     /// A case is closed
@@ -75,7 +79,14 @@ impl Writes {
     pub(super) fn is_idle(&self) -> bool {
         let outstanding = self.outstanding.iter().flat_map(|write| &write.then);
         let mut all = outstanding.chain(self.waiting.iter().map(|(_, then)| then));
-        all.all(|then| matches!(then, Then::Recalls(..)))
+        all.all(|then| matches!(then, Then::Recalls(..) | Then::SomeRecalls))
+    }
+
+    /// Returns whether recalls are being stored.
+    pub(super) fn has_recalls(&self) -> bool {
+        let outstanding = self.outstanding.iter().flat_map(|write| &write.then);
+        let mut all = outstanding.chain(self.waiting.iter().map(|(_, then)| then));
+        all.any(|then| matches!(then, Then::Recalls(..)))
     }
 
     /// Adds changes, unless some with the same continuation are on their way.
@@ -175,7 +186,13 @@ impl Machine {
 
     fn stored(&mut self, then: Then) {
         match then {
-            Then::RepKnown(_) | Then::RepActive(_) | Then::Part(_) | Then::Links | Then::Resumed(_) => {}
+            Then::SomeRecalls
+            | Then::Forgotten
+            | Then::RepKnown(_)
+            | Then::RepActive(_)
+            | Then::Part(_)
+            | Then::Links
+            | Then::Resumed(_) => {}
             Then::FloorsKnown => self.floors_stored(),
             Then::Joining(id) => self.joining_stored(id),
             Then::Admitted(id) => self.admitted_stored(id),
