@@ -218,6 +218,12 @@ impl Machine {
             return;
         }
         let joining: Vec<_> = self.leader().joins.keys().copied().collect();
+        if joining.is_empty() {
+            return;
+        }
+        // The desired states have to be those of all joins.
+        self.refresh();
+        let settled = self.reps_settled();
         for id in joining {
             if self.leader().state(id) != Some(MemberState::Joining) {
                 self.leader_mut().joins.remove(&id);
@@ -225,7 +231,7 @@ impl Machine {
             }
             let phase = self.leader().joins[&id].phase.clone();
             let next = match phase {
-                Phase::Counting => self.count(id),
+                Phase::Counting => self.count(id, settled),
                 Phase::Announcing { joined, answered } => {
                     let members = self.leader().members();
                     members
@@ -251,10 +257,8 @@ impl Machine {
     }
 
     /// Returns the next phase if a process's link counts everywhere.
-    fn count(&mut self, id: ProcessId) -> Option<Phase> {
-        // The desired states have to be those of this join.
-        self.refresh();
-        if let Err(switch) = self.reps_settled() {
+    fn count(&mut self, id: ProcessId, settled: Result<(), u16>) -> Option<Phase> {
+        if let Err(switch) = settled {
             let late = self.is_late(self.leader().joins[&id].since);
             let join = self.leader_mut().joins.get_mut(&id).expect("it is there");
             if late && !core::mem::replace(&mut join.alarmed, true) {

@@ -392,6 +392,10 @@ impl World {
         for (case, decided) in &self.decided {
             let unfenced = decided.record.unfenced.contains(&id);
             let noticed = process.cases.contains_key(case);
+            // One that has not been admitted receives nothing, whatever its barrier.
+            if !process.admitted {
+                continue;
+            }
             if !decided.audience.contains(&key) || unfenced || decided.bounds_nothing && noticed {
                 continue;
             }
