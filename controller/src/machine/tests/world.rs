@@ -578,25 +578,6 @@ impl World {
         (0..count).try_for_each(|_| self.step())
     }
 
-    /// Everything is as if nothing had ever failed: all are members, and barriers rise.
-    pub(super) fn check_settled(&mut self) -> Result<(), String> {
-        for (id, process) in &self.processes {
-            if !process.admitted || process.failed {
-                return Err(format!("{id} is no member: {process:?}, {:?}", self.image.member(*id)));
-            }
-        }
-        if self.controllers.iter().all(|controller| controller.machine.suspects()) {
-            return Err("a suspicion stays".into());
-        }
-        if let Some((case, record)) = self.image.cases.iter().find(|(_, case)| case.stage != Stage::Resumed) {
-            return Err(format!("case {case} stays open: {record:?}"));
-        }
-        let before: Vec<_> = self.processes.values().map(|process| process.barrier).collect();
-        self.steps(2_000)?;
-        let rises = self.processes.values().zip(before).all(|(process, before)| process.barrier > before);
-        if rises { Ok(()) } else { Err("a barrier stands still".into()) }
-    }
-
     pub(super) fn check_callbacks(&self) -> Result<(), String> {
         for (id, process) in &self.processes {
             if let Some((of, count)) = process.callbacks.iter().find(|(_, count)| **count > 1) {

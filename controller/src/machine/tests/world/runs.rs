@@ -2,7 +2,7 @@
 
 use super::{Planted, STEP, World};
 use crate::machine::{Input, NodeKey};
-use crate::record::MemberState;
+use crate::record::{MemberState, Stage};
 use crate::store::Fault;
 use onepipe::control::{Incarnation, Message};
 use onepipe::{ProcessId, Timestamp};
@@ -134,6 +134,25 @@ impl World {
         if self.controllers.len() > 1 {
             self.replace_controller();
         }
+    }
+
+    /// Everything is as if nothing had ever failed: all are members, and barriers rise.
+    pub(in super::super) fn check_settled(&mut self) -> Result<(), String> {
+        for (id, process) in &self.processes {
+            if !process.admitted || process.failed {
+                return Err(format!("{id} is no member: {process:?}, {:?}", self.image.member(*id)));
+            }
+        }
+        if self.controllers.iter().all(|controller| controller.machine.suspects()) {
+            return Err("a suspicion stays".into());
+        }
+        if let Some((case, record)) = self.image.cases.iter().find(|(_, case)| case.stage != Stage::Resumed) {
+            return Err(format!("case {case} stays open: {record:?}"));
+        }
+        let before: Vec<_> = self.processes.values().map(|process| process.barrier).collect();
+        self.steps(2_000)?;
+        let rises = self.processes.values().zip(before).all(|(process, before)| process.barrier > before);
+        if rises { Ok(()) } else { Err("a barrier stands still".into()) }
     }
 }
 
