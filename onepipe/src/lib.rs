@@ -11,6 +11,7 @@
 
 pub mod beacon;
 mod clock;
+pub mod control;
 pub mod datagram;
 mod header;
 pub mod process;

@@ -90,6 +90,7 @@ switch = "s2"
 messages = false
 [[host]]
 name = "a"
+id = 1
 address = "10.0.3.1/24"
 mac = "02:00:00:00:00:03"
 switch = "s0"

@@ -1,0 +1,329 @@
+//! Processes: incarnations and admission.
+//!
+//! A process's link counts before the process may send. Only then is it known after which time its messages
+//! may lie: above every barrier that any node has sent without waiting for it.
+
+use super::writes::Then;
+use super::{Alarm, Leader, Machine, NodeKey};
+use crate::record::{Key, LinkRecord, LinkState, MemberRecord, MemberState, RecallRecord, Stage, Value};
+use crate::store::MAX_CHANGES;
+use onepipe::control::{Address, Boot, Incarnation, Message, Peer, Reason};
+use onepipe::{ProcessId, Timestamp};
+use std::collections::BTreeSet;
+use switch::Nanos;
+
+/// A process that is not admitted yet.
+#[derive(Clone, Debug)]
+pub(super) struct Join {
+    phase: Phase,
+    since: Nanos,
+    /// Whether the operator knows that the join waits
+    alarmed: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Its link is about to count at all representatives
+    Counting,
+    /// Members learn of it
+    Announcing { joined: u64, answered: BTreeSet<ProcessId> },
+    /// New links are about to catch up
+    Catching { joined: u64 },
+}
+
+impl Leader {
+    fn peer(&self, id: ProcessId) -> Option<Peer> {
+        let (incarnation, record) = self.image.member(id)?;
+        Some(Peer { id, incarnation, qpn: record.qpn, address: record.address })
+    }
+
+    /// Returns whether a case is open, so that joins wait.
+    fn has_open_case(&self) -> bool {
+        self.suspicion.is_some() || self.image.cases.values().any(|case| case.stage != Stage::Resumed)
+    }
+}
+
+impl Machine {
+    /// Goes on with joins that an earlier leader has begun.
+    pub(super) fn resume_joins(&mut self) {
+        let leader = self.leader();
+        let joining: Vec<_> = leader
+            .unfailed()
+            .into_iter()
+            .filter(|&id| leader.state(id) == Some(MemberState::Joining))
+            .collect();
+        for id in joining {
+            self.start_join(id);
+        }
+    }
+
+    fn start_join(&mut self, id: ProcessId) {
+        let since = self.now;
+        let leader = self.leader_mut();
+        leader.epoch += 1;
+        leader.joins.insert(id, Join { phase: Phase::Counting, since, alarmed: false });
+    }
+
+    pub(super) fn register(&mut self, id: ProcessId, boot: Boot, address: Address, topology: u64) {
+        let node = NodeKey::Process(id);
+        let wait = |reason| Message::Wait { reason, of: id.0 };
+        if topology != self.config.network {
+            self.alarm(Alarm::OtherTopology(node));
+            return self.send(node, Message::Refused { reason: Reason::OtherTopology });
+        }
+        let Some(place) = self.graph.place(id) else {
+            self.alarm(Alarm::Unknown(node));
+            return self.send(node, Message::Refused { reason: Reason::Unknown });
+        };
+        if self.leader().writes.contains(Then::Joining(id)) || self.leader().writes.has_recalls() {
+            // The process asks again.
+            return;
+        }
+        let previous =
+            self.leader().image.member(id).map(|(incarnation, record)| (incarnation, record.clone()));
+        let mut joined = 0;
+        let mut changes = Vec::new();
+        if let Some((incarnation, record)) = previous {
+            let living = matches!(record.state, MemberState::Joining | MemberState::Member);
+            if living && record.boot == boot {
+                return self.resend(node);
+            }
+            if living && !self.leader().is_silent(place.up) {
+                self.alarm(Alarm::Living(id));
+                return self.send(node, Message::Refused { reason: Reason::Living });
+            }
+            let resumed = |case: u64| {
+                self.leader().image.cases.get(&case).is_none_or(|case| case.stage == Stage::Resumed)
+            };
+            if living || !resumed(record.case) || self.leader().has_open_case() {
+                return self.send(node, wait(Reason::Case));
+            }
+            if record.state == MemberState::Failed && record.boot == boot {
+                // It still has its memory: it has to recover first.
+                return self.resend(node);
+            }
+            joined = record.joined.max(record.time);
+            changes = self.bury(id, incarnation, &record);
+        } else if self.leader().has_open_case() {
+            return self.send(node, wait(Reason::Case));
+        }
+        if changes.len() > MAX_CHANGES - 4 {
+            // Recalls of the previous incarnation go first; the process asks again.
+            changes.truncate(MAX_CHANGES);
+            self.leader_mut().writes.add(changes, Then::Forgotten);
+            return self.send(node, wait(Reason::Undecided));
+        }
+        let writes = &mut self.leader_mut().writes;
+        let qpn = writes.queue_pairs(1);
+        let (incarnation, next) = writes.incarnation();
+        let record = MemberRecord {
+            state: MemberState::Joining,
+            qpn,
+            boot,
+            address,
+            joined,
+            since: 0,
+            time: 0,
+            case: 0,
+            delivered: 0,
+            recalls: 0,
+        };
+        changes.extend([record.put_at(Key::Member(id, incarnation)), next]);
+        changes.extend([place.up, place.down].map(|link| Key::Link(link.0).delete()));
+        writes.add(changes, Then::Joining(id));
+    }
+
+    /// Returns the changes by which nothing of an incarnation is needed any more; the last one is that of its
+    /// own record.
+    pub(super) fn bury(
+        &self,
+        id: ProcessId,
+        incarnation: Incarnation,
+        record: &MemberRecord,
+    ) -> Vec<crate::store::Change> {
+        let recalls = self.leader().image.recalls.get(&(id, incarnation));
+        let key = |&(from, of, first): &(ProcessId, Incarnation, u32)| {
+            Key::Recall(id, incarnation, from, of, first)
+        };
+        let recalls =
+            recalls.into_iter().flat_map(|recalls| recalls.keys()).map(|recall| key(recall).delete());
+        let gone = MemberRecord { state: MemberState::Gone, recalls: 0, ..record.clone() };
+        recalls.chain([gone.put_at(Key::Member(id, incarnation))]).collect()
+    }
+
+    pub(super) fn joining_stored(&mut self, id: ProcessId) {
+        self.forget_node(NodeKey::Process(id));
+        self.start_join(id);
+        // Its incarnation first: a node takes a state of its own incarnation only.
+        self.resend_member(id);
+        self.refresh();
+    }
+
+    /// Sends a process its incarnation, and whether it is a member.
+    pub(super) fn resend_member(&mut self, id: ProcessId) {
+        let leader = self.leader();
+        let Some((incarnation, record)) = leader.image.member(id) else { return };
+        let (state, joined, case, time) = (record.state, record.joined, record.case, record.time);
+        let (boot, qpn) = (record.boot, record.qpn);
+        let members = leader.members().into_iter().filter_map(|id| leader.peer(id)).collect();
+        let node = NodeKey::Process(id);
+        match state {
+            MemberState::Joining | MemberState::Member => {
+                self.send(node, Message::Welcome { boot, incarnation, qpn, members });
+                if state == MemberState::Member {
+                    self.send(node, Message::Admitted { after: Timestamp::new(joined) });
+                }
+                self.announce_to(id);
+            }
+            MemberState::Failed => self.send(node, Message::YouFailed { case, time: Timestamp::new(time) }),
+            MemberState::Gone => {}
+        }
+    }
+
+    /// Tells a member about the processes that are being announced.
+    fn announce_to(&mut self, id: ProcessId) {
+        let leader = self.leader();
+        let announcing =
+            leader.joins.iter().filter(|(_, join)| matches!(join.phase, Phase::Announcing { .. }));
+        let peers: Vec<_> = announcing.filter_map(|(&joining, _)| leader.peer(joining)).collect();
+        for peer in peers.into_iter().filter(|peer| peer.id != id) {
+            self.send(NodeKey::Process(id), Message::MemberUp { peer });
+        }
+    }
+
+    pub(super) fn member_ack(
+        &mut self,
+        from: ProcessId,
+        of: ProcessId,
+        incarnation: Incarnation,
+        barrier: Option<Timestamp>,
+    ) {
+        let barrier = self.time(barrier);
+        if self.incarnation(NodeKey::Process(of)) != Some(incarnation)
+            || !self.plausible(NodeKey::Process(from), [barrier])
+        {
+            return;
+        }
+        let join = self.leader_mut().joins.get_mut(&of);
+        if let Some(Join { phase: Phase::Announcing { joined, answered }, .. }) = join {
+            *joined = (*joined).max(barrier);
+            answered.insert(from);
+        }
+    }
+
+    /// Takes joins to their next phase. They wait while a case is open, and begin anew after it.
+    pub(super) fn advance_joins(&mut self) {
+        if self.leader().has_open_case() {
+            self.leader_mut().joins.values_mut().for_each(|join| join.phase = Phase::Counting);
+            return;
+        }
+        let joining: Vec<_> = self.leader().joins.keys().copied().collect();
+        if joining.is_empty() {
+            return;
+        }
+        // The desired states have to be those of all joins.
+        self.refresh();
+        let settled = self.reps_settled();
+        for id in joining {
+            if self.leader().state(id) != Some(MemberState::Joining) {
+                self.leader_mut().joins.remove(&id);
+                continue;
+            }
+            let phase = self.leader().joins[&id].phase.clone();
+            let next = match phase {
+                Phase::Counting => self.count(id, settled),
+                Phase::Announcing { joined, answered } => {
+                    let members = self.leader().members();
+                    members
+                        .iter()
+                        .all(|member| answered.contains(member))
+                        .then_some(Phase::Catching { joined })
+                }
+                Phase::Catching { joined } => {
+                    self.admit(id, joined);
+                    None
+                }
+            };
+            if let Some(next) = next {
+                let announcing = matches!(next, Phase::Announcing { .. });
+                self.leader_mut().joins.get_mut(&id).expect("it is there").phase = next;
+                if announcing {
+                    for member in self.leader().members() {
+                        self.announce_to(member);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the next phase if a process's link counts everywhere.
+    fn count(&mut self, id: ProcessId, settled: Result<(), u16>) -> Option<Phase> {
+        if let Err(switch) = settled {
+            let late = self.is_late(self.leader().joins[&id].since);
+            let join = self.leader_mut().joins.get_mut(&id).expect("it is there");
+            if late && !core::mem::replace(&mut join.alarmed, true) {
+                self.alarm(Alarm::JoinWaits(switch));
+                self.send(
+                    NodeKey::Process(id),
+                    Message::Wait { reason: Reason::Representative, of: switch.into() },
+                );
+            }
+            return None;
+        }
+        if !self.leader().is_settled(NodeKey::Process(id)) {
+            return None;
+        }
+        let acked = self.leader().nodes.values().filter_map(|state| state.acked.as_ref());
+        let values = acked.flat_map(|acked| acked.outputs.into_iter().chain(acked.raws.values().copied()));
+        let earlier = self.leader().image.member(id).map_or(0, |(_, record)| record.joined);
+        let joined = values.chain([earlier]).max().unwrap_or(0);
+        Some(Phase::Announcing { joined, answered: BTreeSet::new() })
+    }
+
+    /// Writes the admission of a process, if all members are connected with it by relied links.
+    fn admit(&mut self, id: ProcessId, joined: u64) {
+        let leader = self.leader();
+        let place = self.graph.place(id).expect("registered");
+        if leader.writes.contains(Then::Admitted(id)) || leader.writes.contains(Then::Links) {
+            return;
+        }
+        let mut relied = leader.relied();
+        relied.insert(place.down);
+        let mut members = leader.members();
+        members.push(id);
+        let missing = self.graph.unconnected_pair(&members, |link| relied.contains(&link));
+        if missing.is_some() {
+            return;
+        }
+        let (incarnation, record) = leader.image.member(id).expect("registered");
+        let since = leader.writes.next.case;
+        let record = MemberRecord { state: MemberState::Member, joined, since, ..record.clone() };
+        let down = LinkRecord { state: LinkState::Relied }.put_at(Key::Link(place.down.0));
+        let changes = vec![record.put_at(Key::Member(id, incarnation)), down];
+        self.leader_mut().writes.add(changes, Then::Admitted(id));
+    }
+
+    pub(super) fn admitted_stored(&mut self, id: ProcessId) {
+        self.leader_mut().joins.remove(&id);
+        let leader = self.leader();
+        let Some((_, record)) = leader.image.member(id) else { return };
+        let after = Timestamp::new(record.joined);
+        let peers: Vec<_> = leader.members().into_iter().filter_map(|member| leader.peer(member)).collect();
+        let node = NodeKey::Process(id);
+        for peer in peers.into_iter().filter(|peer| peer.id != id) {
+            self.send(node, Message::MemberUp { peer });
+        }
+        self.send(node, Message::Admitted { after });
+        self.announce_to(id);
+    }
+
+    /// Returns the change that stores a recall.
+    pub(super) fn recall_change(
+        to: (ProcessId, Incarnation),
+        from: (ProcessId, Incarnation),
+        first: u32,
+        record: &RecallRecord,
+    ) -> crate::store::Change {
+        record.put_at(Key::Recall(to.0, to.1, from.0, from.1, first))
+    }
+}

@@ -1,0 +1,428 @@
+//! Desired states of nodes, their versions and answers.
+
+use super::{Bug, Leader, Machine, NodeKey};
+use crate::decide::{Acknowledged, Fence};
+use crate::graph::{LinkId, Node, NodeId};
+use crate::machine::writes::Then;
+use crate::record::{Key, LinkRecord, LinkState, MemberState, RepState, Stage, Value};
+use onepipe::control::{LOOPBACK, LinkSetting, LinkValue, Message, Source};
+use onepipe::{ProcessId, Timestamp};
+use rocev2::Qpn;
+use std::collections::{BTreeMap, BTreeSet};
+use switch::Nanos;
+
+/// Links per write of what was found out about links
+const LINKS_PER_WRITE: usize = 90;
+
+/// State that a node has to have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Desired {
+    Rep { epoch: u32, floors: [u64; 2], links: Vec<LinkSetting> },
+    Process { held: bool, sources: Vec<Source> },
+}
+
+/// A state that a node has, with its values at the moment at which the state took effect.
+#[derive(Clone, Debug)]
+pub(super) struct Acked {
+    version: u64,
+    desired: Desired,
+    /// Of the upper and the lower node
+    pub(super) outputs: [u64; 2],
+    /// Of a representative's inputs
+    pub(super) raws: BTreeMap<LinkId, u64>,
+    /// Of a process
+    pub(super) barrier: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct NodeState {
+    version: u64,
+    desired: Desired,
+    /// Time since which the answer is missing
+    pub(super) since: Nanos,
+    pub(super) acked: Option<Acked>,
+}
+
+impl NodeState {
+    /// Returns whether the node has the state that it has to have.
+    pub(super) fn is_settled(&self) -> bool {
+        self.acked.as_ref().is_some_and(|acked| acked.version == self.version)
+    }
+}
+
+/// What its keeper says about a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) struct LinkStatus {
+    pub(super) silent: bool,
+    pub(super) caught: bool,
+}
+
+impl Leader {
+    pub(super) fn is_settled(&self, node: NodeKey) -> bool {
+        self.nodes.get(&node).is_some_and(NodeState::is_settled)
+    }
+
+    pub(super) fn is_silent(&self, link: LinkId) -> bool {
+        self.links.get(&link).is_some_and(|status| status.silent)
+    }
+
+    pub(super) fn relied(&self) -> BTreeSet<LinkId> {
+        let relied = self.image.links.iter().filter(|(_, state)| **state == LinkState::Relied);
+        relied.map(|(&link, _)| LinkId(link)).collect()
+    }
+
+    /// Returns the processes whose present incarnation has not failed: members and joining ones.
+    pub(super) fn unfailed(&self) -> Vec<ProcessId> {
+        let ids: BTreeSet<_> = self.image.members.keys().map(|&(id, _)| id).collect();
+        ids.into_iter().filter(|&id| self.is_unfailed(id)).collect()
+    }
+
+    pub(super) fn is_unfailed(&self, id: ProcessId) -> bool {
+        matches!(self.state(id), Some(MemberState::Member | MemberState::Joining))
+    }
+
+    pub(super) fn members(&self) -> Vec<ProcessId> {
+        self.unfailed().into_iter().filter(|&id| self.state(id) == Some(MemberState::Member)).collect()
+    }
+
+    pub(super) fn state(&self, id: ProcessId) -> Option<MemberState> {
+        self.image.member(id).map(|(_, record)| record.state)
+    }
+
+    /// Returns whether a process's link counts: also that of a failed process, until its case is completed.
+    pub(super) fn takes_part(&self, id: ProcessId) -> bool {
+        let Some((_, record)) = self.image.member(id) else { return false };
+        let decided = || self.image.cases.get(&record.case).is_some_and(|case| case.stage == Stage::Decided);
+        match record.state {
+            MemberState::Joining | MemberState::Member => true,
+            MemberState::Failed => decided(),
+            MemberState::Gone => false,
+        }
+    }
+}
+
+impl Machine {
+    /// Returns the links that count for commit.
+    pub(super) fn counted(&self) -> BTreeSet<LinkId> {
+        let leader = self.leader();
+        let absent = |link: LinkId| leader.image.links.get(&link.0) == Some(&LinkState::Absent);
+        self.graph.counted(|id| leader.takes_part(id), absent)
+    }
+
+    /// Returns what has to stand still, for the suspicion and for decided cases.
+    pub(super) fn fence(&self) -> Fence {
+        let leader = self.leader();
+        let decided = leader.image.cases.values().filter(|case| case.stage == Stage::Decided);
+        let suspicion =
+            leader.suspicion.as_ref().map(|suspicion| suspicion.fence.clone()).unwrap_or_default();
+        if self.has(Bug::FenceForgotten) {
+            return suspicion;
+        }
+        decided.fold(suspicion, |fence, case| fence.union(&Fence::of(&case.fence)))
+    }
+
+    /// Returns the node that keeps the graph's node.
+    pub(super) fn key(&self, node: NodeId) -> NodeKey {
+        match self.graph.at(node) {
+            Node::Process(id) => NodeKey::Process(id),
+            Node::Up(switch) | Node::Down(switch) => NodeKey::Rep(switch),
+        }
+    }
+
+    /// Returns the input of a switch with this number.
+    fn input(&self, switch: u16, number: u16) -> Option<LinkId> {
+        let switch = self.graph.switch(switch);
+        if number == LOOPBACK {
+            return Some(switch.loopback);
+        }
+        switch.ports.get(usize::from(number)).copied().flatten().map(|port| port.input)
+    }
+
+    /// Returns the sender of a link's beacons.
+    fn source(&self, link: LinkId) -> Option<Source> {
+        let image = &self.leader().image;
+        let from = self.graph.ends(link).from;
+        let source = |address, qpn| Source { address, qpn };
+        match self.graph.at(from) {
+            Node::Process(id) => {
+                let (_, member) = image.member(id)?;
+                (member.state != MemberState::Gone).then(|| source(member.address, member.qpn))
+            }
+            Node::Up(number) | Node::Down(number) => {
+                let (_, rep) = image.rep(number)?;
+                let ports = &self.graph.switch(number).ports;
+                let at = ports.iter().position(|port| port.is_some_and(|port| port.output == link))?;
+                Some(source(rep.address, Qpn::new(rep.first_qp.get() + at as u32)))
+            }
+        }
+    }
+
+    /// Returns whether a process must not get a commit barrier.
+    fn is_cut(&self, id: ProcessId) -> bool {
+        !self.leader().is_unfailed(id)
+    }
+
+    fn want_rep(&self, switch: u16, counted: &BTreeSet<LinkId>, fence: &Fence) -> Option<Desired> {
+        let leader = self.leader();
+        let (_, rep) = leader.image.rep(switch)?;
+        if !matches!(rep.state, RepState::Configuring | RepState::Active) {
+            return None;
+        }
+        let node = self.graph.switch(switch);
+        let setting = |number: u16, input: LinkId, muted: bool| LinkSetting {
+            link: number,
+            counted: counted.contains(&input),
+            frozen: fence.frozen.contains(&input),
+            muted,
+            sources: self.source(input).into_iter().collect(),
+        };
+        let muted = |output: LinkId| {
+            let to = self.graph.at(self.graph.ends(output).to);
+            fence.muted.contains(&output) || matches!(to, Node::Process(id) if self.is_cut(id))
+        };
+        let ports = node.ports.iter().enumerate().filter_map(|(number, port)| {
+            let port = (*port)?;
+            Some(setting(number as u16, port.input, muted(port.output)))
+        });
+        let mut links: Vec<_> = ports.collect();
+        links.push(LinkSetting { sources: Vec::new(), ..setting(LOOPBACK, node.loopback, false) });
+        Some(Desired::Rep { epoch: leader.epoch, floors: [rep.up, rep.down], links })
+    }
+
+    fn want_process(&self, id: ProcessId, fence: &Fence) -> Option<Desired> {
+        let state = self.leader().state(id)?;
+        if state == MemberState::Gone {
+            return None;
+        }
+        let place = self.graph.place(id)?;
+        let held = state == MemberState::Failed || fence.held.contains(&id);
+        Some(Desired::Process { held, sources: self.source(place.down).into_iter().collect() })
+    }
+
+    /// Sends each node the state that it has to have, if that has changed.
+    pub(super) fn refresh(&mut self) {
+        let (counted, fence) = (self.counted(), self.fence());
+        let reps = (0..self.graph.switches().len() as u16)
+            .filter_map(|switch| Some((NodeKey::Rep(switch), self.want_rep(switch, &counted, &fence)?)));
+        let processes = self
+            .graph
+            .processes()
+            .filter_map(|(id, _)| Some((NodeKey::Process(id), self.want_process(id, &fence)?)));
+        let wanted: Vec<_> = reps.chain(processes).collect();
+        let now = self.now;
+        for (node, desired) in wanted {
+            let leader = self.leader_mut();
+            if leader.nodes.get(&node).is_some_and(|state| state.desired == desired) {
+                continue;
+            }
+            leader.versions += 1;
+            let version = u64::from(leader.term.0) << 32 | leader.versions;
+            let acked = leader.nodes.remove(&node).and_then(|state| state.acked);
+            leader.nodes.insert(node, NodeState { version, desired, since: now, acked });
+            self.send_desired(node);
+        }
+    }
+
+    /// Sends a node its desired state.
+    pub(super) fn send_desired(&mut self, node: NodeKey) {
+        let Some(state) = self.leader.as_ref().and_then(|leader| leader.nodes.get(&node)) else { return };
+        let version = state.version;
+        let message = match state.desired.clone() {
+            Desired::Rep { floors, links, .. } => {
+                Message::Configure { version, floors: floors.map(Self::timestamp), links }
+            }
+            Desired::Process { held, sources } => Message::Desired { version, held, sources },
+        };
+        self.send(node, message);
+    }
+
+    /// Sends a node that has connected everything that it may have missed.
+    pub(super) fn resend(&mut self, node: NodeKey) {
+        if self.leader.is_none() {
+            return;
+        }
+        if self.leader().nodes.contains_key(&node) && !self.leader().is_settled(node) {
+            let now = self.now;
+            self.leader_mut().nodes.get_mut(&node).expect("it is there").since = now;
+        }
+        if let NodeKey::Process(id) = node {
+            self.resend_member(id);
+            self.resend_notices(id);
+        }
+        self.send_desired(node);
+    }
+
+    /// Forgets what an earlier incarnation of a node has answered.
+    pub(super) fn forget_node(&mut self, node: NodeKey) {
+        self.leader_mut().nodes.remove(&node);
+        let kept: Vec<_> =
+            self.graph.links().filter(|&link| self.key(self.graph.ends(link).to) == node).collect();
+        let leader = self.leader_mut();
+        leader.links.retain(|link, _| !kept.contains(link));
+    }
+
+    pub(super) fn configured(
+        &mut self,
+        switch: u16,
+        version: u64,
+        outputs: [Option<Timestamp>; 2],
+        links: &[LinkValue],
+    ) {
+        let node = NodeKey::Rep(switch);
+        let outputs = outputs.map(|output| self.time(output));
+        let values: BTreeMap<_, _> = links
+            .iter()
+            .filter_map(|value| Some((self.input(switch, value.link)?, (self.time(value.raw), value))))
+            .collect();
+        if !self.plausible(node, outputs.into_iter().chain(values.values().map(|&(raw, _)| raw))) {
+            return;
+        }
+        let raws = values.iter().map(|(&link, &(raw, _))| (link, raw)).collect();
+        if !self.acknowledge(node, version, outputs, raws, 0) {
+            return;
+        }
+        for (link, (_, value)) in values {
+            let status = LinkStatus { silent: value.silent, caught: value.caught };
+            self.leader_mut().links.insert(link, status);
+        }
+        self.rep_configured(switch);
+    }
+
+    pub(super) fn desired_ack(
+        &mut self,
+        id: ProcessId,
+        version: u64,
+        barrier: Option<Timestamp>,
+        silent: bool,
+    ) {
+        let node = NodeKey::Process(id);
+        let barrier = self.time(barrier);
+        if !self.plausible(node, [barrier])
+            || !self.acknowledge(node, version, [0; 2], BTreeMap::new(), barrier)
+        {
+            return;
+        }
+        if let Some(place) = self.graph.place(id) {
+            self.leader_mut().links.insert(place.down, LinkStatus { silent, caught: true });
+        }
+    }
+
+    fn acknowledge(
+        &mut self,
+        node: NodeKey,
+        version: u64,
+        outputs: [u64; 2],
+        raws: BTreeMap<LinkId, u64>,
+        barrier: u64,
+    ) -> bool {
+        let state = self.leader_mut().nodes.get_mut(&node);
+        let Some(state) = state.filter(|state| state.version == version) else {
+            self.counts.ignored += 1;
+            return false;
+        };
+        // The first answer counts: later ones repeat it.
+        if !state.is_settled() {
+            state.acked = Some(Acked { version, desired: state.desired.clone(), outputs, raws, barrier });
+        }
+        true
+    }
+
+    /// Takes a keeper's report. It is acknowledged when it describes the state that the keeper has to have.
+    pub(super) fn report(&mut self, node: NodeKey, number: u32, links: &[LinkValue]) {
+        if !self.leader().is_settled(node) {
+            return;
+        }
+        for value in links {
+            let link = match node {
+                NodeKey::Rep(switch) => self.input(switch, value.link),
+                NodeKey::Process(id) => self.graph.place(id).map(|place| place.down),
+            };
+            if let Some(link) = link {
+                let status = LinkStatus { silent: value.silent, caught: value.caught };
+                self.leader_mut().links.insert(link, status);
+            }
+        }
+        self.send(node, Message::ReportAck { number });
+    }
+
+    /// Stores that links are relied, or that links which were dead speak again.
+    pub(super) fn settle_links(&mut self) {
+        let leader = self.leader();
+        let completing = leader.image.cases.keys().any(|&case| leader.writes.contains(Then::Completed(case)));
+        if leader.writes.contains(Then::Links) || completing || leader.suspicion_is_writing() {
+            return;
+        }
+        let counted = self.counted();
+        let settled = |link: LinkId| leader.is_settled(self.key(self.graph.ends(link).to));
+        let status = |link: LinkId| leader.links.get(&link).copied();
+        let keeps = |link: LinkId| matches!(self.key(self.graph.ends(link).to), NodeKey::Rep(_));
+        let caught = counted.iter().filter(|&&link| {
+            let known = leader.image.links.contains_key(&link.0);
+            !known && keeps(link) && settled(link) && status(link).is_some_and(|status| status.caught)
+        });
+        let relied = caught.map(|link| LinkRecord { state: LinkState::Relied }.put_at(Key::Link(link.0)));
+        let present = |link: LinkId| {
+            let ends = self.graph.ends(link);
+            [ends.from, ends.to].iter().all(|&node| self.up.contains(&self.key(node)))
+        };
+        let absent = leader.image.links.iter().filter(|(_, state)| **state == LinkState::Absent);
+        let back = absent.map(|(&link, _)| LinkId(link)).filter(|&link| {
+            leader.suspicion.is_none() && present(link) && status(link).is_some_and(|status| !status.silent)
+        });
+        let back = back.map(|link| Key::Link(link.0).delete());
+        let changes: Vec<_> = relied.chain(back).take(LINKS_PER_WRITE).collect();
+        if !changes.is_empty() {
+            self.leader_mut().writes.add(changes, Then::Links);
+        }
+    }
+
+    /// Returns the values that nodes acknowledged together with what stands still.
+    pub(super) fn acknowledged(&self) -> Acknowledged {
+        let leader = self.leader();
+        let mut values = Acknowledged::default();
+        for (&node, state) in &leader.nodes {
+            let Some(acked) = &state.acked else { continue };
+            match (&acked.desired, node) {
+                (Desired::Process { held: true, .. }, NodeKey::Process(id)) => {
+                    values.held.insert(id, acked.barrier);
+                }
+                (Desired::Rep { floors, links, .. }, NodeKey::Rep(switch)) => {
+                    for setting in links {
+                        self.acknowledged_link(switch, *floors, acked, setting, &mut values);
+                    }
+                }
+                _ => {}
+            }
+        }
+        values
+    }
+
+    fn acknowledged_link(
+        &self,
+        switch: u16,
+        floors: [u64; 2],
+        acked: &Acked,
+        setting: &LinkSetting,
+        to: &mut Acknowledged,
+    ) {
+        let Some(input) = self.input(switch, setting.link) else { return };
+        let raw = acked.raws.get(&input).copied().unwrap_or(0);
+        let lower = |node: NodeId| usize::from(matches!(self.graph.at(node), Node::Down(_)));
+        if setting.frozen || self.has(Bug::NoFreeze) {
+            let floor = floors[lower(self.graph.ends(input).to)];
+            to.frozen.insert(input, raw.max(floor));
+        }
+        let from = self.graph.at(self.graph.ends(input).from);
+        let replaced = |number: u16| {
+            let rep = self.leader().image.rep(number);
+            rep.is_some_and(|(_, rep)| rep.state != RepState::Active)
+        };
+        if setting.link != LOOPBACK && from.switch().is_some_and(replaced) {
+            to.replaced.insert(input, raw);
+        }
+        let port = self.graph.switch(switch).ports.get(usize::from(setting.link)).copied().flatten();
+        if let Some(port) = port.filter(|_| setting.muted) {
+            to.muted.insert(port.output, acked.outputs[lower(self.graph.ends(port.output).from)]);
+        }
+    }
+}

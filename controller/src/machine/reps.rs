@@ -1,0 +1,189 @@
+//! Representatives: registration, and the floors of a new incarnation.
+//!
+//! A new incarnation does not know what earlier ones have sent. Its *floor* is an upper bound of that, taken
+//! from the registers of the nodes that its links lead to. None of its inputs counts before it has reached
+//! the floor, so what it sends never lies below a value that was sent before and lets nothing through that
+//! a relied input has not announced.
+
+use super::writes::Then;
+use super::{Alarm, Machine, NodeKey};
+use crate::graph::{LinkId, Node, NodeId};
+use crate::record::{Key, LinkState, MemberState, RepRecord, RepState, Value};
+use onepipe::control::{Address, Boot, Message, Reason};
+use std::collections::BTreeMap;
+
+impl Machine {
+    pub(super) fn register_rep(&mut self, switch: u16, boot: Boot, address: Address, topology: u64) {
+        let node = NodeKey::Rep(switch);
+        if topology != self.config.network {
+            self.alarm(Alarm::OtherTopology(node));
+            return self.send(node, Message::Refused { reason: Reason::OtherTopology });
+        }
+        if usize::from(switch) >= self.graph.switches().len() {
+            self.alarm(Alarm::Unknown(node));
+            return self.send(node, Message::Refused { reason: Reason::Unknown });
+        }
+        let leader = self.leader_mut();
+        if leader.writes.contains(Then::RepKnown(switch)) {
+            return;
+        }
+        let previous = leader.image.rep(switch).map(|(incarnation, rep)| (incarnation, rep.clone()));
+        let mut changes = Vec::new();
+        if let Some((incarnation, rep)) = previous {
+            if rep.boot == boot {
+                return self.welcome_rep(switch);
+            }
+            changes.push(RepRecord { state: RepState::Retired, ..rep }.put_at(Key::Rep(switch, incarnation)));
+        }
+        let ports = self.graph.switch(switch).ports.len() as u32;
+        let writes = &mut self.leader_mut().writes;
+        let first_qp = writes.queue_pairs(ports);
+        let (incarnation, next) = writes.incarnation();
+        let record = RepRecord { state: RepState::Registering, boot, address, first_qp, up: 0, down: 0 };
+        changes.extend([record.put_at(Key::Rep(switch, incarnation)), next]);
+        writes.add(changes, Then::RepKnown(switch));
+    }
+
+    /// Sends a representative its incarnation and its state, if its floors are known.
+    fn welcome_rep(&mut self, switch: u16) {
+        let Some((incarnation, rep)) = self.leader().image.rep(switch) else { return };
+        if rep.state == RepState::Configuring || rep.state == RepState::Active {
+            let message = Message::WelcomeRep { boot: rep.boot, incarnation, first_qp: rep.first_qp };
+            self.send(NodeKey::Rep(switch), message);
+            self.send_desired(NodeKey::Rep(switch));
+        }
+    }
+
+    /// Computes the floors of registering representatives, when all neighbours that know something have
+    /// acknowledged the change of their sources.
+    pub(super) fn advance_reps(&mut self) {
+        let leader = self.leader();
+        let registering: Vec<_> = (0..self.graph.switches().len() as u16)
+            .filter(|&switch| self.rep_state(switch) == Some(RepState::Registering))
+            .collect();
+        if registering.is_empty() || leader.writes.contains(Then::FloorsKnown) {
+            return;
+        }
+        // What an earlier incarnation has answered is not of this one.
+        let known = registering.iter().map(|&switch| NodeKey::Rep(switch));
+        let known: Vec<_> = known.filter(|node| leader.nodes.contains_key(node)).collect();
+        for node in known {
+            self.forget_node(node);
+        }
+        self.refresh();
+        let waited_for: Vec<_> = registering
+            .iter()
+            .flat_map(|&switch| {
+                let node = self.graph.switch(switch);
+                [node.up, node.down].into_iter().flat_map(|node| self.graph.outputs(node).to_vec())
+            })
+            .map(|link| self.key(self.graph.ends(link).to))
+            .filter(|&node| self.knows(node) && !self.leader().is_settled(node))
+            .collect();
+        if !waited_for.is_empty() {
+            let nodes = &self.leader().nodes;
+            let late = |node: &NodeKey| nodes.get(node).is_some_and(|state| self.is_late(state.since));
+            let late: Vec<_> = waited_for.into_iter().filter(late).collect();
+            for node in late {
+                self.suspect_node(node);
+            }
+            return;
+        }
+        let mut floors = BTreeMap::new();
+        let changes = registering.iter().map(|&switch| {
+            let (incarnation, rep) = self.leader().image.rep(switch).expect("registering");
+            let node = self.graph.switch(switch);
+            let (down, up) = (self.floor(node.down, &mut floors), self.floor(node.up, &mut floors));
+            let record = RepRecord { state: RepState::Configuring, up, down, ..rep.clone() };
+            record.put_at(Key::Rep(switch, incarnation))
+        });
+        let changes: Vec<_> = changes.take(crate::store::MAX_CHANGES).collect();
+        self.leader_mut().writes.add(changes, Then::FloorsKnown);
+    }
+
+    fn rep_state(&self, switch: u16) -> Option<RepState> {
+        self.leader().image.rep(switch).map(|(_, rep)| rep.state)
+    }
+
+    pub(super) fn is_registering(&self, switch: u16) -> bool {
+        self.rep_state(switch) == Some(RepState::Registering)
+    }
+
+    /// Returns whether a node has a memory of what came over its links.
+    fn knows(&self, node: NodeKey) -> bool {
+        match node {
+            NodeKey::Rep(switch) => self.rep_state(switch) == Some(RepState::Active),
+            NodeKey::Process(id) => self.leader().is_unfailed(id),
+        }
+    }
+
+    /// Returns an upper bound of what earlier incarnations of a switch's node have sent.
+    fn floor(&self, node: NodeId, known: &mut BTreeMap<NodeId, u64>) -> u64 {
+        if let Some(&floor) = known.get(&node) {
+            return floor;
+        }
+        let sent = |link: &LinkId| self.carried(*link, known);
+        let floor = self.graph.outputs(node).iter().map(sent).max().unwrap_or(0);
+        known.insert(node, floor);
+        floor
+    }
+
+    /// Returns an upper bound of what came over a link.
+    fn carried(&self, link: LinkId, known: &mut BTreeMap<NodeId, u64>) -> u64 {
+        let leader = self.leader();
+        let to = self.graph.ends(link).to;
+        let key = self.key(to);
+        let acked = leader.nodes.get(&key).and_then(|state| state.acked.as_ref());
+        match (self.graph.at(to), acked) {
+            (Node::Process(id), acked) => match leader.image.member(id) {
+                Some((_, member)) if member.state == MemberState::Failed => member.delivered,
+                _ => acked.map_or(0, |acked| acked.barrier),
+            },
+            (_, Some(acked)) if self.knows(key) => acked.raws.get(&link).copied().unwrap_or(0),
+            (Node::Up(switch) | Node::Down(switch), _) => {
+                if leader.image.links.get(&link.0) != Some(&LinkState::Relied) {
+                    return 0;
+                }
+                let stored = leader.image.rep(switch).map_or([0; 2], |(_, rep)| [rep.up, rep.down]);
+                let stored = stored[usize::from(matches!(self.graph.at(to), Node::Down(_)))];
+                stored.max(self.floor(to, known))
+            }
+        }
+    }
+
+    pub(super) fn floors_stored(&mut self) {
+        self.refresh();
+        for switch in 0..self.graph.switches().len() as u16 {
+            if self.rep_state(switch) == Some(RepState::Configuring) {
+                self.welcome_rep(switch);
+            }
+        }
+    }
+
+    /// Takes the first answer of a new incarnation.
+    pub(super) fn rep_configured(&mut self, switch: u16) {
+        let Some((incarnation, rep)) = self.leader().image.rep(switch) else { return };
+        if rep.state == RepState::Configuring {
+            let record = RepRecord { state: RepState::Active, ..rep.clone() };
+            let change = record.put_at(Key::Rep(switch, incarnation));
+            self.leader_mut().writes.add(vec![change], Then::RepActive(switch));
+        }
+    }
+
+    /// Returns whether all representatives on the way of counted links have the state that they have to have;
+    /// an error is one that has not.
+    pub(super) fn reps_settled(&self) -> Result<(), u16> {
+        let switches = self.counted().into_iter().flat_map(|link| {
+            let ends = self.graph.ends(link);
+            [ends.from, ends.to].into_iter().filter_map(|node| self.graph.at(node).switch())
+        });
+        let mut switches: Vec<_> = switches.collect();
+        switches.sort_unstable();
+        switches.dedup();
+        let ready = |switch: &u16| {
+            self.rep_state(*switch) == Some(RepState::Active)
+                && self.leader().is_settled(NodeKey::Rep(*switch))
+        };
+        switches.into_iter().find(|switch| !ready(switch)).map_or(Ok(()), Err)
+    }
+}

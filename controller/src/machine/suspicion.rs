@@ -1,0 +1,413 @@
+//! Suspicions: registers and barriers stand still around what is silent or does not answer, until everything
+//! speaks again or a case is decided. Nothing of it is stored; it can be undone at any time.
+
+use super::writes::Then;
+use super::{Bug, Leader, Machine, NodeKey};
+use crate::decide::{Decision, Earlier, Fence};
+use crate::graph::{LinkId, Node, NodeId};
+use crate::record::{CaseRecord, FailedMember, Key, MemberState, Stage, Value};
+use onepipe::ProcessId;
+use std::collections::BTreeSet;
+use switch::Nanos;
+
+/// A failure that is not decided yet.
+#[derive(Clone, Debug)]
+pub(super) struct Suspicion {
+    /// Links whose keepers have reported silence
+    links: BTreeSet<LinkId>,
+    /// Nodes that did not answer, or that the operator declared failed
+    nodes: BTreeSet<NodeKey>,
+    /// Lower nodes of switches below which a failed process has to be stopped
+    more: BTreeSet<NodeId>,
+    /// Nodes that are not waited for any more
+    late: BTreeSet<NodeKey>,
+    phase: Phase,
+    /// Start of the phase or of its present round
+    since: Nanos,
+    /// What has to stand still
+    pub(super) fence: Fence,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Further reports may follow
+    Gathering,
+    /// Waiting for acknowledgements
+    Fencing,
+    /// Nobody failed, but members are connected by links only that have not caught up yet
+    AwaitingPath,
+    /// The decision is being stored
+    Writing(u64),
+}
+
+/// What is left of the network, as far as it is known.
+struct Rest {
+    failed: Vec<ProcessId>,
+    dead: BTreeSet<LinkId>,
+}
+
+impl Suspicion {
+    /// Returns whether it is being stored as this case.
+    pub(super) fn is_writing(&self, case: u64) -> bool {
+        self.phase == Phase::Writing(case)
+    }
+}
+
+impl Leader {
+    pub(super) fn suspicion_is_writing(&self) -> bool {
+        self.suspicion.as_ref().is_some_and(|suspicion| matches!(suspicion.phase, Phase::Writing(_)))
+    }
+}
+
+impl Machine {
+    fn suspicion(&mut self) -> &mut Suspicion {
+        let since = self.now;
+        self.leader_mut().suspicion.get_or_insert_with(|| Suspicion {
+            links: BTreeSet::new(),
+            nodes: BTreeSet::new(),
+            more: BTreeSet::new(),
+            late: BTreeSet::new(),
+            phase: Phase::Gathering,
+            since,
+            fence: Fence::default(),
+        })
+    }
+
+    /// Suspects a node that did not answer.
+    pub(super) fn suspect_node(&mut self, node: NodeKey) {
+        let living = match node {
+            NodeKey::Process(id) => self.leader().is_unfailed(id),
+            NodeKey::Rep(_) => true,
+        };
+        if living && !self.leader().suspicion_is_writing() {
+            let suspicion = self.suspicion();
+            if suspicion.nodes.insert(node) {
+                suspicion.late.insert(node);
+                self.new_round();
+            }
+        }
+    }
+
+    pub(super) fn declare_failed(&mut self, process: ProcessId) {
+        if self
+            .leader
+            .as_ref()
+            .is_none_or(|leader| !leader.is_unfailed(process) || leader.suspicion_is_writing())
+        {
+            return;
+        }
+        if self.suspicion().nodes.insert(NodeKey::Process(process)) {
+            self.new_round();
+        }
+    }
+
+    /// Adds silent links to the suspicion.
+    pub(super) fn scan_links(&mut self) {
+        let leader = self.leader();
+        if leader.suspicion_is_writing() {
+            return;
+        }
+        let counted = self.counted();
+        let handled: BTreeSet<_> = leader
+            .image
+            .cases
+            .values()
+            .filter(|case| case.stage != Stage::Resumed)
+            .flat_map(|case| case.dead.iter().copied().map(LinkId))
+            .collect();
+        let of_failed =
+            |node: NodeId| matches!(self.graph.at(node), Node::Process(id) if !leader.is_unfailed(id));
+        let is_new = |link: &LinkId| {
+            let ends = self.graph.ends(*link);
+            let known = leader.suspicion.as_ref().is_some_and(|suspicion| suspicion.links.contains(link));
+            !known && !handled.contains(link) && !of_failed(ends.from) && !of_failed(ends.to)
+        };
+        let silent: Vec<_> =
+            counted.into_iter().filter(|&link| leader.is_silent(link)).filter(is_new).collect();
+        if !silent.is_empty() {
+            self.suspicion().links.extend(silent);
+            self.new_round();
+        }
+    }
+
+    /// Recomputes what has to stand still; answers are waited for anew.
+    fn new_round(&mut self) {
+        let now = self.now;
+        let suspects = self.suspects_of();
+        let fence = Fence::around(&self.graph, &self.counted(), &suspects);
+        let fence_late = self.has(Bug::NoFreeze);
+        let suspicion = self.suspicion();
+        suspicion.fence = if fence_late { Fence::default() } else { fence };
+        if suspicion.phase != Phase::Gathering {
+            (suspicion.phase, suspicion.since) = (Phase::Fencing, now);
+        }
+    }
+
+    /// Returns the nodes around which everything has to stand still.
+    fn suspects_of(&self) -> BTreeSet<NodeId> {
+        let Some(suspicion) = &self.leader().suspicion else { return BTreeSet::new() };
+        let mut suspects = suspicion.more.clone();
+        for &link in &suspicion.links {
+            let ends = self.graph.ends(link);
+            if !matches!(self.graph.at(ends.to), Node::Process(_)) {
+                suspects.insert(ends.from);
+                continue;
+            }
+            // A process that does not hear its switch suspects itself, and the switch if it is not the only one.
+            suspects.insert(ends.to);
+            let silent = self.graph.outputs(ends.from).iter().filter(|link| suspicion.links.contains(link));
+            if silent.count() > 1 {
+                suspects.insert(ends.from);
+            }
+        }
+        for &node in &suspicion.nodes {
+            match node {
+                NodeKey::Process(id) => suspects.extend(self.graph.place(id).map(|place| place.node)),
+                NodeKey::Rep(switch) => {
+                    let switch = self.graph.switch(switch);
+                    suspects.extend([switch.up, switch.down]);
+                }
+            }
+        }
+        suspects
+    }
+
+    /// Takes the suspicion to its next phase.
+    pub(super) fn advance_suspicion(&mut self) {
+        let Some(suspicion) = &self.leader().suspicion else { return };
+        let (phase, since) = (suspicion.phase, suspicion.since);
+        match phase {
+            Phase::Gathering => {
+                if self.since(since) >= self.config.gather {
+                    let now = self.now;
+                    let suspicion = self.suspicion();
+                    (suspicion.phase, suspicion.since) = (Phase::Fencing, now);
+                    self.refresh();
+                    self.fence_stands();
+                }
+            }
+            Phase::Fencing => {
+                self.refresh();
+                self.fence_stands();
+            }
+            Phase::AwaitingPath => self.decide_links(),
+            Phase::Writing(_) => {}
+        }
+    }
+
+    /// Returns the nodes whose acknowledgement is missing and was not given up.
+    fn unsettled(&self) -> Vec<NodeKey> {
+        let leader = self.leader();
+        let late =
+            |node: &NodeKey| leader.suspicion.as_ref().is_some_and(|suspicion| suspicion.late.contains(node));
+        let nodes = leader.nodes.iter().filter(|(_, state)| !state.is_settled()).map(|(&node, _)| node);
+        // One that registers has no state yet.
+        let new = (0..self.graph.switches().len() as u16).filter(|&switch| self.is_registering(switch));
+        let new = new.map(NodeKey::Rep).filter(|node| !leader.nodes.contains_key(node));
+        nodes.chain(new).filter(|node| !late(node)).collect()
+    }
+
+    /// Decides if all answers that the decision needs are there.
+    fn fence_stands(&mut self) {
+        let Some(suspicion) = self.leader().suspicion.clone() else { return };
+        let suspects = self.suspects_of();
+        let suspected = |switch: u16| {
+            let switch = self.graph.switch(switch);
+            suspects.contains(&switch.up) || suspects.contains(&switch.down)
+        };
+        let unsettled = self.unsettled();
+        let late = self.is_late(suspicion.since);
+        // A suspected node is waited for only as far as the outcome depends on it.
+        let required =
+            unsettled.iter().filter(|node| matches!(node, NodeKey::Rep(switch) if !suspected(*switch)));
+        let required: Vec<_> = required.copied().collect();
+        if !required.is_empty() && !self.has(Bug::NoFreeze) {
+            if late {
+                self.give_up(required);
+            }
+            return;
+        }
+        if suspicion.nodes.is_empty() && suspicion.links.iter().all(|&link| !self.leader().is_silent(link)) {
+            self.counts.thawed += 1;
+            self.leader_mut().suspicion = None;
+            return self.refresh();
+        }
+        if !self.leader().writes.is_idle() {
+            // A process may be about to become a member: the decision has to know.
+            return;
+        }
+        let (best, worst) = (self.rest(&[]), self.rest(&unsettled));
+        if best.failed != worst.failed && !self.has(Bug::NoFreeze) {
+            if late {
+                self.give_up(unsettled);
+            }
+            return;
+        }
+        if best.failed.is_empty() {
+            return self.decide_links();
+        }
+        self.decide_processes(&best, &unsettled, late);
+    }
+
+    /// Suspects nodes that did not answer in time.
+    fn give_up(&mut self, nodes: Vec<NodeKey>) {
+        let suspicion = self.suspicion();
+        suspicion.nodes.extend(nodes.iter().copied());
+        suspicion.late.extend(nodes);
+        self.new_round();
+        self.refresh();
+    }
+
+    /// Returns what is left of the network if `missing` nodes are lost, too.
+    fn rest(&self, missing: &[NodeKey]) -> Rest {
+        let leader = self.leader();
+        let suspicion = leader.suspicion.as_ref().expect("a suspicion is being decided");
+        let lost = |node: NodeId| {
+            let key = self.key(node);
+            suspicion.nodes.contains(&key) || missing.contains(&key)
+        };
+        let counted = self.counted();
+        let is_dead = |link: &LinkId| {
+            let ends = self.graph.ends(*link);
+            leader.is_silent(*link) || lost(ends.from) || lost(ends.to)
+        };
+        let dead: BTreeSet<_> = counted.iter().copied().filter(is_dead).collect();
+        let relied_only = suspicion.phase == Phase::AwaitingPath && self.is_late(suspicion.since);
+        let usable = |link: LinkId| {
+            let pending = !leader.image.links.contains_key(&link.0);
+            counted.contains(&link) && !dead.contains(&link) && !(relied_only && pending)
+        };
+        Rest { failed: self.graph.failed(&leader.unfailed(), usable), dead }
+    }
+
+    /// Lets dead links leave, if nobody fails by it.
+    fn decide_links(&mut self) {
+        if !self.leader().writes.is_idle() {
+            return;
+        }
+        let rest = self.rest(&[]);
+        if !rest.failed.is_empty() {
+            let unsettled = self.unsettled();
+            let since = self.suspicion().since;
+            let late = self.is_late(since);
+            return self.decide_processes(&rest, &unsettled, late);
+        }
+        if rest.dead.is_empty() {
+            // What was suspected has answered after all.
+            self.leader_mut().suspicion = None;
+            return self.refresh();
+        }
+        if self.has_unnoticed_case(None) || !self.paths_without(&rest.dead, &[]) {
+            let suspicion = self.suspicion();
+            if suspicion.phase != Phase::AwaitingPath {
+                suspicion.phase = Phase::AwaitingPath;
+            }
+            return;
+        }
+        let record = CaseRecord {
+            stage: Stage::Completed,
+            failed: Vec::new(),
+            dead: rest.dead.iter().map(|link| link.0).collect(),
+            fence: self.suspicion().fence.record(),
+            unfenced: Vec::new(),
+            at: self.clock,
+        };
+        let (case, next) = self.leader_mut().writes.case();
+        let mut changes = self.departures(&rest.dead, &[]);
+        changes.extend([record.put_at(Key::Case(case)), next]);
+        self.write_last(case, changes, Then::Completed(case));
+        self.suspicion().phase = Phase::Writing(case);
+    }
+
+    /// Decides who failed and until when, and stores it.
+    fn decide_processes(&mut self, rest: &Rest, unsettled: &[NodeKey], late: bool) {
+        let acknowledged = self.acknowledged();
+        let relied = self.leader().relied();
+        let combine = if self.has(Bug::MinimumForT) { u64::min } else { u64::max };
+        let graph = self.graph.clone();
+        let decision = Decision { graph: &graph, relied: &relied, acknowledged: &acknowledged, combine };
+        let (unfenced, unstopped) = self.unfenced(&decision, &rest.failed);
+        if !unfenced.is_empty() && !self.has(Bug::NoFreeze) {
+            let fenced = &self.leader().suspicion.as_ref().expect("a suspicion is being decided").fence;
+            let helps = |node: &&NodeKey| match node {
+                NodeKey::Process(id) => fenced.held.contains(id),
+                NodeKey::Rep(_) => true,
+            };
+            let missing: Vec<_> = unsettled.iter().filter(helps).copied().collect();
+            if !missing.is_empty() && !late {
+                return;
+            }
+            if self.widen(missing, &unstopped) {
+                return;
+            }
+        }
+        let failed: Vec<_> = rest.failed.iter().map(|&id| self.fail(&decision, id)).collect();
+        let (case, next) = self.leader_mut().writes.case();
+        let record = CaseRecord {
+            stage: Stage::Decided,
+            failed,
+            dead: rest.dead.iter().map(|link| link.0).collect(),
+            fence: self.suspicion().fence.record(),
+            unfenced,
+            at: self.clock,
+        };
+        if self.has(Bug::SendBeforeStore) {
+            self.notify(case, &record);
+        }
+        // One record decides: the members' states follow from it.
+        let changes = vec![record.put_at(Key::Case(case)), next];
+        self.leader_mut().writes.add(changes, Then::Decided(case));
+        self.suspicion().phase = Phase::Writing(case);
+    }
+
+    /// Returns the receivers that may get messages above a failed process's time, and the failed ones among
+    /// them that may go on delivering.
+    fn unfenced(&self, decision: &Decision<'_>, failed: &[ProcessId]) -> (Vec<ProcessId>, Vec<ProcessId>) {
+        let members = self.leader().members();
+        // A process that has not been admitted has sent and received nothing.
+        let failed: Vec<_> = failed.iter().copied().filter(|id| members.contains(id)).collect();
+        let unstopped: Vec<_> =
+            failed.iter().copied().filter(|&id| decision.delivered(id).is_none()).collect();
+        let is_fenced = |&receiver: &ProcessId| failed.iter().all(|&id| decision.is_fenced(receiver, id));
+        let unfenced = members.iter().copied().filter(|id| unstopped.contains(id) || !is_fenced(id));
+        (unfenced.collect(), unstopped)
+    }
+
+    /// Extends the fence so that it stops more. Returns whether that changes anything.
+    fn widen(&mut self, missing: Vec<NodeKey>, unstopped: &[ProcessId]) -> bool {
+        let place = |id: &ProcessId| self.graph.place(*id).expect("a process of the graph");
+        let down: Vec<_> = unstopped.iter().map(|id| self.graph.ends(place(id).down).from).collect();
+        let before = self.fence();
+        let suspicion = self.suspicion();
+        let mut changed = !missing.is_empty();
+        suspicion.late.extend(missing.iter().copied());
+        suspicion.nodes.extend(missing);
+        for node in down {
+            changed |= suspicion.more.insert(node);
+        }
+        if changed {
+            self.new_round();
+            self.refresh();
+        }
+        changed && (before != self.fence() || !self.unsettled().is_empty())
+    }
+
+    /// Returns the failure of a process.
+    fn fail(&self, decision: &Decision<'_>, id: ProcessId) -> FailedMember {
+        let image = &self.leader().image;
+        let (incarnation, record) = image.member(id).expect("a failed process was a member or joined");
+        let earlier: Vec<_> = image
+            .members
+            .values()
+            .filter(|member| member.state == MemberState::Failed)
+            .map(|member| Earlier { case: member.case, delivered: member.delivered })
+            .collect();
+        let time = match record.state {
+            // It has sent nothing.
+            MemberState::Joining => record.joined,
+            _ => decision.time(id, record.joined, record.since, &earlier),
+        };
+        let delivered = decision.delivered(id).unwrap_or(time);
+        FailedMember { id, incarnation, time, delivered }
+    }
+}

@@ -1,0 +1,82 @@
+//! The state machine in a network of simple nodes, in which messages, steps of the data plane, store writes
+//! and faults happen in a drawn order.
+
+mod messages;
+mod nodes;
+mod world;
+
+use super::Bug;
+use world::{Planted, World, run, run_late_command};
+
+const SEEDS: u64 = 250;
+
+#[test]
+fn drawn_faults_never_break_a_decision() {
+    let mut failed = 0;
+    for seed in 0..SEEDS {
+        match run(seed, None) {
+            Ok(cases) => failed += cases,
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+    }
+    assert!(failed > SEEDS as usize / 4, "many seeds have failures: {failed}");
+}
+
+/// Returns what is found by the first seed that fails with a bug, and does not without.
+fn found(planted: Planted) -> Option<String> {
+    (0..1_500).find_map(|seed| {
+        let error = run(seed, Some(planted)).err()?;
+        run(seed, None).ok().map(|_| format!("seed {seed}: {error}"))
+    })
+}
+
+#[test]
+fn planted_bugs_of_the_controller_are_found() {
+    for bug in Bug::ALL {
+        assert!(found(Planted::Controller(bug)).is_some(), "{bug:?} is found by no seed");
+    }
+}
+
+#[test]
+fn without_faults_all_join_and_nobody_fails() {
+    for racks in [&[2][..], &[2, 1], &[1, 1, 1]] {
+        let mut world = World::new(7, racks, 2, None);
+        world.steps(6_000).expect("no fault");
+        world.check_settled().expect("all have joined");
+        assert_eq!(world.cases(), 0);
+    }
+}
+
+/// Runs a network in which a process dies, and its leader `steps` steps later.
+fn leader_dies_after(steps: usize) -> Result<World, String> {
+    let mut world = World::new(3, &[2, 1], 1, None);
+    world.steps(3_000)?;
+    world.check_settled()?;
+    world.kill_process(1);
+    world.steps(steps)?;
+    world.replace_controller();
+    world.steps(3_000)?;
+    world.check_callbacks()?;
+    world.repair();
+    world.steps(4_000)?;
+    world.check_settled()?;
+    Ok(world)
+}
+
+#[test]
+fn a_leader_that_dies_between_any_two_steps_leaves_one_decision() {
+    // From the death of the process to the end of its case.
+    for steps in (0..1_000).step_by(4) {
+        let world = leader_dies_after(steps).unwrap_or_else(|error| panic!("after {steps} steps: {error}"));
+        assert_eq!(world.failures().len(), 1, "after {steps} steps: {:?}", world.failures());
+    }
+}
+
+#[test]
+fn a_late_command_of_an_old_leader_is_refused() {
+    for seed in 0..60 {
+        run_late_command(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    let found = (0..60).any(|seed| run_late_command(seed, Some(Planted::OldTermObeyed)).is_err());
+    assert!(found, "nodes that obey an old term are found by no seed");
+}

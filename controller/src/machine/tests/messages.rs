@@ -1,0 +1,143 @@
+//! Recalls, recovery, forwarding, and messages that are refused.
+
+use super::nodes::NETWORK;
+use super::world::World;
+use crate::machine::{Alarm, NodeKey};
+use crate::record::MemberState;
+use onepipe::ProcessId;
+use onepipe::control::{Incarnation, Message, Reason, StoredRecall};
+
+fn process(id: u32) -> NodeKey {
+    NodeKey::Process(ProcessId(id))
+}
+
+fn settled() -> World {
+    let mut world = World::new(5, &[2, 1], 1, None);
+    world.steps(3_000).expect("no fault");
+    world.check_settled().expect("all have joined");
+    world
+}
+
+fn last(world: &World, id: u32, is: impl Fn(&Message) -> bool) -> Option<&Message> {
+    world.inbox.get(&process(id))?.iter().rfind(|message| is(message))
+}
+
+#[test]
+fn a_failed_process_gets_what_it_has_missed() {
+    let mut world = settled();
+    world.keeps_memory = true;
+    world.fail(1);
+    world.steps(1_500).expect("one failure");
+    let (incarnation, state) = world.member(1);
+    assert_eq!(state, MemberState::Failed);
+    let recall = |first| StoredRecall { to: ProcessId(1), incarnation, time: None, first, last: first + 1 };
+    world.tell(
+        process(2),
+        Message::StoreRecalls { batch: 9, recalls: (0..250).map(|n| recall(4 * n)).collect() },
+    );
+    while last(&world, 2, |message| *message == Message::RecallsStored { batch: 9 }).is_none() {
+        world.step().expect("no fault");
+        let told = last(&world, 2, |message| matches!(message, Message::RecallsStored { .. }));
+        assert!(told.is_none() || world.recalls() == 250, "stored before it was acknowledged");
+    }
+    // It holds a message that no barrier has passed yet.
+    let held_max = world.now().add(100_000);
+    world.tell(process(1), Message::Recover { case_done: 0, held_max: Some(held_max), barrier: None });
+    let is_reply = |message: &Message| matches!(message, Message::RecoverReply { .. });
+    world.steps(60).expect("no fault");
+    assert_eq!(last(&world, 1, is_reply), None, "before barriers have passed what it holds");
+    world.steps(3_000).expect("no fault");
+    let Some(Message::RecoverReply { page: 0, last: true, until, notices, recalls }) =
+        last(&world, 1, is_reply)
+    else {
+        panic!("no reply in one page: {:?}", world.inbox[&process(1)].last());
+    };
+    let until = until.expect("there are members");
+    assert!(!until.precedes(held_max), "{until:?} is behind {held_max:?}");
+    assert_eq!(notices.iter().map(|notice| notice.case).collect::<Vec<_>>(), [1]);
+    assert_eq!(notices[0].failed[0].id, ProcessId(1));
+    let expected: Vec<_> = (0..250).map(|n| (2, 4 * n)).collect();
+    assert_eq!(recalls.iter().map(|recall| (recall.from.0, recall.first)).collect::<Vec<_>>(), expected);
+    // One write does not delete all recalls: the process repeats its message.
+    for _ in 0..3 {
+        world.tell(process(1), Message::Recovered {});
+        world.steps(300).expect("no fault");
+    }
+    assert_eq!((world.member(1).1, world.recalls()), (MemberState::Gone, 0));
+    world.restart(1);
+    world.steps(4_000).expect("no fault");
+    assert!(world.member(1).0 > incarnation);
+    world.check_settled().expect("it has joined anew");
+}
+
+#[test]
+fn a_process_that_has_not_failed_recovers_nothing() {
+    let mut world = settled();
+    world.tell(process(1), Message::Recover { case_done: 0, held_max: None, barrier: None });
+    world.steps(300).expect("no fault");
+    let refused = Message::Refused { reason: Reason::Forgotten };
+    assert!(last(&world, 1, |message| *message == refused).is_some());
+}
+
+#[test]
+fn frames_are_carried_to_members_only() {
+    let mut world = settled();
+    let (sender, receiver) = (world.member(1).0, world.member(3).0);
+    let forward =
+        |incarnation, len| Message::Forward { to: ProcessId(3), incarnation, frames: vec![vec![7; len]] };
+    world.tell(process(1), forward(receiver, 50));
+    world.tell(process(1), forward(Incarnation(receiver.0 + 1), 50));
+    world.steps(500).expect("no fault");
+    let carried = Message::Forwarded { from: ProcessId(1), incarnation: sender, frames: vec![vec![7; 50]] };
+    assert!(last(&world, 3, |message| *message == carried).is_some());
+    let refused = Message::NotMember { id: ProcessId(3), incarnation: Incarnation(receiver.0 + 1) };
+    assert!(last(&world, 1, |message| *message == refused).is_some());
+    // Of more than the window only a part is carried, until the receiver answers.
+    for _ in 0..6 {
+        world.tell(process(1), forward(receiver, 60_000));
+    }
+    world.steps(2_000).expect("no fault");
+    let large = |message: &&Message| matches!(message, Message::Forwarded { frames, .. } if frames[0].len() == 60_000);
+    assert_eq!(world.inbox[&process(3)].iter().filter(large).count(), 4);
+    assert_eq!(world.cases(), 0, "the receiver has answered");
+}
+
+#[test]
+fn bad_registrations_are_refused_by_name() {
+    let mut world = settled();
+    let register =
+        |id, topology| Message::Register { id: ProcessId(id), boot: [0xee; 16], address: [0; 16], topology };
+    let rep =
+        |switch| Message::RegisterRep { switch, boot: [0xee; 16], address: [0; 16], topology: NETWORK + 1 };
+    world.tell(process(1), register(1, NETWORK));
+    world.tell(process(1), register(1, NETWORK + 1));
+    world.tell(NodeKey::Rep(0), rep(0));
+    assert_eq!(
+        world.alarms,
+        [
+            Alarm::Living(ProcessId(1)),
+            Alarm::OtherTopology(process(1)),
+            Alarm::OtherTopology(NodeKey::Rep(0)),
+        ]
+    );
+    world.steps(1_000).expect("no fault");
+    let refused = |reason| last(&world, 1, |message| *message == Message::Refused { reason }).is_some();
+    assert!(refused(Reason::Living) && refused(Reason::OtherTopology));
+    world.check_settled().expect("nothing has changed");
+}
+
+#[test]
+fn a_time_far_ahead_of_the_clock_is_refused() {
+    let mut world = settled();
+    let Some(Message::Desired { version, .. }) =
+        last(&world, 1, |message| matches!(message, Message::Desired { .. }))
+    else {
+        panic!("it has been told what to do");
+    };
+    let barrier = Some(world.now().add(3_600_000_000_000));
+    let message = Message::DesiredAck { version: *version, barrier, silent: true };
+    world.tell(process(1), message);
+    assert!(matches!(world.alarms[..], [Alarm::Ahead(node, _)] if node == process(1)), "{:?}", world.alarms);
+    world.steps(1_000).expect("no fault");
+    assert_eq!(world.cases(), 0, "its silence is not believed either");
+}

@@ -1,0 +1,589 @@
+//! The network, its faults, and what has to hold.
+
+mod runs;
+
+pub(super) use runs::{run, run_late_command};
+
+use super::nodes::{Process, Rep, keeper, sender, time};
+use crate::graph::tests::fabric;
+use crate::graph::{Graph, LinkId, Node};
+use crate::machine::{Alarm, Bug, Config, Effect, Input, Machine, NodeKey, WriteId};
+use crate::record::{CaseRecord, Image, MemberState, Stage};
+use crate::store::{Change, MemoryStore, Store, StoreError, Term};
+use onepipe::ProcessId;
+use onepipe::control::{Envelope, Incarnation, Message};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+use switch::{Nanos, Rng};
+
+/// Nanoseconds per step
+const STEP: u64 = 1_000;
+const RESPOND_WITHIN: u64 = 1_500 * STEP;
+/// Time after which a link is silent
+const SILENT_AFTER: u64 = 400 * STEP;
+/// Clock at the start
+const EPOCH: u64 = 1 << 40;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Planted {
+    Controller(Bug),
+    OldTermObeyed,
+}
+
+struct Controller {
+    machine: Machine,
+    store: MemoryStore,
+    to_nodes: BTreeMap<NodeKey, VecDeque<Envelope>>,
+    from_nodes: BTreeMap<NodeKey, VecDeque<Envelope>>,
+    writes: VecDeque<(WriteId, Vec<Change>)>,
+    results: VecDeque<(WriteId, Result<(), StoreError>)>,
+    campaigns: bool,
+    /// Nothing is carried between it and the nodes until then
+    stalled_until: u64,
+}
+
+/// A decided case as the test sees it.
+struct Decided {
+    record: CaseRecord,
+    /// Members that have to call back
+    audience: BTreeSet<(ProcessId, Incarnation)>,
+    /// Whether links have left since for another case: then barriers may pass before all have called back
+    bounds_nothing: bool,
+}
+
+pub(super) struct World {
+    graph: Graph,
+    rng: Rng,
+    now: u64,
+    store: MemoryStore,
+    controllers: Vec<Controller>,
+    reps: BTreeMap<u16, Rep>,
+    processes: BTreeMap<ProcessId, Process>,
+    dead: BTreeSet<NodeKey>,
+    cut: BTreeSet<LinkId>,
+    /// By link: when its keeper last heard it, or began to listen
+    heard: BTreeMap<LinkId, u64>,
+    boots: u8,
+    image: Image,
+    applied: usize,
+    decided: BTreeMap<u64, Decided>,
+    times: BTreeMap<(ProcessId, Incarnation), u64>,
+    planted: Option<Planted>,
+    /// Whether failed processes wait instead of starting anew
+    pub(super) keeps_memory: bool,
+    pub(super) alarms: Vec<Alarm>,
+    /// By node: messages that were delivered to it
+    pub(super) inbox: BTreeMap<NodeKey, Vec<Message>>,
+}
+
+impl World {
+    pub(super) fn new(seed: u64, racks: &[usize], spines: usize, planted: Option<Planted>) -> Self {
+        let spines = if racks.len() > 1 { spines } else { 0 };
+        let graph = Graph::new(&fabric(racks, spines));
+        let store = MemoryStore::default();
+        let mut world = Self {
+            reps: (0..graph.switches().len() as u16).map(|switch| (switch, Rep::default())).collect(),
+            processes: graph.processes().map(|(id, _)| (id, Process::default())).collect(),
+            graph,
+            rng: Rng::new(seed),
+            now: 0,
+            controllers: Vec::new(),
+            store,
+            dead: BTreeSet::new(),
+            cut: BTreeSet::new(),
+            heard: BTreeMap::new(),
+            boots: 0,
+            image: Image::default(),
+            applied: 0,
+            decided: BTreeMap::new(),
+            times: BTreeMap::new(),
+            planted,
+            keeps_memory: false,
+            alarms: Vec::new(),
+            inbox: BTreeMap::new(),
+        };
+        let nodes: Vec<_> = world.nodes();
+        for node in nodes {
+            world.boot(node);
+        }
+        world.new_controller();
+        world
+    }
+
+    fn nodes(&self) -> Vec<NodeKey> {
+        let reps = self.reps.keys().map(|&switch| NodeKey::Rep(switch));
+        reps.chain(self.processes.keys().map(|&id| NodeKey::Process(id))).collect()
+    }
+
+    fn draw(&mut self, below: usize) -> usize {
+        self.rng.below(below as u64) as usize
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+        let at = self.draw(from.len());
+        from.get(at).copied()
+    }
+
+    /// Starts a node: it knows nothing.
+    fn boot(&mut self, node: NodeKey) {
+        self.boots += 1;
+        let obeys_old = self.planted == Some(Planted::OldTermObeyed);
+        match node {
+            NodeKey::Rep(switch) => {
+                let mut rep = Rep::default();
+                rep.boot = self.boots;
+                rep.terms.obeys_old = obeys_old;
+                self.reps.insert(switch, rep);
+            }
+            NodeKey::Process(id) => {
+                let mut process = Process::default();
+                process.boot = self.boots;
+                process.terms.obeys_old = obeys_old;
+                self.processes.insert(id, process);
+            }
+        }
+        self.dead.remove(&node);
+        for n in 0..self.controllers.len() {
+            self.connect(n, node);
+        }
+    }
+
+    fn connect(&mut self, n: usize, node: NodeKey) {
+        self.controllers[n].to_nodes.remove(&node);
+        self.controllers[n].from_nodes.remove(&node);
+        if !self.dead.contains(&node) {
+            self.input(n, Input::Up(node));
+        }
+    }
+
+    fn new_controller(&mut self) {
+        let config = Config {
+            network: super::nodes::NETWORK,
+            gather: Nanos(5 * STEP),
+            respond_within: Nanos(RESPOND_WITHIN),
+            ahead_max: Nanos(1_000_000),
+            max_recalls: 1_000,
+        };
+        let mut machine = Machine::new(self.graph.clone(), config);
+        if let Some(Planted::Controller(bug)) = self.planted {
+            machine.plant(bug);
+        }
+        self.controllers.push(Controller {
+            machine,
+            store: self.store.clone(),
+            to_nodes: BTreeMap::new(),
+            from_nodes: BTreeMap::new(),
+            writes: VecDeque::new(),
+            results: VecDeque::new(),
+            campaigns: true,
+            stalled_until: 0,
+        });
+        let n = self.controllers.len() - 1;
+        for node in self.nodes() {
+            self.connect(n, node);
+        }
+    }
+
+    fn clock(&self) -> u64 {
+        EPOCH + self.now
+    }
+
+    fn input(&mut self, n: usize, input: Input) {
+        let (now, clock) = (Nanos(self.now), self.clock());
+        let controller = &mut self.controllers[n];
+        controller.machine.on(input, now, clock);
+        while let Some(effect) = controller.machine.poll_effect() {
+            match effect {
+                Effect::Send(node, envelope) => {
+                    // What is sent is what the other side reads.
+                    let bytes = envelope.encode().expect("short");
+                    let envelope = Envelope::decode(&bytes).expect("just encoded");
+                    controller.to_nodes.entry(node).or_default().push_back(envelope);
+                }
+                Effect::Write(id, changes) => controller.writes.push_back((id, changes)),
+                Effect::Campaign => controller.campaigns = true,
+                Effect::Alarm(alarm) => self.alarms.push(alarm),
+            }
+        }
+    }
+
+    fn reply(&mut self, n: usize, node: NodeKey, message: Message) {
+        let (term, incarnation) = match node {
+            NodeKey::Rep(switch) => (self.reps[&switch].terms.seen, self.reps[&switch].terms.incarnation),
+            NodeKey::Process(id) => (self.processes[&id].terms.seen, self.processes[&id].terms.incarnation),
+        };
+        let envelope = Envelope { term, incarnation, message };
+        self.controllers[n].from_nodes.entry(node).or_default().push_back(envelope);
+    }
+
+    /// A node takes the next message of a controller.
+    fn deliver_to_node(&mut self, n: usize, node: NodeKey) -> Result<(), String> {
+        let Some(envelope) = self.controllers[n].to_nodes.get_mut(&node).and_then(VecDeque::pop_front) else {
+            return Ok(());
+        };
+        if self.dead.contains(&node) {
+            return Ok(());
+        }
+        self.inbox.entry(node).or_default().push(envelope.message.clone());
+        self.check_times(&envelope.message)?;
+        let answer = match node {
+            NodeKey::Rep(switch) => {
+                let rep = self.reps.get_mut(&switch).expect("a switch of the graph");
+                if !rep.terms.takes(&envelope) {
+                    return Ok(());
+                }
+                rep.on(&self.graph, switch, envelope.message)
+            }
+            NodeKey::Process(id) => {
+                let process = self.processes.get_mut(&id).expect("a process of the graph");
+                if !process.terms.takes(&envelope) {
+                    return Ok(());
+                }
+                process.on(envelope.message)
+            }
+        };
+        if let Some(answer) = answer {
+            self.reply(n, node, answer);
+        }
+        Ok(())
+    }
+
+    /// One time per incarnation, wherever it is mentioned.
+    fn check_times(&mut self, message: &Message) -> Result<(), String> {
+        let Message::Notice { case, failed } = message else { return Ok(()) };
+        for failed in failed {
+            let key = (failed.id, failed.incarnation);
+            let at = failed.time.nanos();
+            if *self.times.entry(key).or_insert(at) != at {
+                return Err(format!("case {case}: {key:?} has times {} and {at}", self.times[&key]));
+            }
+        }
+        Ok(())
+    }
+
+    /// A node does something by itself: registers, reports, goes on with a notice.
+    fn act(&mut self, n: usize, node: NodeKey) {
+        if self.dead.contains(&node) {
+            return;
+        }
+        // A report is repeated until acknowledged, but not more often than it is carried.
+        let busy =
+            |controller: &Controller| controller.from_nodes.get(&node).is_some_and(|queue| queue.len() > 2);
+        if busy(&self.controllers[n]) {
+            return;
+        }
+        let message = match node {
+            NodeKey::Rep(switch) => {
+                let rep = self.reps.get_mut(&switch).expect("a switch of the graph");
+                if rep.terms.incarnation == Incarnation(0) {
+                    Some(rep.register(switch))
+                } else {
+                    rep.report()
+                }
+            }
+            NodeKey::Process(id) => {
+                let process = self.processes.get_mut(&id).expect("a process of the graph");
+                if process.failed {
+                    // It has nothing to recover: it starts anew.
+                    let resumed = self.image.cases.values().all(|case| case.stage == Stage::Resumed);
+                    if resumed && !self.keeps_memory {
+                        self.boot(node);
+                    }
+                    return;
+                }
+                if process.terms.incarnation == Incarnation(0) {
+                    Some(process.register(id))
+                } else {
+                    let open = process
+                        .cases
+                        .iter()
+                        .find(|(_, (answer, _))| *answer < super::nodes::Answer::Completed);
+                    match open.map(|(&case, _)| case) {
+                        Some(case) => process.go_on(case),
+                        None => process.report(),
+                    }
+                }
+            }
+        };
+        if let Some(message) = message {
+            self.reply(n, node, message);
+        }
+    }
+
+    fn lives(&self, link: LinkId) -> bool {
+        let ends = self.graph.ends(link);
+        let key = |node| match self.graph.at(node) {
+            Node::Process(id) => NodeKey::Process(id),
+            Node::Up(switch) | Node::Down(switch) => NodeKey::Rep(switch),
+        };
+        !self.cut.contains(&link)
+            && !self.dead.contains(&key(ends.from))
+            && !self.dead.contains(&key(ends.to))
+    }
+
+    /// A link carries its sender's barrier, or its keeper finds it silent.
+    fn carry(&mut self, link: LinkId) -> Result<(), String> {
+        let ends = self.graph.ends(link);
+        let clock = self.clock();
+        let lives = self.lives(link);
+        let loopback =
+            keeper(&self.graph, link).is_some_and(|(_, number)| number == onepipe::control::LOOPBACK);
+        let sent = match self.graph.at(ends.from) {
+            Node::Process(id) => {
+                self.processes.get_mut(&id).expect("there").sends(clock).map(|(sent, qpn)| (sent, Some(qpn)))
+            }
+            Node::Up(switch) if loopback => {
+                let sent = self.reps[&switch].outputs[0];
+                (sent != 0).then_some((sent, None))
+            }
+            node => {
+                let (switch, number) = sender(&self.graph, link).expect("a switch sends");
+                let sent = self.reps[&switch].sends(number, matches!(node, Node::Down(_)));
+                sent.map(|(sent, qpn)| (sent, Some(qpn)))
+            }
+        };
+        // A restarted process is silent until it has an incarnation.
+        let mute = matches!(self.graph.at(ends.from), Node::Process(_)) && sent.is_none();
+        let speaks = lives && !mute;
+        let heard = self.heard.entry(link).or_insert(self.now);
+        if speaks {
+            *heard = self.now;
+        }
+        let silent = self.now - *heard > SILENT_AFTER;
+        match (self.graph.at(ends.to), keeper(&self.graph, link)) {
+            (Node::Process(id), _) => {
+                if self.dead.contains(&NodeKey::Process(id)) {
+                    return Ok(());
+                }
+                let process = self.processes.get_mut(&id).expect("there");
+                if process.terms.incarnation == Incarnation(0) {
+                    self.heard.remove(&link);
+                } else {
+                    process.silent = silent;
+                }
+                if let Some((sent, Some(qpn))) = sent.filter(|_| speaks) {
+                    process.accept(sent, qpn);
+                    return self.check_barrier(id);
+                }
+            }
+            (_, Some((switch, number))) if !self.dead.contains(&NodeKey::Rep(switch)) => {
+                let rep = self.reps.get_mut(&switch).expect("there");
+                let input = rep.inputs.get_mut(&number);
+                let fresh =
+                    input.map(|input| core::mem::take(&mut input.fresh) || !(input.counted || input.silent));
+                if fresh != Some(false) {
+                    self.heard.remove(&link);
+                } else if !loopback {
+                    rep.set_silent(number, silent);
+                }
+                if let Some((sent, qpn)) = sent.filter(|_| speaks) {
+                    rep.accept(&self.graph, switch, number, sent, qpn);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// No barrier passes the time of a failed process before all members have called back.
+    fn check_barrier(&self, id: ProcessId) -> Result<(), String> {
+        let process = &self.processes[&id];
+        let key = (id, process.terms.incarnation);
+        for (case, decided) in &self.decided {
+            let unfenced = decided.record.unfenced.contains(&id);
+            let noticed = process.cases.contains_key(case);
+            // One that has not been admitted receives nothing, whatever its barrier.
+            if !process.admitted {
+                continue;
+            }
+            if !decided.audience.contains(&key) || unfenced || decided.bounds_nothing && noticed {
+                continue;
+            }
+            let done = |&(id, incarnation): &(ProcessId, Incarnation)| {
+                let process = &self.processes[&id];
+                let completed = process
+                    .cases
+                    .get(case)
+                    .is_some_and(|(answer, _)| *answer == super::nodes::Answer::Completed);
+                completed || process.terms.incarnation != incarnation || self.is_out(id, incarnation)
+            };
+            if decided.audience.iter().all(done) {
+                continue;
+            }
+            for failed in &decided.record.failed {
+                if process.barrier > failed.time {
+                    return Err(format!("case {case}: {id} has {}, {failed:?}", process.barrier));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether an incarnation has failed, or is about to.
+    fn is_out(&self, id: ProcessId, incarnation: Incarnation) -> bool {
+        let record = self.image.members.get(&(id, incarnation));
+        self.dead.contains(&NodeKey::Process(id))
+            || record.is_none_or(|record| !matches!(record.state, MemberState::Joining | MemberState::Member))
+    }
+
+    /// Looks at what was stored since.
+    fn see_writes(&mut self) -> Result<(), String> {
+        let log = self.store.log();
+        for (_, changes) in &log[self.applied..] {
+            let before: BTreeSet<_> = self.image.cases.keys().copied().collect();
+            let members: Vec<_> =
+                self.image.members.keys().copied().filter(|&(id, of)| !self.is_stored_out(id, of)).collect();
+            let joining: Vec<_> = self
+                .image
+                .members
+                .iter()
+                .filter(|(_, member)| member.state == MemberState::Joining)
+                .map(|(&key, _)| key)
+                .collect();
+            self.image.apply(changes);
+            let new: Vec<_> = self.image.cases.iter().filter(|(case, _)| !before.contains(case)).collect();
+            for (&case, record) in new {
+                let mut audience: BTreeSet<_> = members.iter().copied().collect();
+                for failed in &record.failed {
+                    audience.remove(&(failed.id, failed.incarnation));
+                    let process = &self.processes[&failed.id];
+                    let same = process.terms.incarnation == failed.incarnation;
+                    let most = process.announced.max(process.joined);
+                    if same && failed.time > most && failed.time != 0 && process.admitted {
+                        return Err(format!("case {case}: {failed:?} announced {most} at most"));
+                    }
+                    let key = (failed.id, failed.incarnation);
+                    if *self.times.entry(key).or_insert(time(super::nodes::stamp(failed.time))) != failed.time
+                    {
+                        return Err(format!(
+                            "case {case}: another time than {} for {failed:?}",
+                            self.times[&key]
+                        ));
+                    }
+                }
+                // One that has not been admitted has sent nothing.
+                let mut record = record.clone();
+                record.failed.retain(|failed| !joining.contains(&(failed.id, failed.incarnation)));
+                if record.failed.is_empty() {
+                    self.decided.values_mut().for_each(|decided| decided.bounds_nothing = true);
+                }
+                self.decided.insert(case, Decided { record, audience, bounds_nothing: false });
+            }
+        }
+        self.applied = log.len();
+        let ids: Vec<_> = self.processes.keys().copied().collect();
+        ids.into_iter()
+            .filter(|id| !self.dead.contains(&NodeKey::Process(*id)))
+            .try_for_each(|id| self.check_barrier(id))
+    }
+
+    fn is_stored_out(&self, id: ProcessId, incarnation: Incarnation) -> bool {
+        self.image
+            .members
+            .get(&(id, incarnation))
+            .is_none_or(|record| !matches!(record.state, MemberState::Joining | MemberState::Member))
+    }
+
+    /// Something happens.
+    pub(super) fn step(&mut self) -> Result<(), String> {
+        self.now += STEP;
+        let nodes = self.nodes();
+        let n = self.draw(self.controllers.len());
+        let stalled = self.controllers[n].stalled_until > self.now;
+        match self.draw(12) {
+            5..9 if stalled => Ok(()),
+            0..5 => {
+                let links = self.graph.links().count();
+                let link = LinkId(self.draw(links) as u32);
+                self.carry(link)
+            }
+            5..7 => {
+                let waiting: Vec<_> = nodes
+                    .into_iter()
+                    .filter(|node| {
+                        self.controllers[n].to_nodes.get(node).is_some_and(|queue| !queue.is_empty())
+                    })
+                    .collect();
+                self.pick(&waiting).map_or(Ok(()), |node| self.deliver_to_node(n, node))
+            }
+            7..9 => {
+                let waiting: Vec<_> = nodes
+                    .into_iter()
+                    .filter(|node| {
+                        self.controllers[n].from_nodes.get(node).is_some_and(|queue| !queue.is_empty())
+                    })
+                    .collect();
+                if let Some(node) = self.pick(&waiting) {
+                    let envelope = self.controllers[n]
+                        .from_nodes
+                        .get_mut(&node)
+                        .and_then(VecDeque::pop_front)
+                        .expect("not empty");
+                    self.input(n, Input::FromNode(node, envelope));
+                }
+                Ok(())
+            }
+            9 => {
+                let node = self.pick(&nodes).expect("there are nodes");
+                self.act(n, node);
+                Ok(())
+            }
+            10 => self.store_step(n),
+            _ => {
+                if self.controllers[n].campaigns && self.draw(20) == 0 && !self.has_leader() {
+                    self.campaign(n);
+                }
+                self.input(n, Input::Timer);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns whether a controller leads in the present term, and knows it.
+    fn has_leader(&self) -> bool {
+        let leads = |controller: &Controller| controller.store.leads() && controller.machine.term().is_some();
+        self.controllers.iter().any(leads)
+    }
+
+    fn campaign(&mut self, n: usize) {
+        let controller = &mut self.controllers[n];
+        controller.campaigns = false;
+        controller.writes.clear();
+        controller.results.clear();
+        if let Ok(Some((term, records))) = controller.store.campaign(Duration::ZERO) {
+            self.input(n, Input::Led(term, records));
+            self.nodes()
+                .into_iter()
+                .filter(|node| !self.dead.contains(node))
+                .collect::<Vec<_>>()
+                .into_iter()
+                .for_each(|node| self.input(n, Input::Up(node)));
+        }
+    }
+
+    fn store_step(&mut self, n: usize) -> Result<(), String> {
+        let controller = &mut self.controllers[n];
+        if let Some((id, result)) = controller.results.pop_front() {
+            self.input(n, Input::Written(id, result));
+        } else if let Some((id, changes)) = controller.writes.pop_front() {
+            let term = controller.machine.term().unwrap_or(Term(0));
+            let result = controller.store.write(term, &changes);
+            controller.results.push_back((id, result));
+            return self.see_writes();
+        }
+        Ok(())
+    }
+
+    pub(super) fn steps(&mut self, count: usize) -> Result<(), String> {
+        (0..count).try_for_each(|_| self.step())
+    }
+
+    pub(super) fn check_callbacks(&self) -> Result<(), String> {
+        for (id, process) in &self.processes {
+            if let Some((of, count)) = process.callbacks.iter().find(|(_, count)| **count > 1) {
+                return Err(format!("{id} was called back {count} times for {of:?}"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,198 @@
+//! Drawn runs: faults at drawn moments.
+
+use super::{Planted, STEP, World};
+use crate::machine::{Input, NodeKey};
+use crate::record::{MemberState, Stage};
+use crate::store::Fault;
+use onepipe::control::{Incarnation, Message};
+use onepipe::{ProcessId, Timestamp};
+use std::collections::{BTreeMap, VecDeque};
+use switch::Rng;
+
+impl World {
+    /// Something fails, returns or is repaired.
+    fn fault(&mut self) {
+        let nodes = self.nodes();
+        let links: Vec<_> = self
+            .graph
+            .links()
+            .filter(|&link| self.graph.switches().iter().all(|switch| switch.loopback != link))
+            .collect();
+        match self.draw(12) {
+            0..3 => {
+                let processes: Vec<_> =
+                    nodes.into_iter().filter(|node| matches!(node, NodeKey::Process(_))).collect();
+                let node = self.pick(&processes).expect("there are some");
+                self.kill(node);
+            }
+            3 => {
+                let node = self.pick(&nodes).expect("there are some");
+                self.kill(node);
+            }
+            4..6 => {
+                let dead: Vec<_> = self.dead.iter().copied().collect();
+                if let Some(node) = self.pick(&dead) {
+                    self.boot(node);
+                }
+            }
+            6 => {
+                let link = self.pick(&links).expect("there are some");
+                self.cut.insert(link);
+            }
+            7 => self.cut.clear(),
+            8 => {
+                self.replace_controller();
+            }
+            9 => {
+                // Another one takes over; the old one does not know, and is not heard for a while.
+                if self.controllers.len() < 2 {
+                    let stall = self.draw(600) as u64;
+                    self.controllers[0].stalled_until = self.now + stall * STEP;
+                    self.new_controller();
+                    self.campaign(1);
+                }
+            }
+            10 => {
+                let fault = self.pick(&Fault::ALL).expect("five");
+                self.store.inject([Some(fault)]);
+            }
+            _ => {
+                let n = self.draw(self.controllers.len());
+                let ids: Vec<_> = self.processes.keys().copied().collect();
+                let id = self.pick(&ids).expect("there are some");
+                self.input(n, Input::Fail(id));
+            }
+        }
+    }
+
+    fn kill(&mut self, node: NodeKey) {
+        self.dead.insert(node);
+        for n in 0..self.controllers.len() {
+            self.controllers[n].to_nodes.remove(&node);
+            self.controllers[n].from_nodes.remove(&node);
+            self.input(n, Input::Down(node));
+        }
+    }
+
+    /// The leader takes a message of a node.
+    pub(in super::super) fn tell(&mut self, node: NodeKey, message: Message) {
+        self.reply(0, node, message);
+        let envelope = self.controllers[0].from_nodes.get_mut(&node).and_then(VecDeque::pop_back);
+        self.input(0, Input::FromNode(node, envelope.expect("just sent")));
+    }
+
+    pub(in super::super) fn fail(&mut self, id: u32) {
+        self.input(0, Input::Fail(ProcessId(id)));
+    }
+
+    /// A process that is not needed any more starts anew.
+    pub(in super::super) fn restart(&mut self, id: u32) {
+        self.boot(NodeKey::Process(ProcessId(id)));
+    }
+
+    pub(in super::super) fn member(&self, id: u32) -> (Incarnation, MemberState) {
+        let (incarnation, record) = self.image.member(ProcessId(id)).expect("it has joined");
+        (incarnation, record.state)
+    }
+
+    pub(in super::super) fn recalls(&self) -> usize {
+        self.image.recalls.values().map(BTreeMap::len).sum()
+    }
+
+    pub(in super::super) fn now(&self) -> Timestamp {
+        Timestamp::new(self.clock())
+    }
+
+    /// Kills a process for good; its successor registers later.
+    pub(in super::super) fn kill_process(&mut self, id: u32) {
+        self.kill(NodeKey::Process(ProcessId(id)));
+    }
+
+    /// Kills the leader, with all that is under way to and from it; another one begins.
+    pub(in super::super) fn replace_controller(&mut self) {
+        self.controllers.clear();
+        self.new_controller();
+    }
+
+    /// Returns the stored failures of processes.
+    pub(in super::super) fn failures(&self) -> Vec<(ProcessId, Incarnation)> {
+        let cases = self.image.cases.values();
+        cases.flat_map(|case| &case.failed).map(|failed| (failed.id, failed.incarnation)).collect()
+    }
+
+    pub(in super::super) fn cases(&self) -> usize {
+        self.decided.len()
+    }
+
+    /// Repairs everything; one controller is left.
+    pub(in super::super) fn repair(&mut self) {
+        self.cut.clear();
+        let dead: Vec<_> = self.dead.iter().copied().collect();
+        for node in dead {
+            self.boot(node);
+        }
+        if self.controllers.len() > 1 {
+            self.replace_controller();
+        }
+    }
+
+    /// Everything is as if nothing had ever failed: all are members, and barriers rise.
+    pub(in super::super) fn check_settled(&mut self) -> Result<(), String> {
+        for (id, process) in &self.processes {
+            if !process.admitted || process.failed {
+                return Err(format!("{id} is no member: {process:?}, {:?}", self.image.member(*id)));
+            }
+        }
+        if self.controllers.iter().all(|controller| controller.machine.suspects()) {
+            return Err("a suspicion stays".into());
+        }
+        if let Some((case, record)) = self.image.cases.iter().find(|(_, case)| case.stage != Stage::Resumed) {
+            return Err(format!("case {case} stays open: {record:?}"));
+        }
+        let before: Vec<_> = self.processes.values().map(|process| process.barrier).collect();
+        self.steps(2_000)?;
+        let rises = self.processes.values().zip(before).all(|(process, before)| process.barrier > before);
+        if rises { Ok(()) } else { Err("a barrier stands still".into()) }
+    }
+}
+
+/// Runs a network in which a leader's last command, that no register has to stand still, is under way for long. Its
+/// successor declares the register's process failed meanwhile.
+pub(in super::super) fn run_late_command(seed: u64, planted: Option<Planted>) -> Result<(), String> {
+    let mut world = World::new(seed, &[2, 1], 1, planted);
+    world.steps(3_000)?;
+    let id = ProcessId(1);
+    world.controllers[0].stalled_until = u64::MAX;
+    let place = world.graph.place(id).expect("there");
+    world.input(0, Input::Up(NodeKey::Rep(place.switch)));
+    world.new_controller();
+    world.campaign(1);
+    world.steps(200)?;
+    world.input(1, Input::Fail(id));
+    let steps = world.draw(200);
+    world.steps(steps)?;
+    world.controllers[0].stalled_until = 0;
+    world.steps(2_000)?;
+    world.check_callbacks()
+}
+
+/// Runs a drawn network with drawn faults. Returns the number of cases.
+pub(in super::super) fn run(seed: u64, planted: Option<Planted>) -> Result<usize, String> {
+    let mut draws = Rng::stream(seed, 1);
+    let racks: Vec<_> = (0..=draws.below(3)).map(|_| 1 + draws.below(2) as usize).collect();
+    let mut world = World::new(seed, &racks, 1 + draws.below(2) as usize, planted);
+    world.steps(1_500)?;
+    for _ in 0..draws.below(6) {
+        world.fault();
+        let steps = [20, 150, 1_000][draws.below(3) as usize];
+        world.steps(draws.below(steps) as usize)?;
+        world.check_callbacks()?;
+    }
+    world.repair();
+    for _ in 0..12 {
+        world.steps(1_000)?;
+    }
+    world.check_callbacks()?;
+    world.check_settled()?;
+    Ok(world.cases())
+}

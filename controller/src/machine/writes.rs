@@ -1,0 +1,205 @@
+//! Writes to the store: one at a time, the next one with all that has gathered meanwhile.
+
+use super::{Alarm, Effect, Machine};
+use crate::record::{Key, NextRecord, Value};
+use crate::store::{Change, MAX_CHANGES, StoreError};
+use onepipe::ProcessId;
+use onepipe::control::Incarnation;
+use rocev2::Qpn;
+use std::collections::VecDeque;
+use switch::Nanos;
+
+/// Number of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WriteId(pub u64);
+
+/// What follows when changes are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    /// A representative has an incarnation
+    RepKnown(u16),
+    /// Floors are known
+    FloorsKnown,
+    /// A representative has been configured
+    RepActive(u16),
+    /// A process has an incarnation
+    Joining(ProcessId),
+    /// A process is a member
+    Admitted(ProcessId),
+    /// A case is decided
+    Decided(u64),
+    /// Part of a case's changes, before its record
+    Part(u64),
+    /// Part of a batch of recalls, before the last one
+    SomeRecalls,
+    /// Recalls of an incarnation that are not needed any more are deleted
+    Forgotten,
+    /// A case is completed
+    Completed(u64),
+    /// A case is closed
+    Resumed(u64),
+    /// Links are relied, or pending again
+    Links,
+    /// A sender's batch of recalls is stored
+    Recalls(ProcessId, Incarnation, u32),
+    /// A process has recovered
+    Recovered(ProcessId),
+}
+
+#[derive(Clone, Debug)]
+struct Write {
+    id: WriteId,
+    changes: Vec<Change>,
+    then: Vec<Then>,
+    /// Time at which it is tried again; `None` while the store works on it
+    retry: Option<Nanos>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Writes {
+    next_id: u64,
+    /// Numbers that have not been given away, also in changes that are not stored yet
+    pub(super) next: NextRecord,
+    outstanding: Option<Write>,
+    waiting: VecDeque<(Vec<Change>, Then)>,
+}
+
+impl Writes {
+    pub(super) fn new(next: NextRecord) -> Self {
+        Self { next_id: 1, next, outstanding: None, waiting: VecDeque::new() }
+    }
+
+    /// Returns whether changes with this continuation are on their way.
+    pub(super) fn contains(&self, then: Then) -> bool {
+        let outstanding = self.outstanding.iter().flat_map(|write| &write.then);
+        outstanding.chain(self.waiting.iter().map(|(_, then)| then)).any(|&other| other == then)
+    }
+
+    /// Returns whether nothing is being written that a decision depends on.
+    pub(super) fn is_idle(&self) -> bool {
+        let outstanding = self.outstanding.iter().flat_map(|write| &write.then);
+        let mut all = outstanding.chain(self.waiting.iter().map(|(_, then)| then));
+        all.all(|then| matches!(then, Then::Recalls(..) | Then::SomeRecalls))
+    }
+
+    /// Returns whether recalls are being stored.
+    pub(super) fn has_recalls(&self) -> bool {
+        let outstanding = self.outstanding.iter().flat_map(|write| &write.then);
+        let mut all = outstanding.chain(self.waiting.iter().map(|(_, then)| then));
+        all.any(|then| matches!(then, Then::Recalls(..)))
+    }
+
+    /// Adds changes, unless some with the same continuation are on their way.
+    pub(super) fn add(&mut self, changes: Vec<Change>, then: Then) {
+        assert!(changes.len() <= MAX_CHANGES, "{} changes for {then:?}", changes.len());
+        if !self.contains(then) {
+            self.waiting.push_back((changes, then));
+        }
+    }
+
+    /// Adds one of several parts with the same continuation.
+    pub(super) fn add_part(&mut self, changes: Vec<Change>, then: Then) {
+        assert!(changes.len() <= MAX_CHANGES, "{} changes for {then:?}", changes.len());
+        self.waiting.push_back((changes, then));
+    }
+
+    /// Returns what is to be written together next.
+    fn gather(&mut self) -> Option<(Vec<Change>, Vec<Then>)> {
+        let (mut changes, mut then) = (Vec::new(), Vec::new());
+        while self.waiting.front().is_some_and(|(more, _)| changes.len() + more.len() <= MAX_CHANGES) {
+            let (more, next) = self.waiting.pop_front().expect("the front");
+            changes.extend(more);
+            then.push(next);
+        }
+        (!then.is_empty()).then_some((changes, then))
+    }
+
+    /// Returns a number of an incarnation that was never used, and the change that stores this.
+    pub(super) fn incarnation(&mut self) -> (Incarnation, Change) {
+        let incarnation = self.next.incarnation;
+        self.next.incarnation.0 += 1;
+        (incarnation, self.next.put_at(Key::Next))
+    }
+
+    /// Returns the first of some queue pairs that were not used for long.
+    pub(super) fn queue_pairs(&mut self, count: u32) -> Qpn {
+        // The first 256 are those of fixed purposes.
+        let first = if self.next.qpn.get() + count >= 1 << 24 { 0x100 } else { self.next.qpn.get() };
+        self.next.qpn = Qpn::new(first + count);
+        Qpn::new(first)
+    }
+
+    /// Returns the number of a new case, and the change that stores this.
+    pub(super) fn case(&mut self) -> (u64, Change) {
+        let case = self.next.case;
+        self.next.case += 1;
+        (case, self.next.put_at(Key::Next))
+    }
+}
+
+impl Machine {
+    pub(super) fn start_write(&mut self) {
+        let now = self.now;
+        let writes = &mut self.leader_mut().writes;
+        let id = WriteId(writes.next_id);
+        let changes = if let Some(write) = &mut writes.outstanding {
+            if write.retry.is_none_or(|at| now < at) {
+                return;
+            }
+            (write.id, write.retry) = (id, None);
+            write.changes.clone()
+        } else {
+            let Some((changes, then)) = writes.gather() else { return };
+            writes.outstanding = Some(Write { id, changes: changes.clone(), then, retry: None });
+            changes
+        };
+        writes.next_id += 1;
+        self.effects.push_back(Effect::Write(id, changes));
+    }
+
+    pub(super) fn written(&mut self, id: WriteId, result: Result<(), StoreError>) {
+        let (now, wait) = (self.now, self.config.respond_within);
+        let Some(leader) = &mut self.leader else { return };
+        let Some(write) = leader.writes.outstanding.take_if(|write| write.id == id && write.retry.is_none())
+        else {
+            return;
+        };
+        match result {
+            Ok(()) => {
+                leader.image.apply(&write.changes);
+                for then in write.then {
+                    self.stored(then);
+                }
+            }
+            Err(error @ (StoreError::OtherTerm | StoreError::Unknown(_))) => {
+                if error != StoreError::OtherTerm {
+                    self.alarm(Alarm::Store(error));
+                }
+                self.step_down(true);
+            }
+            Err(error) => {
+                leader.writes.outstanding = Some(Write { retry: Some(Nanos(now.0 + wait.0)), ..write });
+                self.alarm(Alarm::Store(error));
+            }
+        }
+    }
+
+    fn stored(&mut self, then: Then) {
+        match then {
+            Then::SomeRecalls
+            | Then::Forgotten
+            | Then::RepKnown(_)
+            | Then::RepActive(_)
+            | Then::Part(_)
+            | Then::Links
+            | Then::Resumed(_) => {}
+            Then::FloorsKnown => self.floors_stored(),
+            Then::Joining(id) => self.joining_stored(id),
+            Then::Admitted(id) => self.admitted_stored(id),
+            Then::Decided(case) => self.decided_stored(case),
+            Then::Completed(case) => self.completed_stored(case),
+            Then::Recalls(id, incarnation, batch) => self.recalls_stored(id, incarnation, batch),
+            Then::Recovered(id) => self.recovered_stored(id),
+        }
+    }
+}
