@@ -310,13 +310,8 @@ impl Network {
         Ok(())
     }
 
-    /// Returns whether outages kept a neighbour's beacons from a representative for a good part of a span, or
-    /// all hosts behind the link have left.
+    /// Returns whether outages kept a neighbour's beacons from a representative for a good part of a span.
     fn was_silent(&self, tree: &Tree, keeper: usize, link: LinkId, span: &Range<Nanos>) -> bool {
-        if tree.hosts_behind(keeper, link).all(|host| self.has_left(tree, host, span)) {
-            // Its announcement may have been refused: by a clock that is wrong, or because it was lost.
-            return true;
-        }
         let (nodes, wires) = tree.way(keeper, link);
         let same = |part: Part, other: Part| self.node_of(part) == self.node_of(other);
         let own = Part::Keeper(keeper);
