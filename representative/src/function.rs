@@ -305,7 +305,7 @@ impl Representative {
         let [up, down] = &mut self.halves;
         if up.barrier.commit_members() > 0 {
             down.barrier.add_commit(LOOPBACK);
-        } else {
+        } else if !self.config.has_bug(crate::bug::Bug::LoopbackKeepsCommit) {
             down.barrier.remove_commit(LOOPBACK);
         }
         self.loop_back();

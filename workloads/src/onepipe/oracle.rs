@@ -69,6 +69,9 @@ pub struct Record {
     pub removals: Vec<Removal>,
     /// Outages
     pub outages: Vec<Outage>,
+    /// Links that were removed for silence, with the time, the representative, and the unwrapped commit
+    /// register that it reported
+    pub frozen: Vec<(Nanos, usize, LinkId, Option<u64>)>,
     /// Whether each representative is down
     down: Vec<bool>,
 }
@@ -138,7 +141,7 @@ impl Tree {
 
     /// Returns the hosts whose messages and announcements arrive on a link of a switch. On a link from above
     /// that includes the hosts below, because the neighbour's barrier covers them.
-    fn hosts_behind(&self, switch: usize, link: LinkId) -> Range<usize> {
+    pub(super) fn hosts_behind(&self, switch: usize, link: LinkId) -> Range<usize> {
         let number = usize::from(link.0);
         if number >= self.fanout {
             return 0..self.hosts();
@@ -220,7 +223,11 @@ impl Network {
                 let switch: &mut Switch<Representative> = self.world.node_mut(node);
                 for event in switch.events.drain(..) {
                     let kind = match event {
-                        Event::Dead(link, _) => ChangeKind::Dead(link),
+                        Event::Dead(link, committed) => {
+                            let committed = committed.map(|time| super::host::unwrap(time, at));
+                            self.record.frozen.push((at, keeper, link, committed));
+                            ChangeKind::Dead(link)
+                        }
                         Event::Left(link, _) => ChangeKind::Left(link),
                         Event::Evicted(link, _) => ChangeKind::Evicted(link),
                         // Of the commit barrier, which decides nothing here
