@@ -300,7 +300,8 @@ impl Barrier {
     fn update_commit(&mut self, input: usize, commit: Timestamp) {
         let (value, register) = (self.unwrap(commit), self.commit.register(input));
         // A link that was removed from the commit barrier does not rejoin it by an update: see `add_commit`.
-        if register < value && register != ABSENT && !self.links[input].is_frozen {
+        let is_frozen = self.links[input].is_frozen && !self.has_bug(Bug::CommitRisesAfterDeath);
+        if register < value && register != ABSENT && !is_frozen {
             self.latest = self.latest.max(value);
             self.commit.raise(input, value);
         }
@@ -472,6 +473,9 @@ impl Barrier {
         if removed {
             self.links[input].is_frozen = false;
             self.commit.add(input, AWAITED);
+            if self.has_bug(Bug::OpenBeforeComplete) {
+                self.open_commit();
+            }
         }
         removed
     }

@@ -25,11 +25,17 @@ pub enum Bug {
     NeverEvicts,
     /// All switches wait equally long for a link that lags, and compare what comes down with their own clock
     EvictsEverywhere,
+    /// A link's commit register rises after the link has died and the control plane was told that register
+    CommitRisesAfterDeath,
+    /// A switch states a commit barrier before it is told that the list of its members is complete
+    OpenBeforeComplete,
+    /// The path between a switch's halves stays a member of the commit barrier when no member is left below
+    LoopbackKeepsCommit,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::ReturningLink,
         Self::LastLink,
         Self::SilentDrop,
@@ -41,5 +47,8 @@ impl Bug {
         Self::UndeclaredBarriers,
         Self::NeverEvicts,
         Self::EvictsEverywhere,
+        Self::CommitRisesAfterDeath,
+        Self::OpenBeforeComplete,
+        Self::LoopbackKeepsCommit,
     ];
 }

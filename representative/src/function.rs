@@ -90,6 +90,11 @@ impl LatestTime {
         }
     }
 
+    /// Returns whether no time was noted.
+    const fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
     /// Returns whether a time later than `time` was noted.
     const fn is_after(self, time: Timestamp) -> bool {
         self.0 != 0 && self.0.wrapping_sub(Self::encode(time)).cast_signed() > 0
@@ -119,7 +124,7 @@ struct LinkEnds {
     /// Reason why the link takes no part; `None` if it does
     absence: Option<LinkState>,
     /// Time of the neighbour's clock in the link's last beacon, plus 1 ns if that beacon announced that
-    /// nothing follows
+    /// nothing follows. A first beacon with such an announcement counts although it was refused
     last_beacon: LatestTime,
     beacon: Template,
 }
@@ -300,7 +305,7 @@ impl Representative {
         let [up, down] = &mut self.halves;
         if up.barrier.commit_members() > 0 {
             down.barrier.add_commit(LOOPBACK);
-        } else {
+        } else if !self.config.has_bug(crate::bug::Bug::LoopbackKeepsCommit) {
             down.barrier.remove_commit(LOOPBACK);
         }
         self.loop_back();

@@ -291,14 +291,24 @@ impl Representative {
     /// Checks whether a link's neighbour, which at this time of its clock announces that nothing follows, has
     /// sent nothing since. A beacon that is late or repeated may be of an earlier incarnation of the link,
     /// and has no barrier by which that could be detected.
+    ///
+    /// An announcement is compared with the link's last beacon, so with the same clock: that of this node may
+    /// be wrong. Only the first beacon of a link can be compared with nothing else. If it is far from this
+    /// node's clock, it is kept as the last beacon, and the next announcement counts.
     #[cold]
-    fn check_leave(&self, link: usize, time: Timestamp, now: Nanos) -> Result<(), Refusal> {
+    fn check_leave(&mut self, link: usize, time: Timestamp, now: Nanos) -> Result<(), Refusal> {
         let ahead = time.distance(self.reference_clock(now));
-        if ahead > self.ahead_max {
-            return Err(Refusal::Ahead);
+        let last_beacon = &mut self.links[link].last_beacon;
+        if !last_beacon.is_none() {
+            return if last_beacon.is_after(time) { Err(Refusal::Stale) } else { Ok(()) };
         }
         let old = ahead < -i64::try_from(self.config.join_window.0).unwrap_or(i64::MAX);
-        if old || self.links[link].last_beacon.is_after(time) { Err(Refusal::Stale) } else { Ok(()) }
+        if !old && ahead <= self.ahead_max {
+            return Ok(());
+        }
+        // So a repetition of this announcement is older than the last beacon.
+        last_beacon.note(time.add(1));
+        Err(if old { Refusal::Stale } else { Refusal::Ahead })
     }
 
     /// Updates a link's registers by barriers that its neighbour has sent. Output links that this affects get

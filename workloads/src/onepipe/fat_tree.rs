@@ -1,8 +1,9 @@
 //! A fat tree: racks in pods with several paths between them, of which each flow takes one (ECMP). The
 //! paper's testbed is such a tree of 32 hosts, 4 `ToR`, 4 spine and 2 core switches (1Pipe, section 7.1).
 
+use super::Behaviour;
 use super::addresses::{Addresses, REGISTERS, host_addresses, switch_addresses};
-use super::host::{Behaviour, Host, Position};
+use super::host::{Host, Position};
 use super::incarnations::clock_error;
 use super::{Network, Record};
 use core::net::{IpAddr, Ipv4Addr};

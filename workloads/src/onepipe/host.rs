@@ -2,7 +2,9 @@
 //! and a record of what it observed. This file inspects all frames before the process gets them, with its own
 //! implementation of the rules.
 
+use super::Behaviour;
 use super::addresses::{Addresses, BEACON_INTERVAL, CLOCK, host_addresses, shifted_clock};
+use super::commit::Commits;
 use super::incarnations::{HostIncarnation, starts_sending};
 use super::outsider;
 use super::traffic::{Traffic, host_of};
@@ -12,7 +14,7 @@ use rocev2::{Packet, Psn};
 use sim::{Node, Ports};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::memory::MemoryFrame;
-use switch::{Frame, Nanos, PortId, Probability, Rng};
+use switch::{Frame, Nanos, PortId, Rng};
 
 /// A message at its receiver: its unwrapped timestamp (ns), its sender, and the sender's number for it. Sorts
 /// in the order of delivery
@@ -112,6 +114,8 @@ pub struct Host {
     pub broken: u64,
     /// Packets on its link, if it records them
     pub(super) traffic: Option<Traffic>,
+    /// Commit barriers that it has sent and received
+    pub(super) commits: Option<Commits>,
 }
 
 /// Position of a host in the network, and its load.
@@ -133,63 +137,6 @@ pub(super) struct Position {
     pub(super) barriers_in_messages: bool,
     /// Whether its beacons declare nothing, as those of earlier versions
     pub(super) is_old: bool,
-}
-
-/// Behaviour of a host.
-#[derive(Clone, Copy, Debug)]
-pub struct Behaviour {
-    /// Sends only at multiples of this time by its clock; without skew, messages of different hosts then have
-    /// equal timestamps
-    pub tick: Nanos,
-    /// Longest message (bytes); one of eight is up to this long
-    pub largest: u64,
-    /// Interval at which its application takes deliveries; 0 for at once
-    pub reads_every: Nanos,
-    /// Receive window of a sender (bytes)
-    pub receive_window: u32,
-    /// Receive buffer for all senders (bytes)
-    pub receive_buffer: usize,
-    /// Bytes that the process may send to a receiver before the first acknowledgement
-    pub initial_window: u32,
-    /// Time after which an unacknowledged message has failed
-    pub timeout: Nanos,
-    /// Largest offset to which its clock is stepped once (ns); 0 for no step
-    pub step_ns: u64,
-    /// Whether each scattering is a broadcast to all hosts that it sends to, including itself
-    pub broadcasts: bool,
-    /// Share of the hosts that leave at a random time before the end of sending
-    pub leaves: Probability,
-    /// Share of the hosts that send a message at once if nothing is queued, as the host library does
-    pub at_once: Probability,
-    /// Number of other hosts with which a host exchanges messages, wherever they are; 0 for all. Needs a
-    /// power of two of hosts
-    pub partners: usize,
-    /// Whether hosts record every packet, for [`Network::check_losses`](super::Network::check_losses)
-    pub records: bool,
-    /// Bug to plant, to test whether the checks find it
-    pub bug: Option<process::Bug>,
-}
-
-impl Default for Behaviour {
-    /// Small messages, the defaults of a process, and an exact clock.
-    fn default() -> Self {
-        Self {
-            tick: Nanos::ZERO,
-            largest: 8,
-            reads_every: Nanos::ZERO,
-            receive_window: 1 << 20,
-            receive_buffer: 16 << 20,
-            initial_window: 64 << 10,
-            timeout: Nanos::from_micros(100),
-            step_ns: 0,
-            broadcasts: false,
-            leaves: Probability::NEVER,
-            at_once: Probability::NEVER,
-            partners: 0,
-            records: false,
-            bug: None,
-        }
-    }
 }
 
 /// Time for which a declaration of the switch is valid
@@ -286,6 +233,7 @@ impl Host {
             promised: None,
             broken: 0,
             traffic: behaviour.records.then(Traffic::default),
+            commits: behaviour.commits.map(|lag| Commits::new(lag, Rng::stream(seed, 1 << 42 | own as u64))),
         }
     }
 
@@ -480,6 +428,9 @@ impl Host {
         }
         let is_beacon = header.opcode() == OnePipeOpcode::BEACON;
         if is_beacon {
+            if let Some(commits) = &mut self.commits {
+                commits.on_received(&header, now);
+            }
             let writes = header.declares() && header.writes_barriers();
             self.tor_writes_until = if writes { now + LEASE } else { Nanos::ZERO };
         }
@@ -580,6 +531,10 @@ impl Node for Host {
             None => self.process.poll_transmit(now, frame),
         };
         if more {
+            let clock = unwrap(self.process.timestamp(now), now);
+            if let Some(commits) = &mut self.commits {
+                commits.write(frame, clock, now);
+            }
             self.inspect_sent(frame, now);
         }
         // Sending may deliver messages to the host itself.

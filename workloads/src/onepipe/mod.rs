@@ -2,6 +2,8 @@
 //! barrier, with switches of any of the paper's three incarnations between them (1Pipe, sections 4 and 6.2).
 
 mod addresses;
+mod behaviour;
+mod commit;
 mod fat_tree;
 mod host;
 mod incarnations;
@@ -15,8 +17,10 @@ mod triangle;
 mod variation;
 
 pub use addresses::BEACON_INTERVAL;
+pub use behaviour::Behaviour;
+pub use commit::Controller;
 pub use fat_tree::FatTree;
-pub use host::{Arrival, Behaviour, Host, Message, Sent};
+pub use host::{Arrival, Host, Message, Sent};
 pub use incarnations::HostIncarnation;
 pub use latency::{Latency, Span};
 pub use losses::{Conditions, Explained};

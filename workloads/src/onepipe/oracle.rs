@@ -69,6 +69,9 @@ pub struct Record {
     pub removals: Vec<Removal>,
     /// Outages
     pub outages: Vec<Outage>,
+    /// Links that were removed for silence, with the time, the representative, and the unwrapped commit
+    /// register that it reported
+    pub frozen: Vec<(Nanos, usize, LinkId, Option<u64>)>,
     /// Whether each representative is down
     down: Vec<bool>,
 }
@@ -138,7 +141,7 @@ impl Tree {
 
     /// Returns the hosts whose messages and announcements arrive on a link of a switch. On a link from above
     /// that includes the hosts below, because the neighbour's barrier covers them.
-    fn hosts_behind(&self, switch: usize, link: LinkId) -> Range<usize> {
+    pub(super) fn hosts_behind(&self, switch: usize, link: LinkId) -> Range<usize> {
         let number = usize::from(link.0);
         if number >= self.fanout {
             return 0..self.hosts();
@@ -220,7 +223,11 @@ impl Network {
                 let switch: &mut Switch<Representative> = self.world.node_mut(node);
                 for event in switch.events.drain(..) {
                     let kind = match event {
-                        Event::Dead(link, _) => ChangeKind::Dead(link),
+                        Event::Dead(link, committed) => {
+                            let committed = committed.map(|time| super::host::unwrap(time, at));
+                            self.record.frozen.push((at, keeper, link, committed));
+                            ChangeKind::Dead(link)
+                        }
                         Event::Left(link, _) => ChangeKind::Left(link),
                         Event::Evicted(link, _) => ChangeKind::Evicted(link),
                         // Of the commit barrier, which decides nothing here
@@ -279,9 +286,15 @@ impl Network {
     /// outage that was drawn kept beacons from it, or its neighbour had no live link itself and so nothing
     /// to say. A link that was removed because it was behind has a host behind it whose clock is wrong.
     ///
+    /// Where links delay single frames for longer than a silent link lives, one death needs no other reason:
+    /// all of a neighbour's beacons of that time may have been delayed, which happens about once in a million
+    /// of such times.
+    ///
     /// # Errors
     /// The first violation.
     pub fn check_removed(&self, tree: &Tree) -> Result<(), String> {
+        let delays = tree.link.reorder != Probability::NEVER && tree.link.reorder_by >= SILENCE;
+        let mut unexplained = usize::from(delays);
         for &Change { at, keeper, kind } in &self.record.changes {
             let link = match kind {
                 ChangeKind::Dead(link) => link,
@@ -301,6 +314,10 @@ impl Network {
             };
             let span = Nanos(at.0.saturating_sub(SILENCE.0))..at;
             if !self.was_silent(tree, keeper, link, &span) && !self.was_lost(tree, keeper, link, &span) {
+                if unexplained > 0 {
+                    unexplained -= 1;
+                    continue;
+                }
                 return Err(format!(
                     "keeper {keeper} removed link {} for silence at {} ns, but nothing kept beacons from it",
                     link.0, at.0
@@ -310,13 +327,8 @@ impl Network {
         Ok(())
     }
 
-    /// Returns whether outages kept a neighbour's beacons from a representative for a good part of a span, or
-    /// all hosts behind the link have left.
+    /// Returns whether outages kept a neighbour's beacons from a representative for a good part of a span.
     fn was_silent(&self, tree: &Tree, keeper: usize, link: LinkId, span: &Range<Nanos>) -> bool {
-        if tree.hosts_behind(keeper, link).all(|host| self.has_left(tree, host, span)) {
-            // Its announcement may have been refused: by a clock that is wrong, or because it was lost.
-            return true;
-        }
         let (nodes, wires) = tree.way(keeper, link);
         let same = |part: Part, other: Part| self.node_of(part) == self.node_of(other);
         let own = Part::Keeper(keeper);
@@ -409,7 +421,9 @@ impl Network {
 
     /// Checks that the network has recovered: of the messages between two hosts that are up and have not
     /// left, which were sent since `from`, some are delivered; if links lose nothing, all are. Hosts in
-    /// `excused` do not count.
+    /// `excused` do not count. Where links reorder or duplicate, a large message is late, and lost, with a
+    /// probability of more than one half, and several of a pair in a row are: there, some of all messages that
+    /// a host sends to others have to be delivered, and some of those that it gets from others.
     ///
     /// # Errors
     /// The first violation.
@@ -435,8 +449,12 @@ impl Network {
                 }
             }
         }
+        let total = counts.values().map(|(count, _)| count).sum();
         let link = &tree.link;
-        let is_lossless = [link.loss, link.duplicate, link.reorder] == [Probability::NEVER; 3];
+        if [link.duplicate, link.reorder] != [Probability::NEVER; 2] {
+            return check_each_host(&counts, from).map(|()| total);
+        }
+        let is_lossless = link.loss == Probability::NEVER;
         for (&(sender, receiver), &(count, arrived)) in &counts {
             if is_lossless && arrived < count || count >= MANY && arrived == 0 {
                 return Err(format!(
@@ -446,6 +464,27 @@ impl Network {
                 ));
             }
         }
-        Ok(counts.values().map(|(count, _)| count).sum())
+        Ok(total)
     }
+}
+
+/// Checks that some of the messages that each host has sent to others, and some of those to it, were
+/// delivered. `counts` has the number of messages and of deliveries of each sender and receiver.
+fn check_each_host(counts: &BTreeMap<(usize, usize), (usize, usize)>, from: Nanos) -> Result<(), String> {
+    let mut of_host: BTreeMap<(usize, &str), (usize, usize)> = BTreeMap::new();
+    let others = counts.iter().filter(|((sender, receiver), _)| sender != receiver);
+    for (&(sender, receiver), &(count, arrived)) in others {
+        for host in [(sender, "from"), (receiver, "to")] {
+            let (all, delivered) = of_host.entry(host).or_default();
+            (*all, *delivered) = (*all + count, *delivered + arrived);
+        }
+    }
+    let stuck = of_host.iter().find(|&(_, &(count, arrived))| count >= MANY && arrived == 0);
+    stuck.map_or(Ok(()), |((host, direction), (count, _))| {
+        Err(format!(
+            "0 of {count} messages {direction} host {host} that were sent after {} ns were delivered, although \
+             all faults had ended",
+            from.0
+        ))
+    })
 }

@@ -41,14 +41,14 @@ impl Response {
     }
 
     /// Returns whether this is an ACK of the whole run. Of a run that was not sent completely, every ACK for
-    /// its last packet or a later one counts.
+    /// its last packet or a later one of the same incarnation of the sender counts.
     pub(super) fn acknowledges(&self, run: &Run) -> bool {
         let (Contents::Accepted(accepted), Ok(before)) =
             (self.contents, u32::try_from(self.psn.distance(run.last())))
         else {
             return false;
         };
-        !run.complete || accepted.checked_shr(before).unwrap_or(0) & 1 == 1
+        !run.complete && before <= ONE_INCARNATION || accepted.checked_shr(before).unwrap_or(0) & 1 == 1
     }
 
     /// Returns whether this is a NAK for one of the packets because the buffer was full.

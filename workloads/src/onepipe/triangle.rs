@@ -10,8 +10,9 @@
 //! The routes between the representatives pass switch 2. Their beacons about the link between 0 and 1 have to
 //! pass that link.
 
+use super::Behaviour;
 use super::addresses::{Addresses, HOST_QP, REGISTERS, host_addresses, switch_addresses};
-use super::host::{Behaviour, Host, Position};
+use super::host::{Host, Position};
 use super::incarnations::clock_error;
 use super::{Network, Record};
 use core::net::Ipv4Addr;

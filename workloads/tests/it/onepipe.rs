@@ -8,6 +8,7 @@ use switch::{Nanos, Probability};
 use workloads::onepipe::{BEACON_INTERVAL, Host, Message, Network, Tree};
 
 mod clocks;
+mod commit;
 mod crashes;
 mod keepers;
 mod mixed;

@@ -23,10 +23,7 @@ fn draw(seed: u64) -> Trial {
     let rng = &mut rng;
     let mut tree = orderly_tree(seed, rng);
     if rng.below(3) == 0 {
-        tree.behaviour.leaves = Probability::percent(30);
-        // The clocks of switches are off by up to a thousand times as much. One that is off by more than
-        // `join_window` refuses announcements, so the last hosts to leave are not told that nothing follows.
-        tree.skew_ns %= 40;
+        tree.behaviour.leaves = Probability::percent(*rng.pick(&[30, 100]));
     }
     match rng.below(4) {
         0 => tree.reincarnate = Some(seed),

@@ -1,0 +1,95 @@
+//! Commit barriers with drawn members, links that die and return, hosts that leave, and representatives that
+//! restart while their links are admitted.
+
+use super::environment;
+use super::trials::{SEEDS, orderly_tree};
+use switch::{Nanos, Probability, Rng};
+use workloads::onepipe::{ChangeKind, Controller, Failing, Outage, Part, Tree};
+
+/// Longest time by which a host's commit barrier is behind its clock
+const LAG: Nanos = Nanos::from_micros(5);
+/// Time from which on the controller admits links
+const ADMITTED_FROM: Nanos = Nanos::from_micros(20);
+/// Time of the last fault, or departure
+const LAST_FAULT: u64 = 200_000;
+/// Time after that, in which links return, and the controller decides
+const RECOVERS_WITHIN: Nanos = Nanos::from_micros(200);
+/// Age of the commit barriers at the end: on their way through the tree they wait for beacons
+const BEHIND: Nanos = Nanos::from_micros(50);
+
+/// Counts over all seeds
+#[derive(Debug, Default)]
+struct Totals {
+    /// Commit barriers that hosts have received
+    commits: usize,
+    dead: usize,
+    left: usize,
+    restarted: usize,
+    members: usize,
+}
+
+/// Runs a seed, and checks it.
+fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), String> {
+    let mut rng = Rng::stream(seed, 0x636f_6d6d);
+    let rng = &mut rng;
+    let mut tree = orderly_tree(seed, rng);
+    tree.behaviour.commits = Some(LAG);
+    tree.lasts = Nanos(LAST_FAULT);
+    tree.behaviour.leaves = Probability::percent(*rng.pick(&[0, 30, 60]));
+    plant(&mut tree);
+    let mut network = tree.build(seed);
+    network.world.record_losses();
+    for _ in 0..rng.below(4) {
+        // Links that are silent for this long die.
+        let from = Nanos(rng.between(20_000, LAST_FAULT - 60_000));
+        let until = from + Nanos(rng.between(31_000, 60_000));
+        let host = rng.below(tree.hosts() as u64) as usize;
+        let keeper = rng.below(tree.switches() as u64) as usize;
+        let (until, what) = match rng.below(4) {
+            0 => (until, Failing::Crash(Part::Host(host))),
+            1 => (from + Nanos(rng.between(1000, 40_000)), Failing::Crash(Part::Keeper(keeper))),
+            _ => (until, Failing::Cut(*rng.pick(&tree.wires()))),
+        };
+        network.schedule(&Outage { from, until, what });
+    }
+    let mut controller = Controller::new(&tree, seed, ADMITTED_FROM);
+    controller.run(&mut network, &tree, Nanos(LAST_FAULT) + RECOVERS_WITHIN);
+    totals.commits += network.check_commit(&tree, &controller, BEHIND)?;
+    let changes = &network.record.changes;
+    let count = |is: fn(&ChangeKind) -> bool| changes.iter().filter(|change| is(&change.kind)).count();
+    totals.dead += count(|kind| matches!(kind, ChangeKind::Dead(_)));
+    totals.left += count(|kind| matches!(kind, ChangeKind::Left(_)));
+    totals.restarted += count(|kind| matches!(kind, ChangeKind::Restarted));
+    totals.members += controller.members();
+    Ok(())
+}
+
+#[test]
+fn commit_barriers_cover_all_members() {
+    let mut totals = Totals::default();
+    for seed in environment::seeds("onepipe_commit", SEEDS) {
+        run(seed, |_| {}, &mut totals).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+    }
+    println!("{totals:?}");
+    if environment::selects_default_seeds() {
+        assert!(totals.commits > 50_000 && totals.members > 300, "{totals:?}");
+        assert!(totals.dead > 100 && totals.left > 100 && totals.restarted > 50, "{totals:?}");
+    }
+}
+
+/// Bugs that these seeds find, each with what is found
+#[cfg(debug_assertions)]
+pub(super) const BUGS: [(representative::Bug, &str); 3] = [
+    (representative::Bug::CommitRisesAfterDeath, "above the register"),
+    (representative::Bug::OpenBeforeComplete, "above that of member"),
+    (representative::Bug::LoopbackKeepsCommit, "stands still"),
+];
+
+/// Returns whether a seed finds a planted bug.
+#[cfg(debug_assertions)]
+pub(super) fn finds((bug, question): (representative::Bug, &str)) -> bool {
+    (1..=SEEDS).any(|seed| {
+        let found = run(seed, |tree| tree.bug = Some(bug), &mut Totals::default());
+        found.is_err_and(|what| what.contains(question))
+    })
+}
