@@ -64,7 +64,7 @@ fn links_count_behind_processes_that_take_part() {
     let place = |id| graph.place(Id(id)).expect("it is there");
     assert!(only_first.contains(&place(1).up) && !only_first.contains(&place(2).up));
     assert!(only_first.contains(&place(1).down) && only_first.contains(&place(2).down));
-    assert!(!only_first.contains(&graph.switch(1).loopback), "nobody below the second switch takes part");
+    assert!(!only_first.contains(&graph.switch(1).loopback), "no process below the second switch takes part");
     let cut = graph.switch(0).ports[1].expect("used").output;
     let without = graph.counted(|id| id == Id(1), |link| link == cut);
     assert!(!without.contains(&place(2).down) && without.contains(&place(1).down));
@@ -129,7 +129,7 @@ proptest! {
     }
 
     #[test]
-    fn those_who_stay_reach_each_other_and_nobody_could_be_added(graph in fabrics(), seed: u64) {
+    fn chosen_processes_reach_each_other_and_none_can_be_added(graph in fabrics(), seed: u64) {
         let usable = |link: LinkId| seed >> (link.0 * 5 % 63) & 3 != 0;
         let ids: Vec<_> = graph.processes().map(|(id, _)| id).collect();
         let failed = graph.failed(&ids, usable);

@@ -1,8 +1,8 @@
 //! Failures (1Pipe, section 5.2).
 //!
-//! A *suspicion* is in memory only: what it does, to let registers and barriers stand still, delays deliveries
+//! A *suspicion* is in memory only: its effect, registers and barriers that stand still, delays deliveries
 //! and can be undone at any time. It ends when all links speak again, or as a *case*, which is stored before
-//! anybody hears of it. A case is decided, then completed (all members have discarded, recalled, called back),
+//! any node hears of it. A case is decided, then completed (all members have discarded, recalled, called back),
 //! then resumed (its links have left commit).
 
 use super::writes::Then;
@@ -204,7 +204,7 @@ impl Machine {
         }
     }
 
-    /// Returns the changes by which links leave: dead ones, and those behind which nobody takes part any more.
+    /// Returns the changes by which links leave: dead ones, and those behind which no process takes part any more.
     pub(super) fn departures(&self, dead: &BTreeSet<LinkId>, failed: &[ProcessId]) -> Vec<Change> {
         let leader = self.leader();
         let absent = |link: LinkId| {

@@ -211,7 +211,7 @@ impl Machine {
         }
     }
 
-    /// Takes joins to their next phase. They wait while a case is open, and begin anew after it.
+    /// Takes joins to their next phase. They wait while a case is open, and restart after it.
     pub(super) fn advance_joins(&mut self) {
         if self.leader().has_open_case() {
             self.leader_mut().joins.values_mut().for_each(|join| join.phase = Phase::Counting);

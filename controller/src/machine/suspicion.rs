@@ -34,7 +34,7 @@ enum Phase {
     Gathering,
     /// Waiting for acknowledgements
     Fencing,
-    /// Nobody failed, but members are connected by links only that have not caught up yet
+    /// No process failed, but some members are connected only by links that have not caught up yet
     AwaitingPath,
     /// The decision is being stored
     Writing(u64),
@@ -280,7 +280,7 @@ impl Machine {
         Rest { failed: self.graph.failed(&leader.unfailed(), usable), dead }
     }
 
-    /// Lets dead links leave, if nobody fails by it.
+    /// Removes dead links, if no process fails by that.
     fn decide_links(&mut self) {
         if !self.leader().writes.is_idle() {
             return;

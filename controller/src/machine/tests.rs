@@ -44,7 +44,7 @@ fn planted_bugs_of_the_controller_are_found() {
 }
 
 #[test]
-fn without_faults_all_join_and_nobody_fails() {
+fn without_faults_all_join_and_none_fails() {
     for racks in [&[2][..], &[2, 1], &[1, 1, 1]] {
         let mut world = World::new(7, racks, 2, None);
         world.steps(6_000).expect("no fault");

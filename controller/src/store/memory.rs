@@ -60,7 +60,7 @@ impl MemoryStore {
         self.shared().faults.extend(faults);
     }
 
-    /// Damages the store: nobody can lead until [`repair`](Self::repair).
+    /// Damages the store: no controller can lead until [`repair`](Self::repair).
     pub fn tear(&self) {
         self.shared().torn = true;
     }

@@ -37,8 +37,8 @@ fn a_failed_process_gets_what_it_has_missed() {
     );
     while last(&world, 2, |message| *message == Message::RecallsStored { batch: 9 }).is_none() {
         world.step().expect("no fault");
-        let told = last(&world, 2, |message| matches!(message, Message::RecallsStored { .. }));
-        assert!(told.is_none() || world.recalls() == 250, "stored before it was acknowledged");
+        let answer = last(&world, 2, |message| matches!(message, Message::RecallsStored { .. }));
+        assert!(answer.is_none() || world.recalls() == 250, "stored before it was acknowledged");
     }
     // It holds a message that no barrier has passed yet.
     let held_max = world.now().add(100_000);
@@ -132,7 +132,7 @@ fn a_time_far_ahead_of_the_clock_is_refused() {
     let Some(Message::Desired { version, .. }) =
         last(&world, 1, |message| matches!(message, Message::Desired { .. }))
     else {
-        panic!("it has been told what to do");
+        panic!("process 1 has received no desired state");
     };
     let barrier = Some(world.now().add(3_600_000_000_000));
     let message = Message::DesiredAck { version: *version, barrier, silent: true };

@@ -96,7 +96,7 @@ fn a_torn_file_is_refused_and_kept() {
     torn(b"");
     torn(&whole[..100]);
     torn(&whole[..whole.len() / 2]);
-    torn(b"another file, which is long enough to be mistaken for one, if nobody looked at its first bytes");
+    torn(b"another file, which is long enough to be mistaken for one unless its first bytes are checked");
     torn(&[&[0; 64][..], &whole[64..]].concat());
 }
 

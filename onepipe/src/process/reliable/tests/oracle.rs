@@ -38,7 +38,7 @@ impl Delivery {
     }
 }
 
-/// What a sender was told about a scattering.
+/// Result of a scattering that was reported to its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Unknown,
