@@ -6,6 +6,7 @@ use miette::{
     Diagnostic, LabeledSpan, MietteHandler, MietteHandlerOpts, NamedSource, ReportHandler, SourceCode,
 };
 use std::path::Path;
+use textwrap::{WordSeparator, WordSplitter};
 
 /// A problem in a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,7 +150,7 @@ impl Report {
 
     /// Renders the report with these options.
     pub fn rendered_by(&self, options: MietteHandlerOpts) -> String {
-        let handler = options.build();
+        let handler = unbroken_words(options).build();
         let mut text = String::new();
         for problem in &self.problems {
             let located = Located { problem, text: &self.text };
@@ -161,6 +162,14 @@ impl Report {
             _ => text + &format!("{self}\n"),
         }
     }
+}
+
+/// Returns the options with lines that break at spaces only, so that paths and commands can be copied.
+pub fn unbroken_words(options: MietteHandlerOpts) -> MietteHandlerOpts {
+    options
+        .break_words(false)
+        .word_separator(WordSeparator::AsciiSpace)
+        .word_splitter(WordSplitter::NoHyphenation)
 }
 
 /// A problem together with its file, so that it can be rendered on its own.

@@ -106,6 +106,7 @@ enum Bench {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     log::init(&cli.log);
+    break_errors_at_spaces();
     match cli.command {
         Command::Run(args) => run::run(args),
         Command::Host(args) => run::host(args),
@@ -127,6 +128,14 @@ fn main() -> ExitCode {
         Command::Bench(Bench::Rfc2544(args)) => rfc2544::run(&args),
         Command::Bench(command) => bench(&command),
     }
+}
+
+/// Makes every error that ends a command break at spaces only.
+fn break_errors_at_spaces() {
+    let hook = miette::set_hook(Box::new(|_| {
+        Box::new(settings::report::unbroken_words(miette::MietteHandlerOpts::new()).build())
+    }));
+    hook.expect("the hook is set once");
 }
 
 fn bench(command: &Bench) -> ExitCode {

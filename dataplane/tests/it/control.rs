@@ -301,10 +301,11 @@ impl ControlHandler<TimeReporter> for TimeComparison {
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, TimeReporter>) {}
 
     fn on_tick(&mut self, _: &Live<'_>, out: &mut ControlOutput<'_, TimeReporter>) -> bool {
-        if !self.asked {
+        let continues = self.compared < 10;
+        if continues && !self.asked {
             self.asked = out.command(0, out.now()).is_ok();
         }
-        self.compared < 10
+        continues
     }
 }
 

@@ -7,6 +7,7 @@ use crate::config::{load, port};
 use crate::functions::{FUNCTIONS, FunctionConfig, FunctionTable, read_one_of};
 use miette::MietteHandlerOpts;
 use settings::declare::whole;
+use settings::{Problem, Report};
 use std::fs;
 use std::path::Path;
 use toml::de::DeTable;
@@ -52,6 +53,15 @@ fn one_slip_gives_one_problem() {
     ] {
         assert_eq!(problems_in(folder().path(), &text).len(), 1, "{text}");
     }
+}
+
+#[test]
+fn a_path_is_not_divided_between_lines() {
+    let path = format!("/run/under-study/{}.sock", "a-long/name".repeat(12));
+    let problem = Problem::of_file(format!("the socket `{path}` is in use")).help(format!("remove {path}"));
+    let report = Report::new(Path::new("test.toml"), "", vec![problem]);
+    let shown = report.render_plain();
+    assert_eq!(shown.matches(&path).count(), 2, "{shown}");
 }
 
 #[test]
