@@ -9,6 +9,7 @@
 //! any failure:   Failed to all, relayed by each member to all: failed
 //! ```
 
+mod closing;
 pub(crate) mod ready;
 mod resources;
 pub(crate) mod transfer;
@@ -428,29 +429,6 @@ impl Group {
         self.member_states[member as usize].joined = true;
     }
 
-    /// Handles the root's `Close`: it has sent `messages` messages, and sends no more.
-    pub(crate) fn on_close(&mut self, member: u32, messages: u64) -> Result<(), Failure> {
-        if member != 0 || self.total_messages.is_some() || messages < self.messages {
-            return Err(Failure::Violation(self.ip(member)));
-        }
-        self.total_messages = Some(messages);
-        Ok(())
-    }
-
-    /// Handles a member's `Received`: it has all messages.
-    pub(crate) fn on_received(&mut self, member: u32, messages: u64) -> Result<(), Failure> {
-        if !self.is_root() || !self.close_reported || messages != self.messages {
-            return Err(Failure::Violation(self.ip(member)));
-        }
-        self.member_states[member as usize].received = true;
-        Ok(())
-    }
-
-    /// Handles the root's `Done`: all members have all messages.
-    pub(crate) fn on_done(&self, member: u32) -> Result<(), Failure> {
-        if member == 0 && self.close_reported { Ok(()) } else { Err(Failure::Violation(self.ip(member))) }
-    }
-
     /// Advances the group as far as possible: creation, transfers and closing.
     pub(crate) fn progress(&mut self, nic: &mut Rnic, resources: &Resources) -> Result<Outcome, Failure> {
         let mut out = Outcome::default();
@@ -501,12 +479,6 @@ impl Group {
     /// Returns whether all members have joined.
     pub(crate) fn is_open(&self) -> bool {
         self.stage == Stage::Open
-    }
-
-    /// Returns whether only the end of closing is outstanding. Members that already have it destroy their
-    /// queue pairs, so connections may break.
-    pub(crate) fn is_only_closing(&self) -> bool {
-        self.close_reported
     }
 
     /// Returns the ready word for which the group waits, and what it has to carry, if that is the word of one
@@ -561,35 +533,6 @@ impl Group {
             }
             _ => transfer.acknowledged += 1,
         }
-    }
-
-    /// Sends the messages of closing that are due.
-    fn advance_closing(&mut self, out: &mut Outcome) -> Result<(), Failure> {
-        if self.transfer.is_some() {
-            return Ok(());
-        }
-        if self.is_root() {
-            if !self.closing || !self.queue.is_empty() {
-                return Ok(());
-            }
-            if !self.close_reported {
-                self.close_reported = true;
-                out.send_to_all(self, Message::Close { messages: self.messages });
-            }
-            if self.other_members().all(|member| self.member_states[member as usize].received) {
-                out.send_to_all(self, Message::Done);
-                out.closed = true;
-            }
-        } else if let Some(messages) = self.total_messages {
-            if self.messages > messages {
-                return Err(Failure::Violation(self.ip(0)));
-            }
-            if self.messages == messages && !self.close_reported {
-                self.close_reported = true;
-                out.to_send.push((0, Message::Received { messages }));
-            }
-        }
-        Ok(())
     }
 
     /// Writes this member's ready word at a neighbour. Returns whether that was possible; if not, the write

@@ -2,7 +2,7 @@
 //! and run it.
 
 use super::launch::{Closing, Launch};
-use super::tunnel::config::InnerFunction;
+use super::tunnel::types::InnerFunction;
 use dataplane::config::Port;
 use miette::Report;
 use settings::declare::TableSpec;

@@ -1,7 +1,7 @@
 //! Start and run of a switch function on the ports of a configuration, until a signal, a time limit, idleness
 //! or its control plane ends the run.
 
-use super::tunnel::config::TunnelConfig;
+use super::tunnel::types::TunnelConfig;
 use crate::observe::steer::Steering;
 use crate::observe::{FunctionMetrics, Instance, ObserveConfig, Observer, QueuePair, TraceError, no_groups};
 use crate::system::{now, start};

@@ -32,7 +32,7 @@ use settings::port::Ports;
 use settings::report::Problem;
 use settings::tree::Table;
 use settings::words;
-use tunnel::config::InnerFunction;
+use tunnel::types::InnerFunction;
 
 macro_rules! registry {
     (

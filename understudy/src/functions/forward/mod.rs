@@ -6,7 +6,7 @@ pub(in crate::functions) mod summary;
 
 use crate::functions::function::SwitchFunction;
 use crate::functions::launch::{Closing, Launch};
-use crate::functions::tunnel::config::InnerFunction;
+use crate::functions::tunnel::types::InnerFunction;
 use dataplane::config::Port;
 use miette::Report;
 use settings::declare::TableSpec;

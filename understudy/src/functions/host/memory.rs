@@ -1,6 +1,6 @@
 //! Memory service: each client gets a region of its own that it may read, write and use for atomics.
 
-use super::service::{Session, SessionQp, Step, VA};
+use super::session::{Session, SessionQp, Step, VA};
 use rnic::{Completion, Mr, Rnic};
 
 /// Returns the session, the bytes of memory that it needs, and the depth of its queues.

@@ -7,6 +7,7 @@ mod perftest;
 mod rping;
 mod run;
 mod service;
+mod session;
 pub(in crate::functions) mod summary;
 mod tcp;
 #[cfg(test)]

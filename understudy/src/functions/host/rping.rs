@@ -5,7 +5,7 @@
 //! A message is the address of memory (8 bytes), its key (4) and its length (4), in network byte order. Only
 //! the fact that the server's messages arrive matters, not their contents.
 
-use super::service::{Session, SessionQp, Step, VA};
+use super::session::{Session, SessionQp, Step, VA};
 use rnic::{Completion, CompletionOpcode, Data, Operation, Remote, Rnic, SendRequest};
 
 /// Length of a message, in bytes

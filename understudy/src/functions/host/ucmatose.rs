@@ -1,7 +1,7 @@
 //! Both sides of ucmatose: the server sends messages on each connection, the client sends as many back, and
 //! the server disconnects. The contents of the messages do not matter.
 
-use super::service::{Session, SessionQp, Step};
+use super::session::{Session, SessionQp, Step};
 use rnic::{Completion, CompletionOpcode, Data, Operation, Rnic, SendRequest};
 
 /// Returns the session, the bytes of memory that it needs, and the depth of its queues.

@@ -10,7 +10,7 @@ pub(crate) use config::OnePipeConfig;
 use crate::functions::forward::config::router_mac;
 use crate::functions::function::{File, SwitchFunction};
 use crate::functions::launch::{Closing, Launch};
-use crate::functions::tunnel::config::InnerFunction;
+use crate::functions::tunnel::types::InnerFunction;
 use dataplane::config::Port;
 use miette::Report;
 use representative::{Counters, Refusal};

@@ -4,6 +4,7 @@
 #[cfg(test)]
 mod tests;
 
+use super::types::{InnerFunction, TunnelConfig};
 use crate::functions::function::SwitchFunction;
 use crate::functions::onepipe::OnePipeConfig;
 use core::net::IpAddr;
@@ -13,34 +14,13 @@ use settings::address::ip;
 use settings::declare::{TableSpec, list, mac, other, special};
 use settings::report::Problem;
 use settings::tree::{Table, Value};
-use switch::tunnel::{Config, InnerForwarding};
+use switch::tunnel::InnerForwarding;
 
 /// Functions that can have tunnels in front of them
 const FUNCTIONS: [&TableSpec; 2] = [switch::forward::Config::TABLE, OnePipeConfig::TABLE];
 /// Largest number of addresses, more than a switch has neighbours
 const MAX_ADDRESSES: usize = 1 << 16;
 const NEXT_HOP_EXAMPLE: &str = "{ address = \"10.0.1.1\", mac = \"02:00:00:00:01:01\" }";
-
-/// Contents of `[tunnel]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TunnelConfig {
-    /// MAC address of the switch; the first port's if `None`
-    pub(crate) mac: Option<MacAddr>,
-    /// Addresses at which tunnels end
-    pub(crate) endpoints: Vec<IpAddr>,
-    /// Addresses from which tunnels are accepted
-    pub(crate) sources: Vec<IpAddr>,
-    /// What sends the inner packets on
-    pub(crate) inner_forwarding: InnerForwarding,
-}
-
-impl TunnelConfig {
-    /// Returns the configuration of a switch whose first port has the address `port_mac`.
-    pub(crate) fn with_port_mac(&self, port_mac: MacAddr) -> Config {
-        let Self { mac, endpoints, sources, inner_forwarding } = self.clone();
-        Config { mac: mac.unwrap_or(port_mac), endpoints, sources, inner_forwarding }
-    }
-}
 
 settings::table! {
     /// Tunnels that end at this switch, before `[forward]` or `[onepipe]` handles the inner packets
@@ -80,15 +60,6 @@ pub(crate) fn read_optional(root: &Table<'_>, function: Option<InnerFunction>) -
     let config = read(&table, function.as_ref());
     table.finish();
     config
-}
-
-/// Properties of the function that handles the inner packets
-#[derive(Clone, Copy)]
-pub(crate) struct InnerFunction {
-    /// MAC address of the router, if the function is a router that has one
-    pub(in crate::functions) router_mac: Option<MacAddr>,
-    /// MAC address of the switch, if the file sets it
-    pub(in crate::functions) mac: Option<MacAddr>,
 }
 
 fn read(table: &Table<'_>, inner_function: Option<&InnerFunction>) -> Option<TunnelConfig> {

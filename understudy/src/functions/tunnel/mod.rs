@@ -1,12 +1,14 @@
 //! Tunnels that end in front of a function (`[tunnel]`).
 
-pub(super) mod config;
+mod config;
 mod run;
 mod summary;
+pub(super) mod types;
 
-pub(crate) use config::{TunnelConfig, read_optional};
+pub(crate) use config::read_optional;
 pub(in crate::functions) use run::run;
 pub(crate) use summary::lines;
+pub(crate) use types::TunnelConfig;
 
 /// The table `[tunnel]`
 pub(crate) const TABLE: &settings::declare::TableSpec = &config::Keys::TABLE;

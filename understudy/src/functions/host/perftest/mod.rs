@@ -4,7 +4,8 @@ mod exchange;
 #[cfg(test)]
 mod tests;
 
-use super::service::{ServiceRow, SessionQp, VA};
+use super::service::ServiceRow;
+use super::session::{SessionQp, VA};
 use super::tcp::{Listener, SocketHandle, Tcp};
 use core::net::IpAddr;
 use exchange::{DONE, Exchange, Message, QpInfo, mtu_response};

@@ -2,7 +2,8 @@
 
 use super::super::{Servers, Test, connect};
 use super::*;
-use crate::functions::host::service::{ServiceRow, SessionQp, VA};
+use crate::functions::host::service::ServiceRow;
+use crate::functions::host::session::{SessionQp, VA};
 use crate::functions::host::tcp::{SocketHandle, Tcp};
 use crate::functions::host::{Host, HostConfig, PerftestConfig};
 use rnic::{
