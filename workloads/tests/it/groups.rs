@@ -143,7 +143,7 @@ fn replicas_far_behind_are_excluded_and_reported() {
 
 #[test]
 fn lossy_links_stop_no_group() {
-    for seed in environment::seeds("groups", 1000) {
+    for seed in environment::seeds("groups", 500) {
         on_lossy_links(SETUP, seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
     }
 }
@@ -253,7 +253,7 @@ fn draw_adverse_setup(seed: u64) -> Setup {
 #[test]
 fn crashes_and_partitions_lose_no_acknowledged_write() {
     let (mut done, mut failed) = (0, 0);
-    for seed in environment::seeds("groups", 1000) {
+    for seed in environment::seeds("groups", 500) {
         let mut rng = Rng::new(seed);
         let mut link = draw_link(&mut rng, 0.02);
         environment::late(&mut link, seed, MAX_LATENESS);

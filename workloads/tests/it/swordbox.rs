@@ -4,7 +4,6 @@
 use crate::drawn;
 use crate::environment;
 use core::ops::Range;
-use rnic::cm::{PortSpace, service_id_of};
 use rnic::{Interface, Rnic};
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, Controlled, Host, Link, NodeId, Queues, World};
@@ -15,9 +14,7 @@ use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
 use switch::metrics::Metrics as _;
 use switch::{Nanos, Probability, Rng};
-use swordbox::{
-    Config, Connection, Control, FailedCas, Journal, Layers, Server, SwitchOwnedQps, Swordbox, WordTable,
-};
+use swordbox::{Config, Connection, Control, FailedCas, Journal, Layers, Server, Swordbox, WordTable};
 use workloads::verbs::{self, Verbs};
 use workloads::words;
 
@@ -89,8 +86,11 @@ fn controlled(config: Config, queues: Queues) -> Controlled<Control> {
 }
 
 mod exhaustive;
+mod shared_qps;
+
 use crate::counter_totals::CounterTotals;
 use crate::drawn::{drawn, drift, may_fail, schedule_faults};
+use shared_qps::{configure_own_shared_qps, dead_after, draw_shared_qps};
 
 /// Share of NICs that do not keep the results of old READs and atomics, as soft-RoCE does not
 const FORGETFUL: Probability = Probability::percent(50);
@@ -176,86 +176,9 @@ fn words(config: &words::Config, shared_qp: Option<words::SwitchConnection>) -> 
     words_with(config, |swordbox| configure_own_shared_qps(swordbox, shared_qp, config.v6, config.seed))
 }
 
-/// Shared QPs that the switch itself connects to each server
-const OWN_SHARED_QPS: usize = 2;
 /// The longest that an operation may take on lossy links unless the seed has drawn a reason: lost packets,
 /// and a shared QP that is given up after `dead_after`, cost some timeouts.
 const LONGEST_WAIT: Nanos = Nanos::from_millis(60);
-/// A shared connection without a response for this long is given up.
-const DEAD_AFTER: Nanos = Nanos::from_millis(100);
-
-/// Returns the time without a response after which a shared connection is given up.
-fn dead_after(config: &words::Config) -> Nanos {
-    let mut rng = Rng::stream(config.seed, 0x6465_6164);
-    match () {
-        // Before all words have been requested on a dead shared QP
-        () if config.same_keys_after_restart => Nanos::from_millis(rng.between(2, 20)),
-        // Until then, all connections that need the shared QP fail to reconnect.
-        () if config.may_fail && drawn::partition_rng(config.seed).is_some() => {
-            Nanos::from_millis(rng.between(2, 6))
-        }
-        () => DEAD_AFTER,
-    }
-}
-
-/// Draws whether the switch has shared QPs of its own, and how servers respond to its connection requests.
-/// Draws also a connection whose SENDs wait for a receive buffer for longer than any other operation may
-/// take.
-fn draw_shared_qps(config: &words::Config) -> (words::Config, Option<words::SwitchConnection>) {
-    let mut rng = Rng::stream(config.seed, 0x6c61_6e65);
-    let shared_qp = match rng.below(8) {
-        0..4 => Some(words::SwitchConnection::Good),
-        4 => Some(words::SwitchConnection::OtherDomain),
-        5 => Some(words::SwitchConnection::Refused),
-        _ => None,
-    };
-    let begin_at = if shared_qp.is_some() && rng.below(2) == 0 { Nanos::from_millis(1) } else { Nanos::ZERO };
-    let starve = (rng.below(8) == 0).then(|| DEAD_AFTER + DEAD_AFTER);
-    let config = words::Config {
-        begin_at,
-        starve,
-        switch_connections: OWN_SHARED_QPS,
-        shares_fate: true,
-        // The switch's clock may be slow by 1 %.
-        forwarded_for: Nanos(dead_after(config).0 / 100 * 101),
-        ..config.clone()
-    };
-    if starve.is_some() && shared_qp.is_none() && rng.below(2) == 0 {
-        // The owner of a shared QP that all connections need waits for a receive buffer.
-        let words = words::Config { words: 1, local_words: config.local_words.min(1), ..config };
-        return (words::Config { sections: 0, mix: [8, 0, 0, 0, 0, 0, 0, 0, 1], ..words }, shared_qp);
-    }
-    (config, shared_qp)
-}
-
-/// Adds the configuration of the switch's own shared QPs.
-fn configure_own_shared_qps(
-    config: Config,
-    shared_qp: Option<words::SwitchConnection>,
-    v6: bool,
-    seed: u64,
-) -> Config {
-    let Some(shared_qp) = shared_qp else { return config };
-    // A lost ARP request is repeated half a second later, when most runs are over. So only a quarter of the
-    // seeds resolve addresses.
-    let resolves_addresses = seed.is_multiple_of(4);
-    let servers = config.servers.iter().map(|server| server.host);
-    let neighbours = servers.zip(0u8..).map(|(host, n)| (host, MacAddr([2, 0, 0, 1, 0, n])));
-    let neighbours = if resolves_addresses { Vec::new() } else { neighbours.collect() };
-    let (address, prefix) =
-        if v6 { ([0xfd00, 0, 0, 0, 0, 0, 0, 0xffff].into(), 64) } else { ([10, 0, 255, 254].into(), 16) };
-    let connect = SwitchOwnedQps {
-        service: service_id_of(PortSpace::Tcp, words::PORT),
-        private_data: shared_qp.private_data().to_vec(),
-        qps: OWN_SHARED_QPS,
-    };
-    let servers = config.servers.into_iter();
-    let servers = servers.map(|server| Server { connect: Some(connect.clone()), ..server }).collect();
-    let interface =
-        Some(Interface { neighbours, ..Interface::new(MacAddr([2, 0, 0, 0, 0, 0xfe]), address, prefix) });
-    Config { servers, interface, ..config }
-}
-
 /// Returns the address range of the words that a server's own program writes.
 fn local_words(config: &words::Config) -> Range<u64> {
     let end = words::TABLE_VA + u64::from(config.words) * 8;
@@ -427,7 +350,7 @@ fn operate(net: &mut words::Cluster) {
 fn lossy_links(part: u64) {
     let mut all = words::Totals::default();
     let mut counter_totals = CounterTotals::default();
-    for seed in seeds(part, 3, 600) {
+    for seed in seeds(part, 3, 420) {
         let (config, shared_qp) = draw_shared_qps(&drawn(seed, FORGETFUL).0);
         let mut net = words(&config, shared_qp);
         drift(&mut net);
@@ -475,7 +398,7 @@ fn lossy_links_leave_words_correct_in_the_last_third_of_the_seeds() {
 fn crashes(part: u64) {
     let mut all = words::Totals::default();
     let mut counter_totals = CounterTotals::default();
-    for seed in seeds(part, 2, 400) {
+    for seed in seeds(part, 2, 280) {
         let (config, mut rng) = drawn(seed, FORGETFUL);
         let (config, shared_qp) = draw_shared_qps(&may_fail(&config, &mut rng));
         let mut net = words(&config, shared_qp);

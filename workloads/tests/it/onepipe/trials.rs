@@ -9,10 +9,11 @@ use workloads::onepipe::{
 use representative::config::Pace;
 
 /// Number of seeds of each suite in `make test`
-pub(super) const SEEDS: u64 = 300;
-/// Time after the last fault from which on messages have to be delivered again: links that have died rejoin
-/// with their first beacon
-const RECOVERS_WITHIN: Nanos = Nanos::from_micros(90);
+pub(super) const SEEDS: u64 = 200;
+/// Time after the last fault within which links that have died rejoin: with their first beacon
+const REJOINS_WITHIN: Nanos = Nanos::from_micros(90);
+/// Time after which a sender has noticed that a receiver has restarted, beyond the timeout of its messages
+const NOTICES_WITHIN: Nanos = Nanos::from_micros(40);
 /// Time for which hosts send after that
 const SENDS_FOR: Nanos = Nanos::from_micros(40);
 
@@ -76,7 +77,8 @@ impl Suite {
         }
         network.check_left(tree)?;
         network.check_removed(tree)?;
-        totals.recovered += network.check_recovered(tree, trial.last_fault() + RECOVERS_WITHIN, &excused)?;
+        totals.recovered +=
+            network.check_recovered(tree, trial.last_fault() + recovers_within(tree), &excused)?;
         if excused.is_empty() {
             let first = if self.is_disorderly { Some(Nanos::ZERO) } else { trial.first_fault() };
             let is_paused = |outage: &Outage| matches!(outage.what, Failing::Pause(_));
@@ -157,9 +159,15 @@ pub(super) fn orderly_tree(seed: u64, rng: &mut Rng) -> Tree {
     tree
 }
 
+/// Returns the time after the last fault from which on messages have to be delivered again.
+fn recovers_within(tree: &Tree) -> Nanos {
+    REJOINS_WITHIN.max(tree.behaviour.timeout + NOTICES_WITHIN)
+}
+
 /// Sets the time for which hosts send, such that the network has time to recover.
 pub(super) fn let_recover(mut trial: Trial) -> Trial {
-    trial.tree.lasts = trial.last_fault().max(trial.tree.starts_sending()) + RECOVERS_WITHIN + SENDS_FOR;
+    let recovered = trial.last_fault().max(trial.tree.starts_sending()) + recovers_within(&trial.tree);
+    trial.tree.lasts = recovered + SENDS_FOR;
     trial
 }
 

@@ -212,7 +212,7 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
 #[test]
 fn all_correct_and_live_receivers_get_the_object() {
     let mut totals = Totals::default();
-    for seed in crate::environment::seeds("rdmc", 300) {
+    for seed in crate::environment::seeds("rdmc", 200) {
         run(seed, |_| {}, &mut totals).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
     }
     println!("{totals:?}");
