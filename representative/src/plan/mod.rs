@@ -386,6 +386,7 @@ impl Plan {
             registers: planned.registers,
             beacon_interval,
             dead_after_intervals,
+            fail_after_intervals: None,
             join_window,
             ahead_max,
             clock: Timestamp::default(),

@@ -156,6 +156,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
         registers,
         beacon_interval,
         dead_after_intervals,
+        fail_after_intervals: None,
         join_window,
         ahead_max,
         clock: Timestamp::default(),

@@ -125,7 +125,7 @@ impl Plane<'_> {
 impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<'_> {
     fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, F>) {
         match event {
-            Event::Dead(link, _) => {
+            Event::Dead(link) => {
                 let name = self.name(link);
                 let silent =
                     self.config.switch.beacon_interval.0 * u64::from(self.config.switch.dead_after_intervals);
@@ -136,20 +136,20 @@ impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<
                     );
                 });
             }
-            Event::Evicted(link, _) => {
+            Event::Evicted(link) => {
                 let name = self.name(link);
                 self.event(|| {
                     warn!("{name} is too far behind the others and is left out: check the clock of its neighbour.");
                 });
             }
-            Event::Left(link, _) => {
+            Event::Left(link) => {
                 let name = self.name(link);
                 self.event(|| {
                     info!("{name} has left: its neighbour reports that it sends nothing on this link.");
                 });
             }
-            // The answer to a command that this control plane does not send
-            Event::Frozen(..) => {}
+            // Answers to commands that this control plane does not send
+            Event::Configured(_) | Event::Commit(_) => {}
             Event::Joined(link) => {
                 let name = self.name(link);
                 self.event(|| info!("{name} has joined again."));
