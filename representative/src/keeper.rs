@@ -101,8 +101,10 @@ pub struct Keeper {
     envelopes: VecDeque<Envelope>,
     /// Beacons of the incarnation, for the worker
     introduction: Option<Box<Templates>>,
-    /// States for the worker, in order; a newer one replaces an older one
-    configurations: VecDeque<Box<Configuration>>,
+    /// State for the worker
+    configuration: Option<Box<Configuration>>,
+    /// State that follows when the worker has answered, with a planted bug
+    rest: Option<Box<Configuration>>,
     status: Status,
     refused: Refused,
 }
@@ -123,7 +125,8 @@ impl Keeper {
             retry: Retry::new(config.retry_after),
             envelopes: VecDeque::new(),
             introduction: None,
-            configurations: VecDeque::new(),
+            configuration: None,
+            rest: None,
             status: Status::default(),
             refused: Refused::default(),
         }
@@ -183,7 +186,7 @@ impl Keeper {
         if let Some(templates) = self.introduction.take() {
             return Some(Command::Introduce(templates));
         }
-        self.configurations.pop_front().map(Command::Configure)
+        self.configuration.take().map(Command::Configure)
     }
 
     /// Handles a message of a controller.
@@ -292,14 +295,15 @@ impl Keeper {
         let links: Vec<_> = links.into_iter().map(|setting| self.setting(setting)).collect();
         let values = Vec::with_capacity(links.len());
         let whole = Configuration { version, floors, links, outputs: [None; 2], values };
-        // What the worker has not got yet is of no use any more: each state names all links.
-        self.configurations.clear();
+        // A state that the worker has not got yet is of no use any more: each state names all links.
         if self.has_bug(Bug::PartialConfiguration) {
             let mut part = whole.clone();
             part.links.truncate(whole.links.len() / 2);
-            self.configurations.push_back(part.into());
+            self.configuration = Some(part.into());
+            self.rest = Some(whole.into());
+        } else {
+            self.configuration = Some(whole.into());
         }
-        self.configurations.push_back(whole.into());
     }
 
     /// Returns a setting with the queue pairs of those sources that are at the link's neighbour.
@@ -314,6 +318,9 @@ impl Keeper {
     fn configured(&mut self, state: Configuration) {
         let Configuration { version, links, outputs, values, .. } = state;
         self.values.extend(values.iter().map(|value| (value.link, value.clone())));
+        if let Some(rest) = self.rest.take() {
+            self.configuration = Some(rest);
+        }
         self.counted = links.iter().filter(|link| link.counted).map(|link| link.link).collect();
         let frozen = links.iter().filter(|link| link.counted && link.frozen).count();
         let muted = links.iter().filter(|link| link.muted).count();

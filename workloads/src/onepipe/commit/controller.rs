@@ -20,6 +20,8 @@ const POLL_INTERVAL: Nanos = Nanos(500);
 const DECIDES_WITHIN: u64 = 20_000;
 /// Longest time for which a copy of a message is late
 const LATE: u64 = 60_000;
+/// Time after which a connection that has lost a message is up again
+const RECONNECTS_AFTER: Nanos = Nanos(4_000);
 /// Time after which a state that is not answered is sent again
 const REPEATED_AFTER: Nanos = Nanos(10_000);
 /// Term of the controller; copies of states of the term before are drawn
@@ -99,6 +101,8 @@ impl Site {
 enum Mail {
     ToKeeper(usize, Envelope),
     FromKeeper(usize, Envelope),
+    /// A connection that has lost a message comes up again
+    Connected(usize),
 }
 
 /// What the controller does at a time.
@@ -442,6 +446,9 @@ impl Controller {
         let incarnation = Incarnation(self.sites[keeper].incarnation);
         let envelope = Envelope { term, incarnation, message };
         let copies = *self.rng.pick(&[0, 1, 1, 1, 2, 3]);
+        if copies == 0 {
+            self.mail.push((now + RECONNECTS_AFTER, Mail::Connected(keeper)));
+        }
         for _ in 0..copies {
             let most = *self.rng.pick(&[2_000, 2_000, LATE]);
             let at = now + Nanos(self.rng.below(most));
@@ -456,6 +463,7 @@ impl Controller {
         for (_, mail) in due {
             match mail {
                 Mail::ToKeeper(keeper, envelope) => self.sites[keeper].keeper.on_envelope(envelope, now),
+                Mail::Connected(keeper) => self.sites[keeper].keeper.on_connected(now),
                 Mail::FromKeeper(keeper, envelope) => self.on_envelope(tree, keeper, envelope, now),
             }
         }
@@ -474,7 +482,9 @@ impl Controller {
             network.command(keeper, command);
         }
         while let Some(envelope) = site.keeper.poll_envelope() {
-            if self.rng.below(4) > 0 {
+            if self.rng.below(4) == 0 {
+                self.mail.push((now + RECONNECTS_AFTER, Mail::Connected(keeper)));
+            } else {
                 site.arrives_at = site.arrives_at.max(now + Nanos(self.rng.below(2_000)));
                 self.mail.push((site.arrives_at, Mail::FromKeeper(keeper, envelope)));
             }

@@ -99,11 +99,15 @@ pub(super) const BUGS: [(representative::Bug, &str); 6] = [
     (representative::Bug::PartialConfiguration, "above that of member"),
 ];
 
-/// Returns whether a seed finds a planted bug.
 #[cfg(debug_assertions)]
-pub(super) fn finds((bug, question): (representative::Bug, &str)) -> bool {
-    (1..=SEEDS).any(|seed| {
-        let found = run(seed, |tree| tree.bug = Some(bug), &mut Totals::default());
-        found.is_err_and(|what| what.contains(question))
-    })
+#[test]
+fn planted_bugs_of_commit_registers_are_found() {
+    for (bug, question) in BUGS {
+        let found = (1..=SEEDS).find_map(|seed| {
+            let found = run(seed, |tree| tree.bug = Some(bug), &mut Totals::default()).err()?;
+            found.contains(question).then_some((seed, found))
+        });
+        println!("{bug:?}: {found:?}");
+        assert!(found.is_some(), "{bug:?} was not found");
+    }
 }

@@ -78,6 +78,7 @@ fn absent_keys_have_defaults() {
         names: vec!["10.0.0.1".into()],
         clock: Clock::Realtime,
         lag_alarm: Some(Nanos::from_micros(300)),
+        controller: None,
     };
     assert_eq!(switch(&onepipe("")), expected);
     // The default of the join window grows with the time after which a link is dead.
