@@ -1,8 +1,8 @@
 //! A barrier: a lower bound of the timestamps that may still arrive, aggregated from the barriers of all
 //! input links (1Pipe, sections 4.1, 4.2 and 6.2.1).
 //!
-//! Each input link has two registers, one for the best-effort and one for the commit barrier. Each of the two
-//! outputs is the minimum over the links that are live for it (equation 4.1). An output never goes back:
+//! Each input link has a register. The output is the minimum over the links that are live (equation 4.1); it
+//! never goes back:
 //!
 //! * A register never goes back: an update below the register is reported as [`UpdateResult::Stale`] and
 //!   otherwise ignored.
@@ -11,27 +11,26 @@
 //!   carries. So the output waits for the link until it has caught up: the paper's "suspends updates to
 //!   B_new". [`Limits::window_ns`] bounds how far behind a returning link may be; without that bound, one
 //!   clock that is an hour slow would stop all receivers for an hour.
-//! * The best-effort output begins when every link has carried a barrier or is gone. Links whose first barrier is too far
+//! * The output begins when every link has carried a barrier or is gone. Links whose first barrier is too far
 //!   behind are left out then. The reference is the lower median of the links and, where they are those from
 //!   below, of this node's clock: so one wrong clock of three decides nothing.
 //!
 //! The minimum is kept in a tournament tree, like the binary tree of registers in the paper's switch. A
 //! register that rises replays its matches towards the root until one match has the same result as before: if
 //! links are updated in turns, half of the updates are done after one match, a quarter after two, and so on.
-//! With 1,024 inputs, the tree takes 16 KiB for each of the two services.
+//! With 1,024 inputs, the tree takes 16 KiB.
 //!
 //! Timestamps have 48 bits on the wire and are unwrapped to 64 bits here: each is placed next to the latest
 //! timestamp received, on the side where the distance is shorter. So minima are those of integers, and
 //! registers may be any time apart.
 
 mod lag;
-mod plane;
 #[cfg(test)]
 mod tests;
 
 use crate::bug::Bug;
+use crate::plane::{ABSENT, Plane};
 use onepipe::Timestamp;
-use plane::{ABSENT, AWAITED, Plane};
 
 /// Unwrapped time where the first timestamp is placed: far enough from 0 for other timestamps to lie before
 /// it.
@@ -106,9 +105,6 @@ struct Link {
     lagging_since: u64,
     /// Why the link takes no part; `None` if it does
     gone: Option<Gone>,
-    /// Whether the link's commit register no longer rises, because the link was removed from the best-effort
-    /// barrier and the control plane was told that register
-    is_frozen: bool,
     /// Whether the link was evicted, and [`Barrier::expire`] has not returned it yet
     is_unreported: bool,
 }
@@ -127,7 +123,6 @@ const NEVER_EXPIRES: u64 = u64::MAX;
 #[derive(Debug)]
 pub struct Barrier {
     best_effort: Plane,
-    commit: Plane,
     links: Box<[Link]>,
     /// Number of links that have left
     left: usize,
@@ -153,15 +148,13 @@ impl Barrier {
     /// clock as well.
     pub fn new(inputs: usize, limits: Limits, clock: Option<Timestamp>) -> Self {
         Self {
-            best_effort: Plane::new(inputs, false),
-            commit: Plane::empty(inputs),
+            best_effort: Plane::new(inputs),
             links: vec![
                 Link {
                     updated_at: 0,
                     behind_at: 0,
                     lagging_since: 0,
                     gone: None,
-                    is_frozen: false,
                     is_unreported: false
                 };
                 inputs
@@ -195,13 +188,6 @@ impl Barrier {
     #[inline]
     pub fn best_effort(&self) -> Option<Timestamp> {
         self.best_effort.output_timestamp()
-    }
-
-    /// Returns the commit barrier: all timestamps up to it are committed. `None` until the list of its members
-    /// is [complete](Self::open_commit) and all of them have carried one.
-    #[inline]
-    pub fn commit(&self) -> Option<Timestamp> {
-        self.commit.output_timestamp()
     }
 
     /// Returns the best-effort barrier, unwrapped: the low 48 bits are the timestamp; 0 if there is no
@@ -239,20 +225,6 @@ impl Barrier {
         (register != ABSENT).then(|| (register, self.carried(input)))
     }
 
-    /// Returns the commit barrier, unwrapped as [`position`](Self::position) is; 0 if there is none.
-    pub const fn commit_position(&self) -> u64 {
-        self.commit.output
-    }
-
-    /// Returns a link's commit register: the last timestamp that the link has committed, if any. The
-    /// controller needs it when the link fails (1Pipe, section 5.2, "Detect").
-    pub fn committed(&self, input: usize) -> Option<Timestamp> {
-        match self.commit.register(input) {
-            ABSENT | AWAITED => None,
-            register => Some(Timestamp::new(register)),
-        }
-    }
-
     /// Unwraps a timestamp to 64 bits.
     #[inline]
     fn unwrap(&self, timestamp: Timestamp) -> u64 {
@@ -262,19 +234,10 @@ impl Barrier {
         self.latest.wrapping_add_signed(timestamp.distance(Timestamp::new(self.latest)))
     }
 
-    /// Updates a link's registers: no message that follows on the link has a timestamp below `barrier`, and
-    /// all timestamps up to `commit` are committed.
+    /// Updates a link's register: no message that follows on the link has a timestamp below `barrier`.
     #[allow(clippy::inline_always, reason = "the most frequent update takes a few comparisons")]
     #[inline(always)]
-    pub fn update(
-        &mut self,
-        input: usize,
-        barrier: Option<Timestamp>,
-        commit: Option<Timestamp>,
-    ) -> UpdateResult {
-        if let Some(commit) = commit {
-            self.update_commit(input, commit);
-        }
+    pub fn update(&mut self, input: usize, barrier: Option<Timestamp>) -> UpdateResult {
         let register = self.best_effort.register(input);
         if let Some(barrier) = barrier {
             let value = self.unwrap(barrier);
@@ -294,24 +257,6 @@ impl Barrier {
             }
         }
         self.update_not_raising(input, register, barrier)
-    }
-
-    #[inline(never)]
-    fn update_commit(&mut self, input: usize, commit: Timestamp) {
-        let (value, register) = (self.unwrap(commit), self.commit.register(input));
-        // A link that was removed from the commit barrier does not rejoin it by an update: see `add_commit`.
-        let is_frozen = self.links[input].is_frozen && !self.has_bug(Bug::CommitRisesAfterDeath);
-        if register < value && register != ABSENT && !is_frozen {
-            self.latest = self.latest.max(value);
-            self.commit.raise(input, value);
-        }
-    }
-
-    /// Updates a link's commit register alone.
-    pub(crate) fn raise_commit(&mut self, input: usize, commit: Option<Timestamp>) {
-        if let Some(commit) = commit {
-            self.update_commit(input, commit);
-        }
     }
 
     /// Handles an update of a link that takes no part, or that does not raise its register.
@@ -428,56 +373,9 @@ impl Barrier {
         self.set_reported(input);
         self.links[input].lagging_since = 0;
         self.best_effort.remove(input);
-        // A link inside this node carries what the members on its other side have committed.
-        if why != Gone::Evicted && self.links[input].updated_at != NEVER_EXPIRES {
-            self.freeze_commit(input);
-        }
         if !self.best_effort.is_started {
             self.begin();
         }
-    }
-
-    /// States that all members have been [added](Self::add_commit): from now on there is a commit barrier. The
-    /// minimum over a part of the members would be too high.
-    pub fn open_commit(&mut self) {
-        if !self.commit.is_started {
-            self.commit.start();
-        }
-    }
-
-    /// Keeps a link's commit register from rising, and returns it: what the control plane is told stays true.
-    pub fn freeze_commit(&mut self, input: usize) -> Option<Timestamp> {
-        self.links[input].is_frozen = true;
-        self.committed(input)
-    }
-
-    /// Lets a link's commit register rise again, because its neighbour has not failed.
-    pub fn thaw_commit(&mut self, input: usize) {
-        self.links[input].is_frozen = false;
-    }
-
-    /// Returns the number of links that are members of the commit barrier.
-    pub const fn commit_members(&self) -> usize {
-        self.commit.live
-    }
-
-    /// Removes a link from the commit barrier. To be called when the controller has notified all receivers of
-    /// the outcome of the link's messages (1Pipe, section 5.2, "Resume"). Returns whether the link took part.
-    pub fn remove_commit(&mut self, input: usize) -> bool {
-        self.commit.remove(input)
-    }
-
-    /// Makes a link a member of the commit barrier, which then waits for the link. Returns whether it was none.
-    pub fn add_commit(&mut self, input: usize) -> bool {
-        let removed = self.commit.register(input) == ABSENT;
-        if removed {
-            self.links[input].is_frozen = false;
-            self.commit.add(input, AWAITED);
-            if self.has_bug(Bug::OpenBeforeComplete) {
-                self.open_commit();
-            }
-        }
-        removed
     }
 
     /// Exempts a link from expiry and from every bound of how far it may be behind, for a link inside this

@@ -36,6 +36,19 @@ pub(crate) struct Template {
     psn: Psn,
 }
 
+/// Beacons of all links, from the queue pairs of one incarnation.
+#[derive(Debug)]
+pub struct Templates(pub(crate) Box<[Template]>);
+
+impl Templates {
+    /// Builds the beacons of all links, whose queue pairs follow `first`. The configuration must have been
+    /// checked.
+    pub(crate) fn new(config: &Config, first: Qpn) -> Self {
+        let links = (0..).zip(&config.links);
+        Self(links.map(|(n, link)| Template::new(config, link, Qpn::new(first.get() + n))).collect())
+    }
+}
+
 impl Template {
     /// Builds the beacon of the link whose local queue pair is `qpn`. The configuration must have been
     /// checked.

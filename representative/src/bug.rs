@@ -25,17 +25,23 @@ pub enum Bug {
     NeverEvicts,
     /// All switches wait equally long for a link that lags, and compare what comes down with their own clock
     EvictsEverywhere,
-    /// A link's commit register rises after the link has died and the control plane was told that register
-    CommitRisesAfterDeath,
-    /// A switch states a commit barrier before it is told that the list of its members is complete
-    OpenBeforeComplete,
-    /// The path between a switch's halves stays a member of the commit barrier when no member is left below
-    LoopbackKeepsCommit,
+    /// A link's commit register rises although the controller was told that it stands still
+    FrozenRises,
+    /// A link counts for the commit barrier before it has reached the floor of the switch's incarnation
+    FloorIgnored,
+    /// A commit barrier is accepted from any incarnation of the link's neighbour
+    AnyCommitSource,
+    /// Beacons carry a commit barrier although the controller was told that they carry none
+    MutedSpeaks,
+    /// A state that the controller wants takes effect in two parts
+    PartialConfiguration,
+    /// A state that the controller wanted earlier takes effect after a later one
+    OldVersionObeyed,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::ReturningLink,
         Self::LastLink,
         Self::SilentDrop,
@@ -47,8 +53,11 @@ impl Bug {
         Self::UndeclaredBarriers,
         Self::NeverEvicts,
         Self::EvictsEverywhere,
-        Self::CommitRisesAfterDeath,
-        Self::OpenBeforeComplete,
-        Self::LoopbackKeepsCommit,
+        Self::FrozenRises,
+        Self::FloorIgnored,
+        Self::AnyCommitSource,
+        Self::MutedSpeaks,
+        Self::PartialConfiguration,
+        Self::OldVersionObeyed,
     ];
 }

@@ -40,6 +40,9 @@ pub struct Config {
     pub beacon_interval: Nanos,
     /// Number of intervals after which a silent link is dead, at least [`MIN_DEAD_AFTER`]; 10 in the paper
     pub dead_after_intervals: u32,
+    /// Number of intervals after which a silent link that counts for the commit barrier is reported to the
+    /// controller, at least `dead_after_intervals`; `None`: there is no controller
+    pub fail_after_intervals: Option<u32>,
     /// A returning link is waited for if it is behind by at most this time, which bounds the time for which
     /// it can stop the barrier. Has to be more than a barrier takes to cross the whole network, and at least
     /// the time after which a link is dead
@@ -195,6 +198,14 @@ pub enum ConfigError {
     /// A link would be declared dead while it is alive
     #[error("dead_after_intervals = {0} is too small; set at least {MIN_DEAD_AFTER}")]
     DeadAfter(u32),
+    /// The controller would be asked about links that are not dead
+    #[error("fail_after_intervals = {0} is below dead_after_intervals; set at least that number")]
+    FailAfter(u32),
+    /// A beacon by which a neighbour cannot recognise the incarnation of its sender
+    #[error(
+        "link {0}: a beacon in the form of a WRITE does not name its queue pair, by which the neighbour recognises it; with a controller, send datagrams"
+    )]
+    AnonymousBeacon(u16),
     /// A link that was dead could never return
     #[error("join window of {} ns is too short; set at least dead_after_intervals times the beacon interval", .0.0)]
     JoinWindow(Nanos),
@@ -254,6 +265,9 @@ impl Config {
         if self.dead_after_intervals < MIN_DEAD_AFTER {
             return Err(ConfigError::DeadAfter(self.dead_after_intervals));
         }
+        if let Some(intervals) = self.fail_after_intervals.filter(|&n| n < self.dead_after_intervals) {
+            return Err(ConfigError::FailAfter(intervals));
+        }
         if self.join_window.0 < self.beacon_interval.0 * u64::from(self.dead_after_intervals) {
             return Err(ConfigError::JoinWindow(self.join_window));
         }
@@ -267,6 +281,9 @@ impl Config {
                 return Err(ConfigError::SharedPort(number));
             }
             self.own_address(link.address).ok_or(ConfigError::NoOwnAddress(number))?;
+            if self.fail_after_intervals.is_some() && link.beacon != BeaconForm::Datagram {
+                return Err(ConfigError::AnonymousBeacon(number));
+            }
             if !link.detour.is_empty() && self.incarnation != Incarnation::Host {
                 return Err(ConfigError::NeedlessDetour(number));
             }

@@ -89,5 +89,8 @@ reasons! {
         TooFarBehind = "too_far_behind",
         /// A message from a link above to a link above: no barrier covers it
         Valley = "valley",
+        /// A beacon of another incarnation than the controller has named, on a link that counts for the commit
+        /// barrier. Its best-effort barrier is accepted
+        OtherIncarnation = "other_incarnation",
     }
 }

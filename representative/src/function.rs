@@ -10,14 +10,16 @@ mod expected;
 mod incoming;
 mod outgoing;
 
-use crate::barrier::{Barrier, Gone, Inputs, Limits};
-use crate::beacon::Template;
+use crate::barrier::{Gone, Inputs, Limits};
+use crate::beacon::{Template, Templates};
+use crate::commit::{Commit, Configuration};
 use crate::config::{Config, ConfigError, LinkId, Side};
 use crate::counters::{Counters, Refusal};
 use crate::half::{DOWN, Half, UP};
 use crate::view::{Gauges, HalfBarriers, LinkState};
 use events::Unreported;
 use expected::Expected;
+use onepipe::control::LinkValue;
 use onepipe::{ClockSample, Discipline, Timestamp};
 use rocev2::{Opcode, Packet, Qpn};
 use std::sync::Arc;
@@ -25,46 +27,39 @@ use switch::forward::{self, Forward};
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 
 /// Command from the control plane to a representative.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Command {
     /// Corrects 1Pipe's clock by a sample
     Clock(ClockSample),
     /// The link is about to be taken down: nothing follows on it.
     Remove(LinkId),
-    /// The controller has handled the failure of the link (1Pipe, section 5.2, "Resume").
-    RemoveCommit(LinkId),
-    /// The link is a member of the commit barrier from now on.
-    AddCommit(LinkId),
-    /// All members have been added: from now on there is a commit barrier.
-    OpenCommit,
-    /// Keeps the link's commit register from rising, and reports it ([`Event::Frozen`]). A link that is removed
-    /// from the best-effort barrier because it is dead or has left is frozen as well
-    FreezeCommit(LinkId),
-    /// Lets the link's commit register rise again: its neighbour has not failed.
-    ThawCommit(LinkId),
+    /// Beacons leave from the queue pairs of an incarnation from now on. A [`Keeper`](crate::Keeper) sends this
+    Introduce(Box<Templates>),
+    /// A state of the commit registers takes effect, as a whole. A [`Keeper`](crate::Keeper) sends this
+    Configure(Box<Configuration>),
     /// Copies the registers to the [gauges](Representative::gauges).
     PublishGauges,
 }
 
 /// Event reported by a representative to the control plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A link was silent for too long, and was removed from the best-effort barrier (1Pipe, section 5.2,
-    /// "Detect").
-    Dead(LinkId, Committed),
+    /// A link was silent for too long, and was removed from the best-effort barrier.
+    Dead(LinkId),
     /// A link's barrier was too far behind those of the other links, and the link was removed from the
     /// best-effort barrier.
-    Evicted(LinkId, Committed),
+    Evicted(LinkId),
     /// A link's neighbour, or the control plane, announced that nothing follows on the link.
-    Left(LinkId, Committed),
-    /// A link's commit register was frozen by command.
-    Frozen(LinkId, Committed),
+    Left(LinkId),
     /// A link takes part again.
     Joined(LinkId),
+    /// A state of the commit registers has taken effect; with the values at that moment, for the
+    /// [`Keeper`](crate::Keeper)
+    Configured(Box<Configuration>),
+    /// A link that counts for the commit barrier is silent, speaks again, or has caught up (1Pipe, section 5.2,
+    /// "Detect"); for the [`Keeper`](crate::Keeper)
+    Commit(LinkValue),
 }
-
-/// Commit barrier that a link last carried, if any
-pub type Committed = Option<Timestamp>;
 
 /// Marks a port without a link in [`Representative::by_port`]
 const NO_LINK: u16 = u16::MAX;
@@ -135,6 +130,10 @@ pub struct Representative {
     config: Config,
     forward: Forward,
     halves: [Half; 2],
+    /// Commit registers; `None` without a controller
+    commit: Option<Box<Commit>>,
+    /// State of the commit registers that took effect last, if it was not reported yet
+    configured: Option<Box<Configuration>>,
     links: Box<[LinkEnds]>,
     /// Expected beacon of each link
     expected: Box<[Expected]>,
@@ -152,8 +151,8 @@ pub struct Representative {
     ticks: u64,
     /// `None` before the first call
     next_tick: Option<Nanos>,
-    /// Both barriers of the up half, and the state of its inputs, as last copied to the down half
-    up_half_copy: (u64, u64, Inputs),
+    /// Barrier of the up half, and the state of its inputs, as last copied to the down half
+    up_half_copy: (u64, Inputs),
     /// Time since when a barrier has passed an instant without beacons having been sent
     due: Option<Nanos>,
     counters: Arc<Counters>,
@@ -209,9 +208,15 @@ impl Representative {
         for half in &mut halves {
             half.barrier.plant(config.bug);
         }
+        let places = links.iter().map(|link| link.input);
+        let commit = config
+            .fail_after_intervals
+            .map(|ticks| Box::new(Commit::new(places, (DOWN, LOOPBACK), ticks.into(), config.bug)));
         let mut function = Self {
             forward: Forward::embedded(&config.forward),
             halves,
+            commit,
+            configured: None,
             expected: config.links.iter().map(|link| Expected::new(link.port)).collect(),
             links: links.into(),
             by_port: by_port.into(),
@@ -222,7 +227,7 @@ impl Representative {
             ahead_max: i64::try_from(config.ahead_max.0).unwrap_or(i64::MAX),
             ticks: 0,
             next_tick: None,
-            up_half_copy: (0, 0, Inputs::Live),
+            up_half_copy: (0, Inputs::Live),
             due: None,
             counters: Arc::default(),
             gauges: Gauges::new(config.links.iter().map(|link| link.side)).into(),
@@ -230,7 +235,7 @@ impl Representative {
             config,
         };
         function.loop_back();
-        function.up_half_copy.2 = function.halves[UP].barrier.inputs();
+        function.up_half_copy.1 = function.halves[UP].barrier.inputs();
         Ok(function)
     }
 
@@ -262,7 +267,12 @@ impl Representative {
             Side::Above => UP,
             Side::Below => DOWN,
         };
-        (self.halves[half].barrier.best_effort(), self.halves[half].barrier.commit())
+        (self.halves[half].barrier.best_effort(), self.commit_barrier(half))
+    }
+
+    /// Returns the commit barrier of a half.
+    fn commit_barrier(&self, half: usize) -> Option<Timestamp> {
+        self.commit.as_ref()?.output(half)
     }
 
     /// Returns whether a link takes part in the best-effort barrier.
@@ -291,27 +301,6 @@ impl Representative {
             && self.forward.is_addressed_to_switch(frame, &self.config.addresses)
     }
 
-    /// Changes the commit barrier of a link's half, if there is such a link.
-    fn change_commit(&mut self, link: LinkId, now: Nanos, change: impl FnOnce(&mut Barrier, usize)) {
-        if let Some(LinkEnds { input: (half, input), .. }) = self.links.get(usize::from(link.0)) {
-            change(&mut self.halves[*half].barrier, *input);
-            self.settle_commit(now);
-        }
-    }
-
-    /// Makes the up half a member of the down half's commit barrier exactly if it has members, and passes the
-    /// commit barriers on.
-    fn settle_commit(&mut self, now: Nanos) {
-        let [up, down] = &mut self.halves;
-        if up.barrier.commit_members() > 0 {
-            down.barrier.add_commit(LOOPBACK);
-        } else if !self.config.has_bug(crate::bug::Bug::LoopbackKeepsCommit) {
-            down.barrier.remove_commit(LOOPBACK);
-        }
-        self.loop_back();
-        self.propagate(UP, now);
-    }
-
     /// Copies the registers and the links' states to the gauges.
     #[cold]
     fn publish(&self) {
@@ -320,7 +309,7 @@ impl Representative {
             let loopback = if number == DOWN { barrier.input_state(LOOPBACK) } else { None };
             HalfBarriers {
                 best_effort: Some(barrier.position()),
-                commit: Some(barrier.commit_position()),
+                commit: self.commit.as_ref().map(|commit| commit.position(number)),
                 loopback: loopback.map(|(register, _)| register),
             }
         };
@@ -406,24 +395,15 @@ impl Function for Representative {
             Command::Remove(link) if input_of(link).is_some() => {
                 self.leave(usize::from(link.0), Gone::Left, now);
             }
-            Command::RemoveCommit(link) => self.change_commit(link, now, |barrier, input| {
-                barrier.remove_commit(input);
-            }),
-            Command::AddCommit(link) => self.change_commit(link, now, |barrier, input| {
-                barrier.add_commit(input);
-            }),
-            Command::ThawCommit(link) => self.change_commit(link, now, Barrier::thaw_commit),
-            Command::FreezeCommit(link) => {
-                if let Some((half, input)) = input_of(link) {
-                    let committed = self.halves[half].barrier.freeze_commit(input);
-                    self.events.report_frozen(link.0, committed);
-                }
+            Command::Introduce(templates) => {
+                let Templates(beacons) = *templates;
+                self.links.iter_mut().zip(beacons).for_each(|(link, beacon)| link.beacon = beacon);
             }
-            Command::OpenCommit => {
-                for half in &mut self.halves {
-                    half.barrier.open_commit();
+            Command::Configure(mut to) => {
+                if let Some(commit) = &mut self.commit {
+                    commit.configure(&mut to);
+                    self.configured = Some(to);
                 }
-                self.settle_commit(now);
             }
             Command::PublishGauges => self.publish(),
             Command::Remove(_) => {}
@@ -431,7 +411,12 @@ impl Function for Representative {
     }
 
     fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop()
+        // The changes that follow are later than the state.
+        if let Some(configured) = self.configured.take() {
+            return Some(Event::Configured(configured));
+        }
+        let change = self.commit.as_mut().and_then(|commit| commit.poll_change());
+        change.map(Event::Commit).or_else(|| self.events.pop())
     }
 }
 

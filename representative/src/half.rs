@@ -55,7 +55,7 @@ mod tests {
         let begin = PERIOD - PERIOD % 1000 - 500;
         let mut passed = Vec::new();
         for by in (0..3000).step_by(100) {
-            half.barrier.update(0, Some(Timestamp::new(begin + by)), None);
+            half.barrier.update(0, Some(Timestamp::new(begin + by)));
             if half.pass_instant(1000) {
                 passed.push(Timestamp::new(half.passed).nanos());
             }

@@ -195,6 +195,17 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
+    /// Sets the source queue pair of a DETH.
+    ///
+    /// # Errors
+    /// [`NoSuchHeader`], without any change, if the packet has no DETH.
+    pub fn set_src_qp(&mut self, qpn: Qpn) -> Result<(), NoSuchHeader> {
+        let at = self.extended(Headers::DETH)? + 4;
+        let kept = self.word(at) & 0xff00_0000;
+        self.set_word(at, kept | qpn.get());
+        Ok(())
+    }
+
     /// Sets the AETH.
     ///
     /// # Errors
@@ -362,6 +373,7 @@ mod tests {
             let has_reth = rewriter.set_remote_memory(va, rkey).is_ok();
             let has_address = rewriter.set_remote_address(va).is_ok();
             let has_aeth = rewriter.set_aeth(aeth).is_ok();
+            let has_deth = rewriter.set_src_qp(Qpn::new(rkey)).is_ok();
             let words = [va as u32, rkey, psn].map(u32::to_be_bytes);
             let in_payload = rewriter.set_payload_words(8, words).is_ok();
             rewriter.finish();
@@ -389,6 +401,8 @@ mod tests {
             prop_assert_eq!(packet.reth().map(|r| (r.va.get(), r.rkey.get())), has_reth.then_some((va, rkey)));
             prop_assert_eq!(has_address, packet.reth().is_some() || packet.atomic().is_some());
             prop_assert_eq!(packet.atomic().map(|atomic| atomic.va.get()), packet.atomic().map(|_| va));
+            let source = packet.deth().map(|deth| deth.src_qp());
+            prop_assert_eq!(source, has_deth.then_some(Qpn::new(rkey)));
             prop_assert_eq!(packet.aeth().copied(), has_aeth.then_some(aeth));
             prop_assert_eq!(has_aeth, opcode.headers().contains(Headers::AETH));
             let payload = &bytes[layout.payload()..layout.icrc()];

@@ -150,6 +150,7 @@ impl Load {
                 }
             },
             dead_after_intervals: 1_000_000_000,
+            fail_after_intervals: None,
             join_window: Nanos::from_secs(1 << 20),
             // The capture's timestamps are unrelated to the clock.
             ahead_max: Nanos(u64::MAX),

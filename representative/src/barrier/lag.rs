@@ -1,8 +1,8 @@
 //! Links that are too far behind the others: when the output begins, and later.
 
-use super::plane::{ABSENT, AWAITED};
 use super::{Barrier, Gone, NEVER_EXPIRES};
 use crate::bug::Bug;
+use crate::plane::{ABSENT, AWAITED};
 
 impl Barrier {
     /// Returns the lower median of what the links that take part have carried and, if it is compared, of this

@@ -13,23 +13,13 @@ fn at(nanos: u64) -> Timestamp {
 }
 
 fn update(barrier: &mut Barrier, input: usize, nanos: u64) -> UpdateResult {
-    barrier.update(input, Some(at(nanos)), None)
-}
-
-/// Returns a barrier over these inputs, all of which are members of the commit barrier.
-fn with_members(inputs: usize) -> Barrier {
-    let mut barrier = Barrier::new(inputs, LIMITS, None);
-    for input in 0..inputs {
-        assert!(barrier.add_commit(input));
-    }
-    barrier.open_commit();
-    barrier
+    barrier.update(input, Some(at(nanos)))
 }
 
 #[test]
 fn barrier_is_the_minimum_once_all_links_have_carried_one() {
-    let mut barrier = with_members(3);
-    assert_eq!((barrier.best_effort(), barrier.commit(), barrier.position()), (None, None, 0));
+    let mut barrier = Barrier::new(3, LIMITS, None);
+    assert_eq!((barrier.best_effort(), barrier.position()), (None, 0));
     assert_eq!(update(&mut barrier, 0, 300), UpdateResult::Raised);
     assert_eq!(update(&mut barrier, 1, 100), UpdateResult::Raised);
     assert_eq!(barrier.best_effort(), None, "one link has carried no barrier");
@@ -39,13 +29,8 @@ fn barrier_is_the_minimum_once_all_links_have_carried_one() {
     assert_eq!(update(&mut barrier, 1, 99), UpdateResult::Stale);
     assert_eq!(update(&mut barrier, 1, 500), UpdateResult::Raised);
     assert_eq!(barrier.best_effort(), Some(at(200)));
-    assert_eq!(barrier.update(2, None, Some(at(50))), UpdateResult::NoBarrier);
-    assert_eq!((barrier.best_effort(), barrier.commit()), (Some(at(200)), None));
-    assert_eq!(barrier.committed(2), Some(at(50)));
-    for input in 0..2 {
-        barrier.update(input, None, Some(at(60)));
-    }
-    assert_eq!(barrier.commit(), Some(at(50)));
+    assert_eq!(barrier.update(2, None), UpdateResult::NoBarrier);
+    assert_eq!(barrier.best_effort(), Some(at(200)));
 }
 
 #[test]
@@ -80,18 +65,17 @@ fn returning_link_is_waited_for() {
 }
 
 #[test]
-fn dead_link_is_removed_from_the_best_effort_barrier_alone() {
-    let mut barrier = with_members(3);
+fn dead_link_is_removed() {
+    let mut barrier = Barrier::new(3, LIMITS, None);
     barrier.never_expire(2);
     for input in 0..3 {
-        barrier.update(input, Some(at(100)), Some(at(50)));
+        update(&mut barrier, input, 100);
     }
-    for tick in 1..=10 {
+    for _ in 1..=10 {
         barrier.tick(at(100));
         // The barrier of link 0 does not rise, as that link waits for other links; link 1 is silent; link 2
         // is inside the node.
-        barrier.update(0, Some(at(100)), Some(at(50 + tick)));
-        barrier.update(2, None, Some(at(50 + tick)));
+        update(&mut barrier, 0, 100);
         assert_eq!(barrier.expire(), None, "dead after more than ten intervals only");
     }
     barrier.tick(at(100));
@@ -101,17 +85,9 @@ fn dead_link_is_removed_from_the_best_effort_barrier_alone() {
     assert_eq!(barrier.expire(), None);
     assert_eq!(barrier.best_effort(), Some(at(100)), "held by the link that does not expire");
     update(&mut barrier, 2, 300);
-    assert_eq!((barrier.best_effort(), barrier.commit()), (Some(at(200)), Some(at(50))));
-    assert!(barrier.remove_commit(1) && !barrier.remove_commit(1));
-    assert_eq!((barrier.commit(), barrier.committed(1)), (Some(at(60)), None));
-    barrier.update(1, Some(at(250)), Some(at(70)));
-    assert_eq!(
-        (barrier.live(), barrier.committed(1)),
-        (3, None),
-        "an update does not rejoin the commit barrier"
-    );
-    assert!(barrier.add_commit(1) && !barrier.add_commit(1));
-    assert_eq!((barrier.commit(), barrier.committed(1)), (Some(at(60)), Some(at(60))));
+    assert_eq!(barrier.best_effort(), Some(at(200)));
+    update(&mut barrier, 1, 250);
+    assert_eq!(barrier.live(), 3);
 }
 
 #[test]
@@ -162,15 +138,6 @@ fn link_that_is_behind_may_repeat_its_barrier() {
     assert_eq!(update(&mut barrier, 1, 17_000), UpdateResult::Joined);
     assert_eq!(update(&mut barrier, 1, 17_000), UpdateResult::Behind);
     assert_eq!(update(&mut barrier, 1, 16_999), UpdateResult::Stale);
-}
-
-#[test]
-fn both_barriers_are_unwrapped_alike() {
-    let mut barrier = with_members(1);
-    assert_eq!((barrier.position(), barrier.commit_position()), (0, 0));
-    barrier.update(0, Some(at(300)), Some(at(200)));
-    assert_eq!(barrier.position() - barrier.commit_position(), 100);
-    assert_eq!(Timestamp::new(barrier.commit_position()), at(200));
 }
 
 #[test]
@@ -229,17 +196,11 @@ enum Act {
     Update {
         input: usize,
         offset: i64,
-        commit: Option<i64>,
     },
     /// A link has no barrier yet
     NoBarrier(usize),
     Leave(usize),
     Lose(usize),
-    RemoveCommit(usize),
-    AddCommit(usize),
-    Open,
-    Freeze(usize),
-    Thaw(usize),
     Tick,
     /// All links are silent for a while
     Jump(u64),
@@ -248,16 +209,10 @@ enum Act {
 fn act(inputs: usize) -> impl Strategy<Value = Act> {
     let offset = prop_oneof![6 => -20i64..2_000, 2 => -10_000i64..10_000, 1 => -(1i64 << 45)..0];
     prop_oneof![
-        24 => (0..inputs, offset, prop::option::of(-500i64..500))
-            .prop_map(|(input, offset, commit)| Act::Update { input, offset, commit }),
+        24 => (0..inputs, offset).prop_map(|(input, offset)| Act::Update { input, offset }),
         2 => (0..inputs).prop_map(Act::NoBarrier),
         2 => (0..inputs).prop_map(Act::Leave),
         1 => (0..inputs).prop_map(Act::Lose),
-        1 => (0..inputs).prop_map(Act::RemoveCommit),
-        2 => (0..inputs).prop_map(Act::AddCommit),
-        1 => Just(Act::Open),
-        1 => (0..inputs).prop_map(Act::Freeze),
-        1 => (0..inputs).prop_map(Act::Thaw),
         4 => Just(Act::Tick),
         1 => (0u64..1 << 45).prop_map(Act::Jump),
     ]
@@ -266,7 +221,6 @@ fn act(inputs: usize) -> impl Strategy<Value = Act> {
 /// Reference implementation: unwrapped integers, and a minimum over all links every time.
 struct Oracle {
     best_effort: Vec<Option<i128>>,
-    commit: Vec<Option<i128>>,
     /// Last barriers of links that have returned and not caught up
     behind: Vec<Option<i128>>,
     updated_at: Vec<u64>,
@@ -275,13 +229,10 @@ struct Oracle {
     /// Links that were evicted and not reported
     unreported: Vec<bool>,
     is_started: bool,
-    is_open: bool,
-    /// Links whose commit register does not rise
-    frozen: Vec<bool>,
     clock: Option<i128>,
     /// Latest time received
     latest: Option<i128>,
-    outputs: [Option<i128>; 2],
+    output: Option<i128>,
     ticks: u64,
 }
 
@@ -293,27 +244,21 @@ impl Oracle {
         Self {
             unreported: vec![false; inputs],
             is_started: false,
-            is_open: false,
-            frozen: vec![false; inputs],
             clock,
             latest: None,
             best_effort: vec![Some(NEVER); inputs],
-            commit: vec![None; inputs],
             behind: vec![None; inputs],
             updated_at: vec![0; inputs],
             gone: vec![None; inputs],
-            outputs: [None; 2],
+            output: None,
             ticks: 0,
         }
     }
 
     fn settle(&mut self) {
         self.begin();
-        let planes = [(&self.best_effort, self.is_started), (&self.commit, self.is_open)];
-        for (output, (registers, is_started)) in self.outputs.iter_mut().zip(planes) {
-            let least = registers.iter().flatten().min().copied().filter(|&least| least != NEVER);
-            *output = (*output).max(least.filter(|_| is_started));
-        }
+        let least = self.best_effort.iter().flatten().min().copied().filter(|&least| least != NEVER);
+        self.output = self.output.max(least.filter(|_| self.is_started));
     }
 
     /// Returns the lower median of the links that take part and the clock, less twice the window.
@@ -344,11 +289,8 @@ impl Oracle {
         }
     }
 
-    fn update(&mut self, input: usize, value: i128, commit: Option<i128>) -> UpdateResult {
-        if let (Some(register), Some(value), false) = (&mut self.commit[input], commit, self.frozen[input]) {
-            *register = value.max(*register);
-        }
-        let output = self.outputs[0].unwrap_or(NEVER);
+    fn update(&mut self, input: usize, value: i128) -> UpdateResult {
+        let output = self.output.unwrap_or(NEVER);
         let result = match self.best_effort[input] {
             None if value + 5_000 < output => UpdateResult::TooFarBehind,
             None => {
@@ -383,7 +325,6 @@ impl Oracle {
         self.behind[input] = None;
         self.gone[input] = Some(why);
         self.unreported[input] = why == Gone::Evicted;
-        self.frozen[input] |= why != Gone::Evicted;
     }
 
     fn inputs(&self) -> Inputs {
@@ -422,16 +363,15 @@ proptest! {
         let (mut last, mut latest) = (0, time);
         for act in acts {
             match act {
-                Act::Update { input, offset, commit } => {
+                Act::Update { input, offset } => {
                     time += i128::from(offset.max(0));
                     let value = time + i128::from(offset.min(0));
                     latest = latest.max(value);
-                    let commit = commit.map(|offset| value + i128::from(offset));
-                    let result = barrier.update(input, Some(wire(value)), commit.map(wire));
-                    prop_assert_eq!(result, oracle.update(input, value, commit));
+                    let result = barrier.update(input, Some(wire(value)));
+                    prop_assert_eq!(result, oracle.update(input, value));
                 }
                 Act::NoBarrier(input) => {
-                    prop_assert_eq!(barrier.update(input, None, None), UpdateResult::NoBarrier);
+                    prop_assert_eq!(barrier.update(input, None), UpdateResult::NoBarrier);
                     oracle.updated_at[input] = oracle.ticks;
                 }
                 Act::Leave(input) => {
@@ -445,30 +385,6 @@ proptest! {
                     if oracle.gone[input].is_none() {
                         oracle.take_out(input, Gone::Silent);
                     }
-                }
-                Act::RemoveCommit(input) => {
-                    prop_assert_eq!(barrier.remove_commit(input), oracle.commit[input].take().is_some());
-                }
-                Act::AddCommit(input) => {
-                    let added = oracle.commit[input].is_none();
-                    prop_assert_eq!(barrier.add_commit(input), added);
-                    if added {
-                        oracle.commit[input] = Some(oracle.outputs[1].unwrap_or(NEVER));
-                        oracle.frozen[input] = false;
-                    }
-                }
-                Act::Open => {
-                    barrier.open_commit();
-                    oracle.is_open = true;
-                }
-                Act::Freeze(input) => {
-                    let register = oracle.commit[input].filter(|&register| register != NEVER);
-                    prop_assert_eq!(barrier.freeze_commit(input), register.map(wire));
-                    oracle.frozen[input] = true;
-                }
-                Act::Thaw(input) => {
-                    barrier.thaw_commit(input);
-                    oracle.frozen[input] = false;
                 }
                 Act::Tick => {
                     barrier.tick(wire(time));
@@ -491,8 +407,7 @@ proptest! {
                 Act::Jump(by) => time = (time + i128::from(by)).min(latest + (1 << 46)),
             }
             oracle.settle();
-            prop_assert_eq!(barrier.best_effort(), oracle.outputs[0].map(wire));
-            prop_assert_eq!(barrier.commit(), oracle.outputs[1].map(wire));
+            prop_assert_eq!(barrier.best_effort(), oracle.output.map(wire));
             prop_assert!(barrier.position() >= last, "the barrier went back");
             last = barrier.position();
             prop_assert_eq!(barrier.live(), oracle.best_effort.iter().flatten().count());

@@ -1,7 +1,7 @@
 //! Changes of links that the control plane has not taken yet. They are states of the links, so that none is
 //! lost, however many links change at once.
 
-use super::{Committed, Event};
+use super::Event;
 use crate::config::LinkId;
 use crate::view::LinkState;
 use std::collections::VecDeque;
@@ -9,10 +9,8 @@ use std::collections::VecDeque;
 /// Changes of a link, in the order in which they are reported
 #[derive(Clone, Copy, Debug, Default)]
 struct Changes {
-    /// Departure of the link, with what it had committed
-    gone: Option<(LinkState, Committed)>,
-    /// Commit register that was frozen by command
-    frozen: Option<Committed>,
+    /// Departure of the link
+    gone: Option<LinkState>,
     /// Return of the link after its departure
     joined: bool,
     is_queued: bool,
@@ -41,13 +39,8 @@ impl Unreported {
     }
 
     /// Reports that a link takes no part any more. A return that was not taken is void.
-    pub(super) fn report_gone(&mut self, link: u16, state: LinkState, committed: Committed) {
-        self.change(link, |changes| (changes.gone, changes.joined) = (Some((state, committed)), false));
-    }
-
-    /// Reports that a link's commit register was frozen.
-    pub(super) fn report_frozen(&mut self, link: u16, committed: Committed) {
-        self.change(link, |changes| changes.frozen = Some(committed));
+    pub(super) fn report_gone(&mut self, link: u16, state: LinkState) {
+        self.change(link, |changes| (changes.gone, changes.joined) = (Some(state), false));
     }
 
     /// Reports that a link takes part again.
@@ -59,19 +52,17 @@ impl Unreported {
     pub(super) fn pop(&mut self) -> Option<Event> {
         let &number = self.queue.front()?;
         let (link, changes) = (LinkId(number), &mut self.links[usize::from(number)]);
-        let event = if let Some((state, committed)) = changes.gone.take() {
+        let event = if let Some(state) = changes.gone.take() {
             match state {
-                LinkState::Left => Event::Left(link, committed),
-                LinkState::Evicted => Event::Evicted(link, committed),
-                LinkState::Dead | LinkState::Alive | LinkState::Waiting => Event::Dead(link, committed),
+                LinkState::Left => Event::Left(link),
+                LinkState::Evicted => Event::Evicted(link),
+                LinkState::Dead | LinkState::Alive | LinkState::Waiting => Event::Dead(link),
             }
-        } else if let Some(committed) = changes.frozen.take() {
-            Event::Frozen(link, committed)
         } else {
             changes.joined = false;
             Event::Joined(link)
         };
-        if changes.frozen.is_none() && !changes.joined {
+        if !changes.joined {
             changes.is_queued = false;
             self.queue.pop_front();
         }

@@ -2,6 +2,7 @@
 
 use super::{NO_LINK, Representative};
 use crate::barrier::{Gone, UpdateResult};
+use crate::commit::Source;
 use crate::config::{Incarnation, Link};
 use crate::counters::Refusal;
 use crate::half::UP;
@@ -55,9 +56,9 @@ impl Representative {
         let expected = &self.expected[link];
         let template = expected.template(port)?;
         let header = *template.read(frame)?;
-        let layout = template.layout();
+        let (layout, source) = (template.layout(), expected.source());
         self.forward.count_admitted(frame, layout, port, now);
-        Some(self.on_valid_beacon(link, header, layout.opcode(), now))
+        Some(self.on_valid_beacon(link, header, layout.opcode(), source, now))
     }
 
     /// Handles a 1Pipe datagram.
@@ -139,7 +140,7 @@ impl Representative {
             if !Packet::new(frame.bytes(), layout).verify_icrc() {
                 return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
             }
-            match self.update_link(from, header.barrier(), header.commit(), now) {
+            match self.update_link(from, header.barrier(), now) {
                 Ok(()) => {}
                 // The message may be late. Its receiver detects that and reports it to the sender.
                 Err(why) => self.counters.refuse(why),
@@ -148,7 +149,7 @@ impl Representative {
         let Some(verdict) = self.forward.find_route(frame, port, now) else {
             if uses_barriers {
                 self.counters.flooded.add(1);
-                stamp(frame.bytes_mut(), layout, None, None);
+                stamp(frame.bytes_mut(), layout, None);
             }
             let (links, by_port) = (&self.links, &self.by_port);
             let goes_up = |port: PortId| {
@@ -161,7 +162,7 @@ impl Representative {
         let Verdict::Forward(to) = verdict else { return verdict };
         let Some(to) = self.link_at(to) else {
             if uses_barriers {
-                stamp(frame.bytes_mut(), layout, None, None);
+                stamp(frame.bytes_mut(), layout, None);
             }
             return verdict;
         };
@@ -175,7 +176,7 @@ impl Representative {
         let link = &mut self.links[to];
         let barrier = &self.halves[link.output].barrier;
         let best_effort = barrier.best_effort();
-        stamp(frame.bytes_mut(), layout, best_effort, barrier.commit());
+        stamp(frame.bytes_mut(), layout, best_effort);
         // Other neighbours forward the message without reading its barrier, and get the barrier from beacons
         // alone.
         if link.reads_until > self.ticks {
@@ -247,15 +248,26 @@ impl Representative {
             return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
         }
         self.expected[link].learn(packet);
-        self.on_valid_beacon(link, header, packet.layout().opcode(), now)
+        let source = packet.deth().map(|deth| deth.src_qp());
+        self.on_valid_beacon(link, header, packet.layout().opcode(), source, now)
     }
 
     /// Handles a beacon of the link's neighbour that has passed all checks.
     #[inline]
-    fn on_valid_beacon(&mut self, link: usize, header: OnePipe, opcode: Opcode, now: Nanos) -> Verdict {
+    fn on_valid_beacon(
+        &mut self,
+        link: usize,
+        header: OnePipe,
+        opcode: Opcode,
+        source: Option<Qpn>,
+        now: Nanos,
+    ) -> Verdict {
         match opcode {
             Opcode::UC_WRITE_ONLY => self.counters.writes.add(1),
             _ => self.counters.datagrams.add(1),
+        }
+        if self.commit.is_some() {
+            self.on_commit(link, source, header.commit(), now);
         }
         if header.nothing_follows()
             && let Err(why) = self.check_leave(link, header.timestamp(), now)
@@ -263,7 +275,7 @@ impl Representative {
             let reason = if why == Refusal::Ahead { DropReason::Refused } else { DropReason::Stale };
             return self.refuse(why, reason);
         }
-        match self.update_link(link, header.barrier(), header.commit(), now) {
+        match self.update_link(link, header.barrier(), now) {
             Ok(()) => {}
             Err(why @ (Refusal::Stale | Refusal::TooFarBehind)) => {
                 return self.refuse(why, DropReason::Stale);
@@ -311,7 +323,19 @@ impl Representative {
         Err(if old { Refusal::Stale } else { Refusal::Ahead })
     }
 
-    /// Updates a link's registers by barriers that its neighbour has sent. Output links that this affects get
+    /// Takes the commit barrier of a beacon, if the beacon is of the incarnation that the controller has named.
+    /// The best-effort barrier of another one counts nevertheless.
+    #[inline(never)]
+    fn on_commit(&mut self, link: usize, source: Option<Qpn>, commit: Option<Timestamp>, now: Nanos) {
+        let commit = commit.map(|commit| self.lowered(commit, now));
+        if let Some(registers) = &mut self.commit
+            && registers.on_beacon(link, source, commit) == Source::Unknown
+        {
+            self.counters.refuse(Refusal::OtherIncarnation);
+        }
+    }
+
+    /// Updates a link's register by a barrier that its neighbour has sent. Output links that this affects get
     /// their beacons at the end of the burst.
     #[allow(clippy::inline_always, reason = "most updates take a few comparisons")]
     #[inline(always)]
@@ -319,23 +343,20 @@ impl Representative {
         &mut self,
         link: usize,
         mut barrier: Option<Timestamp>,
-        mut commit: Option<Timestamp>,
         now: Nanos,
     ) -> Result<(), Refusal> {
         let clock = self.reference_clock(now);
-        let ahead =
-            |value: Option<Timestamp>| value.is_some_and(|value| value.distance(clock) > self.ahead_max);
-        if ahead(barrier) || ahead(commit) {
+        if let Some(value) = barrier.filter(|value| value.distance(clock) > self.ahead_max) {
             if self.config.has_bug(crate::bug::Bug::RefusesAhead) {
                 return Err(Refusal::Ahead);
             }
-            [barrier, commit] = self.lower(link, [barrier, commit], now);
+            barrier = Some(self.lower(link, value, now));
         }
         let (half, input) = self.links[link].input;
         let output = &mut self.halves[half].barrier;
         let before = output.position();
-        let result = output.update(input, barrier, commit);
-        if result == UpdateResult::Raised && output.position() == before && commit.is_none() {
+        let result = output.update(input, barrier);
+        if result == UpdateResult::Raised && output.position() == before {
             // Most updates change no output.
             return Ok(());
         }
@@ -352,16 +373,16 @@ impl Representative {
         Ok(())
     }
 
-    /// Lowers barriers of a link that are too far ahead of the clock to the latest valid time: what holds for
-    /// a barrier holds for every earlier one.
+    /// Lowers a barrier of a link that is too far ahead of the clock to the latest valid time: what holds for a
+    /// barrier holds for every earlier one.
     #[cold]
-    fn lower(&mut self, link: usize, barriers: [Option<Timestamp>; 2], now: Nanos) -> [Option<Timestamp>; 2] {
+    fn lower(&mut self, link: usize, barrier: Timestamp, now: Nanos) -> Timestamp {
         self.counters.lowered.add(1);
-        self.links[link].lowered = barriers[0].map(|barrier| (barrier, self.ticks));
+        self.links[link].lowered = Some((barrier, self.ticks));
         if self.links[link].input.0 == UP {
             self.believe(now);
         }
-        barriers.map(|barrier| barrier.map(|value| self.lowered(value, now)))
+        self.lowered(barrier, now)
     }
 
     /// Returns a barrier, or the latest valid time if the barrier is too far ahead of the clock.
@@ -398,7 +419,7 @@ impl Representative {
                 && self.halves[UP].barrier.is_live(input)
             {
                 let barrier = self.lowered(barrier, now);
-                self.halves[UP].barrier.update(input, Some(barrier), None);
+                self.halves[UP].barrier.update(input, Some(barrier));
             }
         }
         self.propagate(UP, now);
@@ -422,17 +443,17 @@ impl Representative {
             Gone::Silent | Gone::Evicted => barrier.lose(input),
         };
         if changes {
-            let committed = barrier.committed(input);
             self.counters.left.add(1);
             self.links[link].absence = Some(LinkState::Left);
-            self.events.report_gone(link as u16, LinkState::Left, committed);
+            self.events.report_gone(link as u16, LinkState::Left);
             self.propagate(half, now);
         }
     }
 }
 
-/// Writes a link's barriers into a message.
+/// Writes a link's barrier into a message. Commit barriers are in beacons alone, which name their sender's
+/// incarnation.
 #[inline]
-fn stamp(frame: &mut [u8], layout: Layout, barrier: Option<Timestamp>, commit: Option<Timestamp>) {
-    onepipe::stamp(frame, layout, barrier, commit).expect("the caller has found the 1Pipe header");
+fn stamp(frame: &mut [u8], layout: Layout, barrier: Option<Timestamp>) {
+    onepipe::stamp(frame, layout, barrier, None).expect("the caller has found the 1Pipe header");
 }

@@ -3,7 +3,7 @@
 use super::{LOOPBACK, LinkEnds, Representative};
 use crate::barrier::{Gone, Inputs};
 use crate::config::{Incarnation, Pace};
-use crate::half::{DOWN, Half, UP};
+use crate::half::{DOWN, UP};
 use crate::view::LinkState;
 use onepipe::beacon::BeaconHeader;
 use onepipe::{OnePipe, OnePipeOpcode};
@@ -20,7 +20,7 @@ impl Representative {
     pub(super) fn propagate(&mut self, half: usize, now: Nanos) {
         if half == UP {
             let up = &self.halves[UP].barrier;
-            let now_up = (up.position(), up.commit_position(), up.inputs());
+            let now_up = (up.position(), up.inputs());
             // Most updates change no output.
             if self.up_half_copy != now_up {
                 self.up_half_copy = now_up;
@@ -34,15 +34,13 @@ impl Representative {
         }
     }
 
-    /// Passes the up half's barriers on to the down half, because messages may turn round at this switch.
+    /// Passes the up half's barrier on to the down half, because messages may turn round at this switch.
     #[inline]
     pub(super) fn loop_back(&mut self) {
         let [up, down] = &mut self.halves;
-        // Members may commit although no link from below takes part in the best-effort barrier.
-        down.barrier.raise_commit(LOOPBACK, up.barrier.commit());
         match up.barrier.inputs() {
             Inputs::Live => {
-                down.barrier.update(LOOPBACK, up.barrier.best_effort(), None);
+                down.barrier.update(LOOPBACK, up.barrier.best_effort());
             }
             Inputs::Left => {
                 down.barrier.leave(LOOPBACK);
@@ -79,6 +77,10 @@ impl Representative {
             }
             self.propagate(half, now);
         }
+        let clock = self.reference_clock(now);
+        if let Some(commit) = &mut self.commit {
+            commit.tick(clock);
+        }
         // What comes from below has been behind what comes from above for too long.
         if self.halves[DOWN].barrier.lags(LOOPBACK) {
             self.halves[UP].barrier.evict_holder();
@@ -88,7 +90,6 @@ impl Representative {
     /// Reports a link that was removed.
     #[cold]
     fn removed(&mut self, half: usize, input: usize, why: Gone) {
-        let committed = self.halves[half].barrier.committed(input);
         let link = self.by_input[half][input];
         let (counter, state) = match why {
             Gone::Evicted => (&self.counters.evicted, LinkState::Evicted),
@@ -96,19 +97,24 @@ impl Representative {
         };
         counter.add(1);
         self.links[usize::from(link)].absence = Some(state);
-        self.events.report_gone(link, state, committed);
+        self.events.report_gone(link, state);
     }
 
     #[inline]
     pub(super) fn send_beacons<O: Output>(&mut self, ticked: bool, now: Nanos, out: &mut O) {
-        let announcements = [UP, DOWN].map(|half| self.announcement(&self.halves[half], ticked, now));
+        let announcements = [UP, DOWN].map(|half| self.announcement(half, ticked, now));
+        let muting = self.commit.as_deref().filter(|commit| commit.mutes_any());
         let mut sent = 0;
-        for link in &mut self.links {
+        for (number, link) in self.links.iter_mut().enumerate() {
             let announcement = &announcements[link.output];
             if !announcement.is_due_for(link) {
                 continue;
             }
-            if link.beacon.send(&announcement.contents, out).is_err() {
+            let contents = match (&announcement.without_commit, muting) {
+                (Some(contents), Some(commit)) if commit.is_muted(number) => contents,
+                _ => &announcement.contents,
+            };
+            if link.beacon.send(contents, out).is_err() {
                 self.counters.unsent.add(1);
                 continue;
             }
@@ -124,16 +130,21 @@ impl Representative {
 
     /// Returns the barriers to send to the links that a half feeds, and the conditions under which a link
     /// gets a beacon.
-    fn announcement(&self, half: &Half, ticked: bool, now: Nanos) -> Announcement {
+    fn announcement(&self, number: usize, ticked: bool, now: Nanos) -> Announcement {
+        let half = &self.halves[number];
         let barrier = &half.barrier;
         let (position, inputs) = (barrier.position(), barrier.inputs());
         let mut header = OnePipe::new(OnePipeOpcode::BEACON, self.clock(now), Psn::ZERO);
         header.set_nothing_follows(inputs == Inputs::Left);
         header.set_barrier(if inputs == Inputs::Live { barrier.best_effort() } else { None });
-        header.set_commit(barrier.commit());
         if self.config.declares {
             let is_chip = self.config.incarnation == Incarnation::Chip;
             header.declare(is_chip, is_chip);
+        }
+        let mut without_commit = None;
+        if let Some(commit) = &self.commit {
+            without_commit = commit.mutes_any().then(|| BeaconHeader::new(&header));
+            header.set_commit(commit.output(number));
         }
         // A half that has lost its inputs is silent: what follows on its links is unknown, so their neighbours
         // have to find them dead.
@@ -156,6 +167,7 @@ impl Representative {
         let beaconed_before = every_link.and(self.ticks.checked_sub(beacon_ticks));
         Announcement {
             contents: BeaconHeader::new(&header),
+            without_commit,
             position,
             below,
             sent_until,
@@ -168,6 +180,8 @@ impl Representative {
 /// Barriers to send, and the conditions under which a link gets a beacon.
 struct Announcement {
     contents: BeaconHeader,
+    /// Contents for muted links, if there are any
+    without_commit: Option<BeaconHeader>,
     /// Best-effort barrier, unwrapped
     position: u64,
     /// Links whose neighbour was last sent a barrier below this get a beacon

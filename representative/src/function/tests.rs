@@ -82,6 +82,7 @@ fn config(incarnation: Incarnation) -> Config {
         registers: Registers { va: VA, rkey: RKEY },
         beacon_interval: Nanos(T),
         dead_after_intervals: 10,
+        fail_after_intervals: None,
         join_window: Nanos(10 * T),
         ahead_max: Nanos::from_millis(1),
         clock: at(0),
@@ -284,33 +285,14 @@ fn only_barriers_in_best_effort_messages_count() {
 }
 
 #[test]
-fn commit_barriers_travel_alongside() {
+fn link_that_is_removed_by_command_has_left() {
     let mut function = representative(Incarnation::Chip);
-    for link in 0..4 {
-        function.on_command(Command::AddCommit(LinkId(link)), Nanos(5));
-    }
-    function.on_command(Command::OpenCommit, Nanos(5));
-    for n in 0..4 {
-        let mut header = header(OnePipeOpcode::BEACON, at(50), Some(at(50)));
-        header.set_commit(Some(at(10 + u64::from(n))));
-        assert_eq!(verdict(&mut function, &beacon_with(n, header), n.into(), 50), Verdict::Consume);
-    }
-    assert_eq!(function.barriers(Side::Above), (Some(at(50)), Some(at(10))));
-    let (frame, _) = forwarded(&mut function, &data(0, 2, 60), 0, 60);
-    assert_eq!(header_of(&frame).commit(), Some(at(10)));
-    // Removed from the best-effort barrier at once, and from the commit barrier by command.
+    update_all(&mut function, 50);
     function.on_command(Command::Remove(LinkId(0)), Nanos(60));
-    assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0), Some(at(10)))));
+    assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0))));
     verdict(&mut function, &beacon(1, Some(at(70))), 1, 70);
-    assert_eq!(function.barriers(Side::Above), (Some(at(70)), Some(at(10))));
-    function.on_command(Command::RemoveCommit(LinkId(0)), Nanos(70));
-    assert_eq!(function.barriers(Side::Above), (Some(at(70)), Some(at(11))));
-    function.on_command(Command::AddCommit(LinkId(0)), Nanos(70));
-    for command in
-        [Command::Remove(LinkId(9)), Command::RemoveCommit(LinkId(9)), Command::AddCommit(LinkId(9))]
-    {
-        function.on_command(command, Nanos(70));
-    }
+    assert_eq!(function.barriers(Side::Above), (Some(at(70)), None));
+    function.on_command(Command::Remove(LinkId(9)), Nanos(70));
     assert_eq!(
         (function.poll_event(), function.is_live(LinkId(0)), function.is_live(LinkId(9))),
         (None, false, false)

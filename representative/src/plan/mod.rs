@@ -259,7 +259,12 @@ impl Planner<'_> {
                     there.links.iter().position(|link| link.to == path.near).expect("links have two ends");
                 let Registers { rkey, .. } = there.registers;
                 let va = there.registers.va_of(number as u16);
-                (Qpn::new(there.first_qp.get() + number as u32), BeaconForm::Write { va, rkey })
+                // A WRITE does not name the incarnation of its sender.
+                let form = match self.topology.settings.fail_after_intervals {
+                    Some(_) => BeaconForm::Datagram,
+                    None => BeaconForm::Write { va, rkey },
+                };
+                (Qpn::new(there.first_qp.get() + number as u32), form)
             }
         };
         let next_hop = self.next_hop(path, !detour.is_empty());
@@ -387,6 +392,7 @@ impl Plan {
             registers: planned.registers,
             beacon_interval,
             dead_after_intervals,
+            fail_after_intervals: topology.settings.fail_after_intervals,
             join_window,
             ahead_max,
             clock: Timestamp::default(),

@@ -29,6 +29,9 @@ pub struct Settings {
     pub beacon_interval: Nanos,
     /// Number of beacon intervals after which a silent link is dead
     pub dead_after_intervals: u32,
+    /// Number of beacon intervals after which representatives report a silent link to the controller; `None`:
+    /// there is no controller
+    pub fail_after_intervals: Option<u32>,
     /// DSCP and ECN of beacons. The DSCP has to be that of the messages
     pub traffic_class: u8,
     /// Barriers and timestamps that are ahead of a node's clock by more than this are refused there
@@ -53,6 +56,7 @@ impl Default for Settings {
         Self {
             beacon_interval: Nanos::from_micros(3),
             dead_after_intervals: 10,
+            fail_after_intervals: None,
             traffic_class: 0,
             ahead_max: Nanos::from_millis(10),
             clock_error: Nanos::from_micros(100),

@@ -2,7 +2,7 @@
 
 use super::example;
 use crate::config::{CONTROLLER, RFC2544, SCENARIO, TOPOLOGY};
-use crate::functions::{FUNCTIONS, consensus, tunnel};
+use crate::functions::{FUNCTIONS, consensus, onepipe, tunnel};
 use crate::observe;
 use core::fmt::Write;
 use settings::TABLES;
@@ -96,7 +96,11 @@ fn page() -> String {
         ("All files", [TABLES.as_slice(), &[&observe::Keys::TABLE]].concat()),
         (
             "Functions",
-            FUNCTIONS.iter().map(|function| function.spec).chain([consensus::TABLE, tunnel::TABLE]).collect(),
+            FUNCTIONS
+                .iter()
+                .map(|function| function.spec)
+                .chain([consensus::TABLE, tunnel::TABLE, &onepipe::controller::Keys::TABLE])
+                .collect(),
         ),
         ("Scenarios of the simulator", SCENARIO.to_vec()),
         ("Networks of 1Pipe", TOPOLOGY.to_vec()),

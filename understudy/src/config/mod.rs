@@ -16,7 +16,7 @@ pub(crate) use settings::{Finding, Report};
 
 pub(crate) use controller::ControllerConfig;
 pub(crate) use rfc2544::{Rfc2544Config, Traffic};
-pub(crate) use topology::{Network, System};
+pub(crate) use topology::{Controller, Network, System};
 
 use crate::functions::tunnel::{self, TunnelConfig};
 use crate::functions::{self, File, FunctionConfig, Reloaded};
@@ -46,11 +46,12 @@ pub(crate) const SCENARIO: [&TableSpec; 7] = [
 ];
 /// Tables of a topology
 #[cfg(test)]
-pub(crate) const TOPOLOGY: [&TableSpec; 4] = [
+pub(crate) const TOPOLOGY: [&TableSpec; 5] = [
     &topology::Keys::TABLE,
     &topology::SwitchKeys::TABLE,
     &topology::HostKeys::TABLE,
     &topology::LinkKeys::TABLE,
+    &topology::ControllerKeys::TABLE,
 ];
 
 /// Tables of a controller

@@ -5,7 +5,8 @@ use super::report::Problem;
 use super::scenario::network::Names;
 use super::tree::{Problems, Table, Value};
 use super::words;
-use core::net::IpAddr;
+use crate::functions::onepipe::controller;
+use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
 use onepipe::ProcessId;
 use representative::MIN_DEAD_AFTER;
@@ -13,7 +14,9 @@ use representative::plan::{self, About, Host, Link, Node, Plan, Settings, Switch
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use settings::address::{address, ip};
-use settings::declare::{Key, Required, boolean, mac, micros, nanos, other, special, text, whole, words};
+use settings::declare::{
+    Key, Required, boolean, mac, micros, millis, nanos, other, special, text, whole, words,
+};
 use switch::Nanos;
 use toml::de::DeTable;
 
@@ -95,6 +98,27 @@ settings::table! {
     cost: u32 = whole(1..=1 << 24) => default(1);
 }
 
+settings::table! {
+    /// Controller of the reliable service: with it, the plan has what representatives, processes and the controller need
+    pub(crate) enum ControllerKeys "[controller]";
+    /// Address at which the controller listens
+    listen: SocketAddr = other("address with a port", controller::address) => required() example("10.9.0.1:7070");
+    /// File with the secret that all nodes and the controller share, in the folder of each one's file
+    secret_file: String = text("path") => optional("all programs are on this machine") example("secret");
+    /// Intervals after which a silent link is reported to the controller
+    fail_after_intervals: u32 = whole(1..=1_000_000) => optional("10, or `dead_after_intervals` if that is more") example(10);
+    /// Time in which a node has to answer the controller, and in which an application's callback has to return
+    respond_within_ms: Nanos = millis(1..=60_000) => default(100);
+}
+
+/// Controller, as the plan's files have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Controller {
+    pub(crate) listen: SocketAddr,
+    pub(crate) secret_file: Option<String>,
+    pub(crate) respond_within: Nanos,
+}
+
 /// Topology, its plan, and what the plan's files need besides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Network {
@@ -108,6 +132,8 @@ pub(crate) struct Network {
     pub(crate) names: Vec<Range<usize>>,
     /// Value of `idle` for workers, if the file sets it
     pub(crate) idle: Option<&'static str>,
+    /// Controller of the reliable service
+    pub(crate) controller: Option<Controller>,
 }
 
 /// Software of a switch.
@@ -151,7 +177,8 @@ pub(super) fn read_numbered(root: &DeTable<'_>, problems: &Problems) -> Option<N
 /// well.
 pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Network> {
     let root = Table::root(root, problems);
-    let (settings, idle) = root.section(&Keys::TABLE).map_or_else(Default::default, settings);
+    let (mut settings, idle) = root.section(&Keys::TABLE).map_or_else(Default::default, settings);
+    let controller = controller(&root, &mut settings);
     let switch_tables = root.sections(&SwitchKeys::TABLE)?;
     let host_tables = root.sections(&HostKeys::TABLE)?;
     let link_tables = root.sections(&LinkKeys::TABLE)?;
@@ -180,7 +207,7 @@ pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Network> {
     match plan::plan(&topology) {
         Ok(plan) => {
             let names = spans.hosts.into_iter().map(|(_, span)| span).collect();
-            Some(Network { topology, plan, systems, interfaces, names, idle })
+            Some(Network { topology, plan, systems, interfaces, names, idle, controller })
         }
         Err(found) => {
             for problem in &found {
@@ -279,6 +306,26 @@ fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
     }
     table.finish();
     (settings, idle)
+}
+
+/// Reads `[controller]`, if the file has it.
+fn controller(root: &Table<'_>, settings: &mut Settings) -> Option<Controller> {
+    if root.header_span(&ControllerKeys::TABLE).is_none() {
+        root.problems().add_absent(&ControllerKeys::TABLE);
+        return None;
+    }
+    let table = root.section(&ControllerKeys::TABLE)?;
+    let (listen, value) = (table.read(ControllerKeys::listen), table.value(ControllerKeys::listen));
+    let secret_file = table.read(ControllerKeys::secret_file);
+    if let (None, Some(listen), Some(value)) = (&secret_file, listen, &value) {
+        controller::check_secret(&table, value, &[listen]);
+    }
+    let intervals =
+        controller::fail_after(&table, ControllerKeys::fail_after_intervals, settings.dead_after_intervals);
+    settings.fail_after_intervals = Some(intervals);
+    let respond_within = table.read(ControllerKeys::respond_within_ms);
+    table.finish();
+    Some(Controller { listen: listen?, secret_file, respond_within })
 }
 
 /// Reads the largest difference between two clocks, which may not be longer than what is refused as too far

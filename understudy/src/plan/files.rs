@@ -2,11 +2,12 @@
 //! for `understudy process` of each host that sends messages.
 
 use super::File;
-use crate::config::Network;
+use crate::config::{Controller, Network};
 use core::fmt::Write as _;
 use onepipe::ProcessId;
 use representative::config::{BeaconForm, Side};
 use representative::plan::{Beacons, Host, Node};
+use std::path::Path;
 use switch::Nanos;
 
 /// Returns all files.
@@ -41,6 +42,34 @@ fn runtime(network: &Network) -> String {
 fn detour(beacons: &Beacons) -> Option<String> {
     let ends: Vec<_> = beacons.detour.iter().map(|end| format!("\"{end}\"")).collect();
     (!ends.is_empty()).then(|| format!("detour = [{}]\n", ends.join(", ")))
+}
+
+/// Returns the keys that every node's `[controller]` has.
+fn controller_keys(network: &Network, controller: &Controller) -> String {
+    let secret = controller.secret_file.as_ref();
+    let secret = secret.map(|file| format!("secret_file = {}\n", quoted(file))).unwrap_or_default();
+    let topology = network.topology.hash();
+    format!(
+        "\n[controller]\naddresses = [\"{}\"]\n{secret}topology = \"{topology:016x}\"\n",
+        controller.listen
+    )
+}
+
+/// Returns the configuration of the controller, if there is one, of the topology in this file.
+pub(super) fn controller(network: &Network, topology: &Path) -> Option<File> {
+    let Controller { listen, secret_file, respond_within } = network.controller.as_ref()?;
+    let topology = std::path::absolute(topology).unwrap_or_else(|_| topology.to_owned());
+    let secret = secret_file.as_ref().map(|file| format!("secret_file = {}\n", quoted(file)));
+    let intervals = network.topology.settings.fail_after_intervals.unwrap_or_default();
+    let content = format!(
+        "# The controller of the reliable service (written by `understudy plan`), for `understudy controller`.\n\n\
+         [controller]\nlisten = \"{listen}\"\ntopology = {}\n{}store = {{ file = \"controller.redb\" }}\n\
+         fail_after_intervals = {intervals}\nrespond_within_ms = {}\n",
+        quoted(&topology.to_string_lossy()),
+        secret.unwrap_or_default(),
+        respond_within.0 / 1_000_000
+    );
+    Some(File { name: "controller.toml".into(), content })
 }
 
 /// Returns the configuration of a switch's representative.
@@ -90,6 +119,11 @@ fn representative(network: &Network, switch: usize) -> File {
             _ = writeln!(text, "beacon = {{ va = {}, rkey = {} }}", hex(va), hex(rkey.into()));
         }
         text.extend(detour(beacons));
+    }
+    if let Some(controller) = &network.controller {
+        text += &controller_keys(network, controller);
+        let intervals = settings.fail_after_intervals.unwrap_or_default();
+        _ = write!(text, "switch = {switch}\nfail_after_intervals = {intervals}\n");
     }
     File { name: format!("{name}.representative.toml"), content: text }
 }
@@ -152,6 +186,9 @@ fn process(network: &Network, number: usize) -> File {
             peer.address,
             hex(settings.host_qp.get().into())
         );
+    }
+    if let Some(controller) = &network.controller {
+        text += &controller_keys(network, controller);
     }
     File { name: format!("{}.process.toml", host.name), content: text }
 }

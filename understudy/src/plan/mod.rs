@@ -65,7 +65,7 @@ fn plan(args: &Args) -> Result<ExitCode, Report> {
         for File { name, content } in &rules {
             _ = write!(text, "\n{name}:\n\n{}", indented(content));
         }
-        let files = files::all(&network).len();
+        let files = files::all(&network).len() + usize::from(network.controller.is_some());
         _ = writeln!(
             text,
             "\n`--out DIR` writes these, and {files} configurations of representatives and hosts."
@@ -76,7 +76,8 @@ fn plan(args: &Args) -> Result<ExitCode, Report> {
     if !args.renumber {
         changes.check(&args.topology)?;
     }
-    let all: Vec<_> = files::all(&network).into_iter().chain(rules).collect();
+    let controller = files::controller(&network, &args.topology);
+    let all: Vec<_> = files::all(&network).into_iter().chain(controller).chain(rules).collect();
     let written = all.iter().try_for_each(|file| write(folder, file));
     Ok(match written.and_then(|()| changes.stale.iter().try_for_each(|path| remove(path))) {
         Ok(()) => {

@@ -95,6 +95,47 @@ fn files_of_processes_have_the_values_of_the_plan() {
     assert!(detours > 0);
 }
 
+/// Returns the example with a controller.
+fn controlled() -> Network {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/onepipe/testbed.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let text = format!(
+        "{text}\n[controller]\nlisten = \"10.9.0.1:7070\"\nsecret_file = \"s\"\nfail_after_intervals = 33\nrespond_within_ms = 7\n"
+    );
+    config::parse_plan(&path, &text).unwrap_or_else(|report| panic!("{}", report.render()))
+}
+
+#[test]
+fn files_name_the_controller_if_the_topology_does() {
+    let network = controlled();
+    let files = files::all(&network);
+    let folder = tempfile::tempdir().unwrap();
+    let hash = network.topology.hash();
+    for (number, file) in files[..network.topology.switches.len()].iter().enumerate() {
+        let path = folder.path().join(&file.name);
+        std::fs::write(&path, &file.content).unwrap();
+        let read = config::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
+        let FunctionConfig::OnePipe(read) = read.function else { panic!("{}", file.content) };
+        let planned = network.plan.config(&network.topology, number);
+        assert_eq!(planned.fail_after_intervals, Some(33));
+        assert_eq!(read.switch, Config { forward: read.switch.forward.clone(), ..planned });
+        let controller = read.controller.unwrap();
+        assert_eq!((usize::from(controller.switch), controller.topology), (number, hash));
+        assert_eq!(controller.addresses, ["10.9.0.1:7070".parse().unwrap()]);
+        assert_eq!(controller.secret_file, Some(folder.path().join("s")));
+    }
+    let table = |content: &str| content.parse::<toml::Table>().unwrap()["controller"].clone();
+    let process = files.iter().find(|file| file.name == "h8.process.toml").unwrap();
+    let expected =
+        format!("addresses = [\"10.9.0.1:7070\"]\nsecret_file = \"s\"\ntopology = \"{hash:016x}\"");
+    assert_eq!(table(&process.content), toml::Value::Table(expected.parse().unwrap()));
+    let controller = files::controller(&network, Path::new("/etc/net.toml")).unwrap();
+    let expected = "listen = \"10.9.0.1:7070\"\ntopology = \"/etc/net.toml\"\nsecret_file = \"s\"\nstore = { file = \"controller.redb\" }\nfail_after_intervals = 33\nrespond_within_ms = 7";
+    assert_eq!(table(&controller.content), toml::Value::Table(expected.parse().unwrap()));
+    assert!(files::controller(&testbed(), Path::new("net.toml")).is_none());
+    assert!(files::all(&testbed()).iter().all(|file| !file.content.contains("[controller]")));
+}
+
 #[test]
 fn files_of_processes_have_the_beacons_of_their_link() {
     let network = testbed();

@@ -4,7 +4,7 @@
 
 use super::Behaviour;
 use super::addresses::{Addresses, BEACON_INTERVAL, CLOCK, host_addresses, shifted_clock};
-use super::commit::Commits;
+use super::commit::{self, Commits};
 use super::incarnations::{HostIncarnation, starts_sending};
 use super::outsider;
 use super::traffic::{Traffic, host_of};
@@ -233,7 +233,9 @@ impl Host {
             promised: None,
             broken: 0,
             traffic: behaviour.records.then(Traffic::default),
-            commits: behaviour.commits.map(|lag| Commits::new(lag, Rng::stream(seed, 1 << 42 | own as u64))),
+            commits: behaviour
+                .commits
+                .map(|lag| Commits::new(own, lag, Rng::stream(seed, 1 << 42 | own as u64))),
         }
     }
 
@@ -429,7 +431,7 @@ impl Host {
         let is_beacon = header.opcode() == OnePipeOpcode::BEACON;
         if is_beacon {
             if let Some(commits) = &mut self.commits {
-                commits.on_received(&header, now);
+                commits.on_received(&packet, &header, now);
             }
             let writes = header.declares() && header.writes_barriers();
             self.tor_writes_until = if writes { now + LEASE } else { Nanos::ZERO };
@@ -478,8 +480,11 @@ impl Host {
 }
 
 impl Node for Host {
-    fn on_frame(&mut self, frame: MemoryFrame, _port: PortId, now: Nanos, _out: &mut Ports<'_>) {
+    fn on_frame(&mut self, mut frame: MemoryFrame, _port: PortId, now: Nanos, _out: &mut Ports<'_>) {
         self.inspect_received(frame.bytes(), now);
+        if self.commits.is_some() {
+            commit::as_of_any_incarnation(frame.bytes_mut(), &self.position.tor);
+        }
         // The process counts whether it accepted the frame.
         _ = self.process.on_frame(frame.bytes(), now);
         self.after(now);
@@ -533,7 +538,7 @@ impl Node for Host {
         if more {
             let clock = unwrap(self.process.timestamp(now), now);
             if let Some(commits) = &mut self.commits {
-                commits.write(frame, clock, now);
+                commits.write(frame, clock, self.incarnations.len(), now);
             }
             self.inspect_sent(frame, now);
         }

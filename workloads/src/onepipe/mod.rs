@@ -18,7 +18,7 @@ mod variation;
 
 pub use addresses::BEACON_INTERVAL;
 pub use behaviour::Behaviour;
-pub use commit::Controller;
+pub use commit::{Controller, Counts};
 pub use fat_tree::FatTree;
 pub use host::{Arrival, Host, Message, Sent};
 pub use incarnations::HostIncarnation;
@@ -66,6 +66,7 @@ fn representative_config(
         registers: REGISTERS,
         beacon_interval: BEACON_INTERVAL,
         dead_after_intervals: DEAD_AFTER_INTERVALS,
+        fail_after_intervals: None,
         join_window: Nanos::from_micros(300),
         ahead_max: Nanos::from_millis(10),
         clock: CLOCK,
@@ -249,6 +250,7 @@ impl Tree {
 
     fn config(&self, level: u32, n: usize) -> Config {
         let beside = self.is_bridge(n);
+        let has_controller = self.behaviour.commits.is_some();
         let links =
             self.neighbours(level, n).into_iter().zip(0u16..).map(|(Neighbour { at, switch }, number)| {
                 let is_a = |incarnation| switch.is_some_and(|switch| switch.incarnation == incarnation);
@@ -260,7 +262,8 @@ impl Tree {
                     detour: Vec::new(),
                     qpn: at.qpn,
                     beacon: match switch {
-                        Some(NeighbourSwitch { link, .. }) if is_a(Incarnation::Host) => {
+                        // A WRITE does not name its sender's incarnation.
+                        Some(NeighbourSwitch { link, .. }) if is_a(Incarnation::Host) && !has_controller => {
                             BeaconForm::Write { va: REGISTERS.va_of(link as u16), rkey: REGISTERS.rkey }
                         }
                         _ => BeaconForm::Datagram,
@@ -272,6 +275,7 @@ impl Tree {
         let config = representative_config(incarnation, self.pace, own, forward, links.collect());
         Config {
             layer: level + 1,
+            fail_after_intervals: has_controller.then_some(DEAD_AFTER_INTERVALS),
             bug: self.bug,
             join_window: self.join_window,
             declares: !self.is_old(1 << 32 | n as u64),

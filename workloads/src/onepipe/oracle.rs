@@ -69,9 +69,9 @@ pub struct Record {
     pub removals: Vec<Removal>,
     /// Outages
     pub outages: Vec<Outage>,
-    /// Links that were removed for silence, with the time, the representative, and the unwrapped commit
-    /// register that it reported
-    pub frozen: Vec<(Nanos, usize, LinkId, Option<u64>)>,
+    /// Events of commit registers that no [`Controller`](super::Controller) has taken, with the
+    /// representative
+    pub(super) commits: Vec<(usize, Event)>,
     /// Whether each representative is down
     down: Vec<bool>,
 }
@@ -128,12 +128,12 @@ impl Eligible {
 
 impl Tree {
     /// Returns the level of a switch.
-    fn level_of(&self, switch: usize) -> u32 {
+    pub(super) fn level_of(&self, switch: usize) -> u32 {
         (0..self.levels).rfind(|&level| self.first_of(level) <= switch).unwrap_or_default()
     }
 
     /// Returns the hosts below a switch.
-    fn hosts_below(&self, switch: usize) -> Range<usize> {
+    pub(super) fn hosts_below(&self, switch: usize) -> Range<usize> {
         let level = self.level_of(switch);
         let (each, index) = (self.fanout.pow(level + 1), switch - self.first_of(level));
         index * each..(index + 1) * each
@@ -223,16 +223,14 @@ impl Network {
                 let switch: &mut Switch<Representative> = self.world.node_mut(node);
                 for event in switch.events.drain(..) {
                     let kind = match event {
-                        Event::Dead(link, committed) => {
-                            let committed = committed.map(|time| super::host::unwrap(time, at));
-                            self.record.frozen.push((at, keeper, link, committed));
-                            ChangeKind::Dead(link)
-                        }
-                        Event::Left(link, _) => ChangeKind::Left(link),
-                        Event::Evicted(link, _) => ChangeKind::Evicted(link),
-                        // Of the commit barrier, which decides nothing here
-                        Event::Frozen(..) => continue,
+                        Event::Dead(link) => ChangeKind::Dead(link),
+                        Event::Left(link) => ChangeKind::Left(link),
+                        Event::Evicted(link) => ChangeKind::Evicted(link),
                         Event::Joined(link) => ChangeKind::Joined(link),
+                        event @ (Event::Configured(_) | Event::Commit(_)) => {
+                            self.record.commits.push((keeper, event));
+                            continue;
+                        }
                     };
                     self.record.changes.push(Change { at, keeper, kind });
                 }

@@ -92,66 +92,6 @@ fn link_behind_the_other_half_does_not_join() {
     assert_eq!(barrier.best_effort(), Some(at(HOUR - 5_000)));
 }
 
-#[test]
-fn register_does_not_rise_after_the_report_of_death() {
-    let mut barrier = with_members(2);
-    for input in 0..2 {
-        barrier.update(input, Some(at(100)), Some(at(50)));
-    }
-    for _ in 0..11 {
-        barrier.tick(at(100));
-        barrier.update(0, Some(at(200)), Some(at(90)));
-    }
-    assert_eq!((barrier.expire(), barrier.committed(1)), (Some((1, Gone::Silent)), Some(at(50))));
-    // Whatever the link carries now, also when it takes part again
-    assert_eq!(barrier.update(1, Some(at(300)), Some(at(80))), UpdateResult::Joined);
-    barrier.update(1, Some(at(310)), Some(at(81)));
-    assert_eq!((barrier.committed(1), barrier.commit()), (Some(at(50)), Some(at(50))));
-    barrier.thaw_commit(1);
-    barrier.update(1, Some(at(320)), Some(at(82)));
-    assert_eq!(barrier.commit(), Some(at(82)), "its neighbour has not failed");
-    assert_eq!(barrier.freeze_commit(1), Some(at(82)));
-    barrier.update(1, Some(at(330)), Some(at(85)));
-    assert!(barrier.remove_commit(1));
-    assert_eq!((barrier.commit(), barrier.commit_members()), (Some(at(90)), 1));
-    assert!(barrier.add_commit(1), "an admission ends the freeze");
-    barrier.update(1, Some(at(340)), Some(at(95)));
-    assert_eq!((barrier.commit(), barrier.committed(1)), (Some(at(90)), Some(at(95))));
-}
-
-#[test]
-fn half_of_the_members_state_no_commit() {
-    let mut barrier = Barrier::new(3, LIMITS, None);
-    let update = |barrier: &mut Barrier, input, commit| {
-        barrier.update(input, Some(at(1000)), Some(at(commit)));
-    };
-    barrier.add_commit(0);
-    update(&mut barrier, 0, 500);
-    assert_eq!((barrier.commit(), barrier.commit_position()), (None, 0), "the list is not complete");
-    barrier.add_commit(1);
-    update(&mut barrier, 1, 200);
-    update(&mut barrier, 2, 100);
-    assert_eq!(barrier.commit(), None);
-    barrier.open_commit();
-    assert_eq!(barrier.commit(), Some(at(200)), "the minimum over the members");
-    // A link that is no member holds nothing; one that is added later is waited for.
-    update(&mut barrier, 0, 600);
-    update(&mut barrier, 1, 550);
-    assert_eq!((barrier.commit(), barrier.committed(2)), (Some(at(550)), None));
-    barrier.add_commit(2);
-    update(&mut barrier, 1, 700);
-    assert_eq!(barrier.commit(), Some(at(550)));
-    update(&mut barrier, 2, 580);
-    assert_eq!(barrier.commit(), Some(at(580)));
-    // Opened without members, a barrier waits for the first.
-    let mut barrier = Barrier::new(1, LIMITS, None);
-    barrier.open_commit();
-    assert_eq!(barrier.commit(), None);
-    barrier.add_commit(0);
-    update(&mut barrier, 0, 7);
-    assert_eq!(barrier.commit(), Some(at(7)));
-}
-
 /// Limits with which a link that lags is removed
 const EVICTING: Limits = Limits { evict_after_ticks: 40, ..LIMITS };
 
@@ -195,7 +135,7 @@ fn link_that_carries_no_barrier_while_others_do_is_evicted() {
     barrier.never_expire(2);
     for tick in 1..=60 {
         update(&mut barrier, 0, 100_000 + tick * 3_000);
-        assert_eq!(barrier.update(1, None, None), UpdateResult::NoBarrier);
+        assert_eq!(barrier.update(1, None), UpdateResult::NoBarrier);
         update(&mut barrier, 2, 100_000);
         barrier.tick(at(100_000 + tick * 3_000));
         if let Some(removed) = barrier.expire() {

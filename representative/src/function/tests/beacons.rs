@@ -183,7 +183,7 @@ fn silent_link_is_removed_and_returns() {
     }
     assert_eq!((function.barriers(Side::Above).0, function.poll_event()), (Some(at(10)), None));
     assert_eq!(timer(&mut function, 11 * T).len(), 4, "the barrier rises at once");
-    assert_eq!(function.poll_event(), Some(Event::Dead(LinkId(1), None)));
+    assert_eq!(function.poll_event(), Some(Event::Dead(LinkId(1))));
     assert_eq!(function.barriers(Side::Below).0, Some(at(10 * T + 5)));
     // Too far behind, then waited for, then caught up.
     assert_eq!(verdict(&mut function, &beacon(1, Some(at(4))), 1, 11 * T), Verdict::Drop(DropReason::Stale));
@@ -204,7 +204,7 @@ fn link_that_leaves_is_not_waited_for() {
     update_all(&mut function, 100);
     timer(&mut function, 100);
     assert_eq!(verdict(&mut function, &final_beacon(0, 200), 0, 200), Verdict::Consume);
-    assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0), None)));
+    assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0))));
     for n in 1..4 {
         verdict(&mut function, &beacon(n, Some(at(300))), n.into(), 300);
     }
@@ -270,7 +270,7 @@ fn neighbour_leaves_whatever_the_difference_of_clocks() {
             }
             assert_eq!(verdict(&mut function, &final_beacon(0, theirs + 99), 0, own + 200), stale);
             verdict(&mut function, &final_beacon(0, theirs + 200), 0, own + 200);
-            assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0), None)), "{incarnation:?}");
+            assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0))), "{incarnation:?}");
             assert!(!function.is_live(LinkId(0)));
 
             // After a restart of the switch, the first beacon tells nothing: it may be a late one. Nor does
@@ -282,7 +282,7 @@ fn neighbour_leaves_whatever_the_difference_of_clocks() {
             }
             assert_eq!((function.poll_event(), function.is_live(LinkId(0))), (None, true));
             verdict(&mut function, &final_beacon(0, theirs + 300 + T), 0, own + 300 + T);
-            assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0), None)), "{incarnation:?}");
+            assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0))), "{incarnation:?}");
             // A late announcement before any beacon of the link's new incarnation does no more.
             let mut function = representative(incarnation);
             verdict(&mut function, &final_beacon(0, theirs + 300), 0, own + 400);

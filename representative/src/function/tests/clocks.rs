@@ -112,7 +112,7 @@ fn first_barrier_that_is_far_behind_is_left_out_and_reported() {
         }
         assert_eq!(function.barriers(Side::Above).0, Some(at(now)));
         timer(&mut function, now + T);
-        assert_eq!(function.poll_event(), Some(Event::Evicted(LinkId(1), None)));
+        assert_eq!(function.poll_event(), Some(Event::Evicted(LinkId(1))));
         let counters = function.counters();
         assert_eq!((counters.evicted.get(), counters.dead.get(), function.poll_event()), (1, 0, None));
         function.on_command(Command::PublishGauges, Nanos(now + 10));

@@ -1,6 +1,7 @@
 //! The fast path of an expected beacon has the same effects as the full checks.
 
 use super::*;
+use onepipe::control;
 use proptest::prelude::*;
 
 /// Parameters of one frame, and whether the timer runs after it
@@ -26,6 +27,8 @@ struct Step {
     /// Whether the ICRC is recomputed after the damage
     icrc_fixed: bool,
     timer: bool,
+    /// Whether the sender is of the incarnation that the controller has named
+    named: bool,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -34,7 +37,8 @@ fn step() -> impl Strategy<Value = Step> {
     let times = (prop::option::weighted(0.95, 0u64..3000), prop::option::weighted(0.3, 0u64..3000));
     let kind = (rarely(20), rarely(3), prop::option::weighted(0.05, 0u8..4), rarely(30));
     let counts = (any::<[u32; 2]>(), any::<u16>(), prop::option::weighted(0.05, 1u8..));
-    let bad = (rarely(20), prop::option::weighted(0.1, (0usize..110, 1u8..)), any::<bool>(), rarely(4));
+    let bad =
+        (rarely(20), prop::option::weighted(0.1, (0usize..110, 1u8..)), any::<bool>(), rarely(4), rarely(5));
     (source, times, kind, counts, bad).prop_map(|(source, times, kind, counts, bad)| Step {
         link: source.0,
         port: source.1.unwrap_or(source.0.into()),
@@ -52,6 +56,7 @@ fn step() -> impl Strategy<Value = Step> {
         damage: bad.1,
         icrc_fixed: bad.2,
         timer: bad.3,
+        named: !bad.4,
     })
 }
 
@@ -72,6 +77,9 @@ impl Step {
             let va = (VA + u64::from(self.link) * Registers::SIZE).into();
             repr.extended.reth = Reth { va, rkey: RKEY.into(), len: 24.into() };
             repr.bth.set_psn(Psn::new(self.psns[1] & 0xff_ffff));
+            if !self.named {
+                repr.extended.deth = Deth::new(OnePipe::QKEY, Qpn::new(0x43));
+            }
             match &mut repr.ip {
                 Ip::V4(ip, _) => (ip.id, ip.ttl) = (self.id.into(), self.ttl),
                 Ip::V6(ip, _) => ip.hop_limit = self.ttl,
@@ -119,13 +127,16 @@ fn fast_path_has_the_effects_of_the_full_checks() {
 /// Gives each frame to two functions, the second of which forgets the expected beacons before each frame, and
 /// compares them. Returns the number of frames for which the first one took the fast path.
 fn compare(incarnation: Incarnation, verify: bool, steps: &[Step]) -> Result<u32, TestCaseError> {
-    let mut config = config(incarnation);
+    let mut config = commit::controlled(incarnation);
     config.forward.verify_icrc = verify;
     config.forward.verify_udp_checksum = verify;
     config.forward.counted_qps = if verify { 4 } else { 0 };
     // Neighbours have addresses of both versions, only one of which is configured.
     let mut fast = Representative::new(config.clone()).unwrap();
     let mut full = Representative::new(config).unwrap();
+    for function in [&mut fast, &mut full] {
+        commit::configure(function, 1, [0, 1, 2, 3, control::LOOPBACK].map(commit::counted));
+    }
     let mut fast_count = 0;
     for (past, step) in (0..).step_by(500).zip(steps) {
         let frame = step.frame(past);

@@ -84,11 +84,7 @@ fn switch_of_an_earlier_version_does_not_end_a_barrier() {
         header.set_nothing_follows(true);
         verdict(&mut function, &beacon_with(1, header), 1, 200);
         let events: Vec<_> = core::iter::from_fn(|| function.poll_event()).collect();
-        assert_eq!(
-            events,
-            [0, 1].map(|link| Event::Left(LinkId(link), None)),
-            "both links are not waited for"
-        );
+        assert_eq!(events, [0, 1].map(|link| Event::Left(LinkId(link))), "both links are not waited for");
         assert_eq!(announced_above(&mut function, 1), None, "that switch may only have heard nothing");
     }
 }

@@ -219,3 +219,36 @@ fn problems_of_the_whole_are_reported() {
         "its own",
     );
 }
+
+#[test]
+fn controller_is_read_with_its_mistakes() {
+    let with = |lines: &str| VALID.replace("[topology]", &format!("[controller]\n{lines}\n[topology]"));
+    let network = read(&with("listen = \"127.0.0.1:70\"").replace("mac = \"02:00:00:01:00:01\"\n", ""));
+    assert!(network.is_err(), "other checks go on");
+    let whole = valid().replace(
+        "[topology]",
+        "[controller]\nlisten = \"127.0.0.1:70\"\n[topology]\ndead_after_intervals = 12",
+    );
+    let network = read(&whole).unwrap();
+    let controller = network.controller.unwrap();
+    assert_eq!((controller.listen.port(), controller.secret_file), (70, None));
+    assert_eq!(network.topology.settings.fail_after_intervals, Some(12));
+    fails(
+        "[topology]",
+        "[controller]\nlisten = \"10.9.0.1:7070\" #!\n[topology]",
+        "there is no `secret_file`, and 10.9.0.1:7070 is not a loopback address",
+        "add `secret_file",
+    );
+    fails(
+        "[topology]",
+        "[controller]\nlisten = \"127.0.0.1:7070\"\nfail_after_intervals = 9 #!\n[topology]",
+        "`fail_after_intervals` is 9, below the `dead_after_intervals` of 10",
+        "write 10 or more",
+    );
+    fails(
+        "[topology]",
+        "[controller]\nlisten = \"nowhere\" #!\n[topology]",
+        "`nowhere` is not an address with a port",
+        "names are not resolved",
+    );
+}

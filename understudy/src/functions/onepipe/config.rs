@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use super::controller::ControllerConfig;
 use crate::functions::forward::config::{self as forward, forwarding_or, router_mac};
 use core::net::IpAddr;
 use core::ops::Range;
@@ -49,6 +50,8 @@ pub(crate) struct OnePipeConfig {
     /// A link that holds the barrier and lags behind the others by more than this is reported; `None` reports
     /// none
     pub(crate) lag_alarm: Option<Nanos>,
+    /// Controller of the reliable service
+    pub(crate) controller: Option<ControllerConfig>,
 }
 
 settings::table! {
@@ -156,6 +159,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
         registers,
         beacon_interval,
         dead_after_intervals,
+        fail_after_intervals: None,
         join_window,
         ahead_max,
         clock: Timestamp::default(),
@@ -172,6 +176,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
         names,
         clock,
         lag_alarm: Some(lag_alarm.unwrap_or(join_window)).filter(|&lag| lag != Nanos::ZERO),
+        controller: None,
         switch,
     })
 }

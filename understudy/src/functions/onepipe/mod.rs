@@ -1,6 +1,8 @@
 //! Switch that keeps 1Pipe's barriers, and a bridge (`[onepipe]`).
 
 pub(crate) mod config;
+pub(crate) mod controller;
+mod keeper;
 mod report;
 mod run;
 mod summary;
@@ -30,6 +32,7 @@ impl SwitchFunction for OnePipeConfig {
         report::LagCounters::GROUP,
         Refusal::GROUP,
         report::BARRIERS,
+        report::CONTROLLER,
     ];
     const LIVE: bool = true;
 
@@ -39,6 +42,7 @@ impl SwitchFunction for OnePipeConfig {
 
     fn check(&mut self, file: &File<'_>) {
         file.check_one_worker("[onepipe] supports one worker: barriers need the order of each link's frames");
+        self.controller = controller::read_optional(file, &mut self.switch, &self.names);
     }
 
     fn summary(&self, ports: &[Port]) -> Vec<(&'static str, String)> {

@@ -1,6 +1,7 @@
 //! Report of a 1Pipe switch, at any time of its run.
 
 use super::OnePipeConfig;
+use super::keeper::KeeperStatus;
 use crate::functions::report::Section;
 use crate::observe::{FunctionMetrics, Row, Table, Values};
 use crate::output::{row, section};
@@ -31,6 +32,24 @@ const BARRIER_ABOVE: Metric =
 const BARRIER_BELOW: Metric =
     Metric::new(Kind::Gauge, "barrier_below_ns", "ns", "Best-effort barrier of the links to below")
         .observed_only();
+const CONNECTED: Metric =
+    Metric::new(Kind::Gauge, "controllers_connected", "controllers", "Controllers that are connected")
+        .observed_only();
+const TERM: Metric =
+    Metric::new(Kind::Gauge, "controller_term", "", "Latest term of a controller").observed_only();
+const INCARNATION: Metric =
+    Metric::new(Kind::Gauge, "incarnation", "", "Incarnation that the controller has given; 0: none")
+        .observed_only();
+const COUNTED: Metric =
+    Metric::new(Kind::Gauge, "links_counted", "links", "Inputs that count for the commit barrier")
+        .observed_only();
+const FROZEN: Metric =
+    Metric::new(Kind::Gauge, "links_frozen", "links", "Counted inputs whose commit registers stand still")
+        .observed_only();
+const SILENT: Metric =
+    Metric::new(Kind::Gauge, "links_silent", "links", "Inputs that were reported as silent").observed_only();
+pub(super) const CONTROLLER: Group =
+    Group::of_function(&[&[CONNECTED, TERM, INCARNATION, COUNTED, FROZEN, SILENT]]);
 pub(super) const BARRIERS: Group = Group::of_function(&[&[BARRIER_ABOVE, BARRIER_BELOW]]);
 /// Links, without counters of their own
 const LINKS: Group = Group {
@@ -50,7 +69,49 @@ pub(super) struct OnePipeReport {
     /// Barriers of the links to above and to below, as last read; null if they were never read
     above: Option<BarrierRow>,
     below: Option<BarrierRow>,
+    /// Of the reliable service; null without a controller
+    controller: Option<ControllerRow>,
     links: Vec<LinkRow>,
+}
+
+#[derive(Serialize)]
+struct ControllerRow {
+    /// Controllers that are connected
+    connected: usize,
+    term: u64,
+    /// 0 before the controller has given one
+    incarnation: u32,
+    /// Version of the state that has taken effect
+    version: u64,
+    /// Inputs that count for the commit barrier
+    counted: usize,
+    /// Counted inputs whose registers stand still
+    frozen: usize,
+    /// Outputs without a commit barrier
+    muted: usize,
+    /// Counted inputs that have not reached their floor
+    catching_up: usize,
+    /// Inputs that were reported as silent
+    silent: usize,
+    /// Messages of controllers that were refused
+    refused: u64,
+}
+
+impl From<KeeperStatus> for ControllerRow {
+    fn from(KeeperStatus { connected, status, refused }: KeeperStatus) -> Self {
+        Self {
+            connected,
+            term: status.term,
+            incarnation: status.incarnation.0,
+            version: status.version,
+            counted: status.counted,
+            frozen: status.frozen,
+            muted: status.muted,
+            catching_up: status.catching_up,
+            silent: status.silent,
+            refused,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -80,6 +141,7 @@ pub(super) fn switch_report(
     counters: &Counters,
     view: Option<&View>,
     lag: &LagCounters,
+    keeper: Option<KeeperStatus>,
 ) -> OnePipeReport {
     let refused = Refusal::ALL.into_iter().map(|why| (why.name(), counters.refused(why)));
     let barrier = |view: BarrierView| BarrierRow {
@@ -94,6 +156,7 @@ pub(super) fn switch_report(
         refused: refused.filter(|(_, count)| *count > 0).collect(),
         above: view.map(|view| barrier(view.above)),
         below: view.map(|view| barrier(view.below)),
+        controller: keeper.map(Into::into),
         links: links
             .map(|((number, link), name)| LinkRow {
                 link: number,
@@ -116,7 +179,14 @@ impl OnePipeReport {
             Row::new([&*link.link.to_string(), &link.name, link.side, link.state, &ahead, &lag], [])
         });
         let best_effort = |barrier: &Option<BarrierRow>| barrier.as_ref()?.best_effort_ns;
+        let of = |value: fn(&ControllerRow) -> u64| self.controller.as_ref().map(value);
         metrics
+            .value(&CONNECTED, of(|row| row.connected as u64))
+            .value(&TERM, of(|row| row.term))
+            .value(&INCARNATION, of(|row| row.incarnation.into()))
+            .value(&COUNTED, of(|row| row.counted as u64))
+            .value(&FROZEN, of(|row| row.frozen as u64))
+            .value(&SILENT, of(|row| row.silent as u64))
             .values(&self.counts)
             .reasons(Refusal::ALL.map(|why| (why.metric(), counters.refused(why))))
             .value(&BARRIER_ABOVE, best_effort(&self.above))
@@ -154,6 +224,21 @@ impl Section for OnePipeReport {
                     writeln!(text, "No barrier of the links to {side}: no link is alive")
                 }
             };
+        }
+        if let Some(row) = &self.controller {
+            _ = writeln!(
+                text,
+                "Controllers: {} connected, term {}, incarnation {}; links: {} counted, {} frozen, {} catching up, {} \
+                 silent; messages refused: {}",
+                row.connected,
+                row.term,
+                row.incarnation,
+                row.counted,
+                row.frozen,
+                row.catching_up,
+                row.silent,
+                row.refused
+            );
         }
         if self.links.len() > SHOWN_LINKS {
             _ = writeln!(text, "links: {} more are in --json", self.links.len() - SHOWN_LINKS);

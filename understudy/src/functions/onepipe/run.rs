@@ -1,6 +1,7 @@
 //! 1Pipe's switch: the data plane on a worker; on the control thread, the clock, neighbour discovery and the
 //! monitoring of links; and its part of the report.
 
+use super::keeper::KeeperDriver;
 use super::report::LagCounters;
 use super::{OnePipeConfig, report};
 use crate::functions::launch::Launch;
@@ -49,6 +50,8 @@ struct Plane<'a> {
     /// Start of the current second, and lines printed in it
     printed: (Instant, u32),
     live: Option<Lines<'a>>,
+    /// Keeper of the links, with a controller
+    keeper: Option<KeeperDriver>,
 }
 
 /// State of the periodic lines of JSON.
@@ -115,7 +118,9 @@ impl Plane<'_> {
         let now = now();
         let Some(lines) = self.live.as_mut().filter(|lines| lines.next <= now) else { return };
         lines.next = now + lines.every;
-        let report = report::switch_report(self.config, lines.counters, self.view.as_ref(), &self.lag);
+        let keeper = self.keeper.as_ref().map(KeeperDriver::status);
+        let report =
+            report::switch_report(self.config, lines.counters, self.view.as_ref(), &self.lag, keeper);
         let seconds = self.began.elapsed().as_secs_f64();
         // A closed pipe does not end the switch.
         _ = writeln!(std::io::stdout(), "{}", serde_json::json!({ "seconds": seconds, "onepipe": report }));
@@ -123,9 +128,9 @@ impl Plane<'_> {
 }
 
 impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<'_> {
-    fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, F>) {
+    fn on_event(&mut self, _worker: usize, event: Event, out: &mut ControlOutput<'_, F>) {
         match event {
-            Event::Dead(link, _) => {
+            Event::Dead(link) => {
                 let name = self.name(link);
                 let silent =
                     self.config.switch.beacon_interval.0 * u64::from(self.config.switch.dead_after_intervals);
@@ -136,20 +141,23 @@ impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<
                     );
                 });
             }
-            Event::Evicted(link, _) => {
+            Event::Evicted(link) => {
                 let name = self.name(link);
                 self.event(|| {
                     warn!("{name} is too far behind the others and is left out: check the clock of its neighbour.");
                 });
             }
-            Event::Left(link, _) => {
+            Event::Left(link) => {
                 let name = self.name(link);
                 self.event(|| {
                     info!("{name} has left: its neighbour reports that it sends nothing on this link.");
                 });
             }
-            // The answer to a command that this control plane does not send
-            Event::Frozen(..) => {}
+            event @ (Event::Configured(_) | Event::Commit(_)) => {
+                if let Some(keeper) = &mut self.keeper {
+                    keeper.on_event(event, out.now());
+                }
+            }
             Event::Joined(link) => {
                 let name = self.name(link);
                 self.event(|| info!("{name} has joined again."));
@@ -169,6 +177,9 @@ impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<
     }
 
     fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
+        if let Some(keeper) = &mut self.keeper {
+            keeper.turn(out);
+        }
         let now = now();
         if self.updated_at.is_none_or(|updated_at| now.duration_since(updated_at) >= UPDATE_INTERVAL) {
             self.updated_at = Some(now);
@@ -197,6 +208,8 @@ pub(super) fn run(
         neighbours: Vec::new(),
     };
     let counted_qps = switch.forward.counted_qps;
+    let keeper = config.controller.as_ref();
+    let keeper = keeper.map(|controller| KeeperDriver::start(controller, switch.clone())).transpose()?;
     let function = Representative::new(switch)
         .map_err(|error| miette::miette!("invalid [onepipe]: {error}"))?
         .salted(random_u64());
@@ -214,15 +227,18 @@ pub(super) fn run(
         lag: LagCounters::default(),
         printed: (began, 0),
         live: run.options.live.map(|every| Lines { every, next: began + every, counters: &counters }),
+        keeper,
     };
     let metrics = |plane: &Plane<'_>| {
         let of_bridge = FunctionMetrics::forwarded(core::slice::from_ref(&bridged));
-        report::switch_report(config, &counters, plane.view.as_ref(), &plane.lag)
+        let keeper = plane.keeper.as_ref().map(KeeperDriver::status);
+        report::switch_report(config, &counters, plane.view.as_ref(), &plane.lag, keeper)
             .add_metrics(&counters, of_bridge)
     };
     let (outcome, seconds, tunnel) = tunnel::run(&mut run, vec![function], &mut plane, metrics);
     let report = Report::of(&run.runtime, &outcome, &[bridged], counted_qps, seconds);
     let view = plane.gauges.read().or(plane.view);
-    let onepipe = report::switch_report(config, &counters, view.as_ref(), &plane.lag);
+    let keeper = plane.keeper.as_ref().map(KeeperDriver::status);
+    let onepipe = report::switch_report(config, &counters, view.as_ref(), &plane.lag, keeper);
     Ok(tunnel.iter().fold(report.with(&onepipe), Report::with))
 }

@@ -1,15 +1,17 @@
 //! Commit barriers with drawn members, links that die and return, hosts that leave, and representatives that
-//! restart while their links are admitted.
+//! restart with empty memory, while a controller freezes, mutes and thaws links over connections that lose,
+//! repeat, delay and reorder messages.
 
 use super::environment;
 use super::trials::{SEEDS, orderly_tree};
+use representative::Refusal;
 use switch::{Nanos, Probability, Rng};
-use workloads::onepipe::{ChangeKind, Controller, Failing, Outage, Part, Tree};
+use workloads::onepipe::{ChangeKind, Controller, Counts, Failing, Outage, Part, Tree};
 
 /// Longest time by which a host's commit barrier is behind its clock
 const LAG: Nanos = Nanos::from_micros(5);
-/// Time from which on the controller admits links
-const ADMITTED_FROM: Nanos = Nanos::from_micros(20);
+/// Time from which on the controller stops links
+const STOPS_FROM: Nanos = Nanos::from_micros(20);
 /// Time of the last fault, or departure
 const LAST_FAULT: u64 = 200_000;
 /// Time after that, in which links return, and the controller decides
@@ -26,6 +28,10 @@ struct Totals {
     left: usize,
     restarted: usize,
     members: usize,
+    /// Of the controllers
+    counts: Counts,
+    /// Beacons of incarnations that were not named
+    unknown: u64,
 }
 
 /// Runs a seed, and checks it.
@@ -52,7 +58,7 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
         };
         network.schedule(&Outage { from, until, what });
     }
-    let mut controller = Controller::new(&tree, seed, ADMITTED_FROM);
+    let mut controller = Controller::new(&tree, seed, STOPS_FROM, Nanos(LAST_FAULT));
     controller.run(&mut network, &tree, Nanos(LAST_FAULT) + RECOVERS_WITHIN);
     totals.commits += network.check_commit(&tree, &controller, BEHIND)?;
     let changes = &network.record.changes;
@@ -61,6 +67,8 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
     totals.left += count(|kind| matches!(kind, ChangeKind::Left(_)));
     totals.restarted += count(|kind| matches!(kind, ChangeKind::Restarted));
     totals.members += controller.members();
+    totals.unknown += network.refused(Refusal::OtherIncarnation);
+    totals.counts.add(&controller.counts());
     Ok(())
 }
 
@@ -74,22 +82,32 @@ fn commit_barriers_cover_all_members() {
     if environment::selects_default_seeds() {
         assert!(totals.commits > 50_000 && totals.members > 300, "{totals:?}");
         assert!(totals.dead > 100 && totals.left > 100 && totals.restarted > 50, "{totals:?}");
+        let Counts { bounds, silent, incarnations, refused } = totals.counts;
+        assert!(bounds > 300 && silent > 100 && incarnations > 300, "{totals:?}");
+        assert!(refused.iter().all(|&refused| refused > 20) && totals.unknown > 1000, "{totals:?}");
     }
 }
 
 /// Bugs that these seeds find, each with what is found
 #[cfg(debug_assertions)]
-pub(super) const BUGS: [(representative::Bug, &str); 3] = [
-    (representative::Bug::CommitRisesAfterDeath, "above the register"),
-    (representative::Bug::OpenBeforeComplete, "above that of member"),
-    (representative::Bug::LoopbackKeepsCommit, "stands still"),
+pub(super) const BUGS: [(representative::Bug, &str); 6] = [
+    (representative::Bug::FrozenRises, "above a value that stands still"),
+    (representative::Bug::MutedSpeaks, "above a value that stands still"),
+    (representative::Bug::OldVersionObeyed, "above a value that stands still"),
+    (representative::Bug::FloorIgnored, "below the floor"),
+    (representative::Bug::AnyCommitSource, "above that of member"),
+    (representative::Bug::PartialConfiguration, "above that of member"),
 ];
 
-/// Returns whether a seed finds a planted bug.
 #[cfg(debug_assertions)]
-pub(super) fn finds((bug, question): (representative::Bug, &str)) -> bool {
-    (1..=SEEDS).any(|seed| {
-        let found = run(seed, |tree| tree.bug = Some(bug), &mut Totals::default());
-        found.is_err_and(|what| what.contains(question))
-    })
+#[test]
+fn planted_bugs_of_commit_registers_are_found() {
+    for (bug, question) in BUGS {
+        let found = (1..=SEEDS).find_map(|seed| {
+            let found = run(seed, |tree| tree.bug = Some(bug), &mut Totals::default()).err()?;
+            found.contains(question).then_some((seed, found))
+        });
+        println!("{bug:?}: {found:?}");
+        assert!(found.is_some(), "{bug:?} was not found");
+    }
 }

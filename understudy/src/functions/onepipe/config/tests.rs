@@ -56,6 +56,7 @@ fn defaults() -> Config {
         registers: Registers { va: 0x10_0000, rkey: OnePipe::QKEY },
         beacon_interval: Nanos(3_000),
         dead_after_intervals: 10,
+        fail_after_intervals: None,
         join_window: Nanos::from_micros(300),
         ahead_max: Nanos::from_millis(10),
         clock: Timestamp::default(),
@@ -77,6 +78,7 @@ fn absent_keys_have_defaults() {
         names: vec!["10.0.0.1".into()],
         clock: Clock::Realtime,
         lag_alarm: Some(Nanos::from_micros(300)),
+        controller: None,
     };
     assert_eq!(switch(&onepipe("")), expected);
     // The default of the join window grows with the time after which a link is dead.

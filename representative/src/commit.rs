@@ -1,0 +1,324 @@
+//! Commit registers of a switch's links (1Pipe, sections 5.1 and 5.2), as the controller wants them.
+//!
+//! Only links that the controller *counts* hold the commit barrier of the half that they feed. A link takes
+//! commit barriers only from beacons of the *sources* that the controller names, so nothing of an earlier
+//! incarnation of its neighbour reaches the register. A register starts to count when it has *caught up* with
+//! a floor: until then the output stands still. So the output never goes back, also in a new incarnation of
+//! this switch, whose floor is at or above everything that earlier incarnations have sent.
+//!
+//! A state takes effect as a whole ([`Commit::configure`]): no output rises in between, and no frame is
+//! handled. The answer has the values of that moment.
+
+use crate::bug::Bug;
+use crate::half::{DOWN, UP};
+use crate::plane::{ABSENT, AWAITED, Plane};
+use onepipe::Timestamp;
+use onepipe::control::{LOOPBACK, LinkValue};
+use rocev2::Qpn;
+use std::collections::VecDeque;
+
+/// Unwrapped time where the first timestamp is placed
+const ORIGIN: u64 = 1 << 48;
+
+/// Number of ticks in which all links are checked for silence
+const CHECKED_WITHIN: usize = 4;
+
+/// State of the commit registers that the controller wants. The answer is the same object, with the values at
+/// the moment at which the state took effect; so the worker allocates nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Configuration {
+    pub(crate) version: u64,
+    /// Floors of the upper and of the lower half
+    pub(crate) floors: [Option<Timestamp>; 2],
+    pub(crate) links: Vec<Setting>,
+    /// Outputs of the upper and of the lower half
+    pub(crate) outputs: [Option<Timestamp>; 2],
+    /// Values of the links, with room for all of them
+    pub(crate) values: Vec<LinkValue>,
+}
+
+/// Setting of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setting {
+    /// Number of the link, or [`LOOPBACK`]
+    pub(crate) link: u16,
+    pub(crate) counted: bool,
+    pub(crate) frozen: bool,
+    pub(crate) muted: bool,
+    /// Queue pairs from which commit barriers are taken
+    pub(crate) sources: Vec<Qpn>,
+}
+
+/// Register of a link.
+#[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a state of its own")]
+struct Input {
+    /// Half that the link feeds, and its place there
+    place: (usize, usize),
+    counted: bool,
+    frozen: bool,
+    muted: bool,
+    /// Whether the register has reached the floor, if the link counts
+    caught: bool,
+    silent: bool,
+    /// Whether a change of `caught` or `silent` was not reported yet
+    changed: bool,
+    /// Unwrapped
+    floor: u64,
+    /// Latest commit barrier, unwrapped; 0 if there was none
+    register: u64,
+    /// Tick of the last beacon from one of the sources, or of the moment since when the link counts
+    heard_at: u64,
+    sources: Vec<Qpn>,
+}
+
+/// Result of a beacon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The beacon is from one of the link's sources, or the link does not count
+    Known,
+    /// The link counts, and the beacon is from none of its sources
+    Unknown,
+}
+
+/// Commit registers of all links, and the two outputs.
+#[derive(Debug)]
+pub(crate) struct Commit {
+    halves: [Plane; 2],
+    /// By link; the last one is the path from the upper to the lower half
+    inputs: Box<[Input]>,
+    /// Inputs with changes, each once
+    changed: VecDeque<u16>,
+    /// Number of outputs without a commit barrier
+    muted: usize,
+    /// Latest timestamp, unwrapped; 0 if there was none
+    latest: u64,
+    ticks: u64,
+    fail_after_ticks: u64,
+    /// Link to be checked next for silence
+    next: usize,
+    bug: Option<Bug>,
+}
+
+impl Commit {
+    /// Creates the registers of links, none of which counts. `places` are the halves that they feed with their
+    /// inputs there, and `loopback` that of the path between the halves. A link that was silent for more than
+    /// `fail_after_ticks` is reported.
+    pub(crate) fn new(
+        places: impl Iterator<Item = (usize, usize)>,
+        loopback: (usize, usize),
+        fail_after_ticks: u64,
+        bug: Option<Bug>,
+    ) -> Self {
+        let input = |place| Input {
+            place,
+            counted: false,
+            frozen: false,
+            muted: false,
+            caught: false,
+            silent: false,
+            changed: false,
+            floor: 0,
+            register: 0,
+            heard_at: 0,
+            sources: Vec::new(),
+        };
+        let inputs: Box<[Input]> = places.chain([loopback]).map(input).collect();
+        let of_half = |half: usize| inputs.iter().filter(|input| input.place.0 == half).count();
+        Self {
+            halves: [UP, DOWN].map(|half| Plane::empty(of_half(half))),
+            changed: VecDeque::with_capacity(inputs.len()),
+            inputs,
+            muted: 0,
+            latest: 0,
+            ticks: 0,
+            fail_after_ticks,
+            next: 0,
+            bug,
+        }
+    }
+
+    fn has_bug(&self, bug: Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
+    }
+
+    /// Returns the commit barrier of a half: all timestamps up to it are committed.
+    #[inline]
+    pub(crate) fn output(&self, half: usize) -> Option<Timestamp> {
+        self.halves[half].output_timestamp()
+    }
+
+    /// Returns the commit barrier of a half, unwrapped; 0 if there is none.
+    pub(crate) fn position(&self, half: usize) -> u64 {
+        self.halves[half].output
+    }
+
+    /// Returns whether beacons on any output carry no commit barrier.
+    #[inline]
+    pub(crate) fn mutes_any(&self) -> bool {
+        self.muted > 0
+    }
+
+    /// Returns whether beacons on a link carry no commit barrier.
+    pub(crate) fn is_muted(&self, link: usize) -> bool {
+        self.inputs[link].muted && !self.has_bug(Bug::MutedSpeaks)
+    }
+
+    /// Unwraps a timestamp, next to the latest one.
+    fn unwrap(&self, timestamp: Timestamp) -> u64 {
+        if self.latest == 0 {
+            return ORIGIN + timestamp.nanos();
+        }
+        self.latest.wrapping_add_signed(timestamp.distance(Timestamp::new(self.latest)))
+    }
+
+    /// Unwraps a timestamp that has been reached.
+    fn reach(&mut self, timestamp: Timestamp) -> u64 {
+        let time = self.unwrap(timestamp);
+        self.latest = self.latest.max(time);
+        time
+    }
+
+    /// Takes a beacon of a link's neighbour, with the queue pair of its sender if it names one.
+    pub(crate) fn on_beacon(
+        &mut self,
+        link: usize,
+        source: Option<Qpn>,
+        commit: Option<Timestamp>,
+    ) -> Source {
+        let any_source = self.has_bug(Bug::AnyCommitSource);
+        let input = &mut self.inputs[link];
+        if !input.counted && !input.silent {
+            return Source::Known;
+        }
+        if !source.is_some_and(|qpn| input.sources.contains(&qpn)) && !any_source {
+            return if input.counted { Source::Unknown } else { Source::Known };
+        }
+        input.heard_at = self.ticks;
+        if core::mem::take(&mut input.silent) {
+            self.report(link);
+        }
+        if let Some(commit) = commit {
+            let time = self.reach(commit);
+            self.raise(link, time);
+        }
+        Source::Known
+    }
+
+    /// Raises a register that counts and is not frozen.
+    fn raise(&mut self, link: usize, time: u64) {
+        let rises_frozen = self.has_bug(Bug::FrozenRises);
+        let input = &mut self.inputs[link];
+        if !input.counted || input.frozen && !rises_frozen {
+            return;
+        }
+        input.register = input.register.max(time);
+        let catches_up = !input.caught && input.register >= input.floor;
+        if catches_up {
+            input.caught = true;
+            self.report(link);
+        }
+        let Input { place: (half, place), caught: true, register, .. } = self.inputs[link] else { return };
+        self.halves[half].raise(place, register);
+        if half == UP {
+            self.loop_back();
+        }
+    }
+
+    /// Passes the upper half's output on to the lower half, because messages may turn round at this switch.
+    fn loop_back(&mut self) {
+        let (output, loopback) = (self.halves[UP].output, self.inputs.len() - 1);
+        if output > self.inputs[loopback].register {
+            self.raise(loopback, output);
+        }
+    }
+
+    /// Lets a state take effect, and writes the values of this moment into it. Links that do not exist are
+    /// left out.
+    #[cold]
+    pub(crate) fn configure(&mut self, to: &mut Configuration) {
+        let floors = to.floors.map(|floor| floor.map_or(0, |floor| self.reach(floor)));
+        for setting in &mut to.links {
+            if let Some(link) = self.index(setting.link) {
+                self.set(link, setting, &floors);
+            }
+        }
+        self.muted = self.inputs.iter().filter(|input| input.muted).count();
+        self.halves.iter_mut().for_each(Plane::follow);
+        self.loop_back();
+        to.outputs = [UP, DOWN].map(|half| self.output(half));
+        let links = to.links.iter().filter_map(|setting| self.index(setting.link));
+        to.values.extend(links.map(|link| self.value(link)));
+    }
+
+    /// Changes a link without raising an output.
+    fn set(&mut self, link: usize, setting: &mut Setting, floors: &[u64; 2]) {
+        let ignores_floor = self.has_bug(Bug::FloorIgnored);
+        let input = &mut self.inputs[link];
+        let (half, place) = input.place;
+        if setting.counted && !input.counted {
+            input.floor = floors[half].max(self.halves[half].output);
+            input.caught = input.register >= input.floor || ignores_floor;
+            (input.heard_at, input.silent) = (self.ticks, false);
+        }
+        (input.counted, input.frozen, input.muted) = (setting.counted, setting.frozen, setting.muted);
+        core::mem::swap(&mut input.sources, &mut setting.sources);
+        let register = match input {
+            Input { counted: false, .. } => ABSENT,
+            Input { caught: false, .. } => AWAITED,
+            Input { register, .. } => *register,
+        };
+        self.halves[half].set_register(place, register);
+    }
+
+    /// Counts a beacon interval, at whose end 1Pipe's clock shows `clock`, and checks some links for silence.
+    /// Intervals are those for which this node was running.
+    pub(crate) fn tick(&mut self, clock: Timestamp) {
+        self.ticks += 1;
+        if self.latest != 0 {
+            self.reach(clock);
+        }
+        let links = self.inputs.len() - 1;
+        for _ in 0..links.div_ceil(CHECKED_WITHIN) {
+            let link = self.next;
+            self.next = if link + 1 < links { link + 1 } else { 0 };
+            let input = &mut self.inputs[link];
+            let is_late = self.ticks - input.heard_at > self.fail_after_ticks;
+            if input.counted && is_late && !core::mem::replace(&mut input.silent, true) {
+                self.report(link);
+            }
+        }
+    }
+
+    #[cold]
+    fn report(&mut self, link: usize) {
+        if !core::mem::replace(&mut self.inputs[link].changed, true) {
+            self.changed.push_back(link as u16);
+        }
+    }
+
+    /// Returns a link whose state has changed since it was last returned, with its present state.
+    pub(crate) fn poll_change(&mut self) -> Option<LinkValue> {
+        let link = usize::from(self.changed.pop_front()?);
+        self.inputs[link].changed = false;
+        Some(self.value(link))
+    }
+
+    fn index(&self, number: u16) -> Option<usize> {
+        let (link, loopback) = (usize::from(number), self.inputs.len() - 1);
+        if number == LOOPBACK { Some(loopback) } else { (link < loopback).then_some(link) }
+    }
+
+    fn value(&self, link: usize) -> LinkValue {
+        let input = &self.inputs[link];
+        LinkValue {
+            link: if link + 1 == self.inputs.len() { LOOPBACK } else { link as u16 },
+            caught: input.counted && input.caught,
+            silent: input.silent,
+            raw: (input.register != 0).then(|| Timestamp::new(input.register)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
