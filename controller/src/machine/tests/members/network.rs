@@ -183,8 +183,17 @@ impl Network {
         let hosts = self.current.keys().map(|&id| {
             let host = self.host(id);
             let process = &host.process;
+            let counters = process.counters();
+            let refused = onepipe::process::Refusal::ALL.iter().map(|&why| (why, counters.refused(why)));
+            let refused: Vec<_> = refused.filter(|(_, count)| *count > 0).collect();
+            let by_member = host.member.counters();
+            let refused_messages = onepipe::process::member::Refused::ALL.iter();
+            let refused_messages: Vec<_> = refused_messages
+                .map(|&why| (why, by_member.refused(why)))
+                .filter(|(_, count)| *count > 0)
+                .collect();
             format!(
-                "{id}: {:?}, {} unsettled, {} held, barrier {:?}, waits for {:?}, stored {:?}\n",
+                "{refused:?} {refused_messages:?}\n{id}: {:?}, {} unsettled, {} held, barrier {:?}, waits for {:?}, stored {:?}\n",
                 host.admitted,
                 process.unsettled_reliable(),
                 process.held_reliable(),
