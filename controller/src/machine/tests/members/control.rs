@@ -4,7 +4,7 @@
 use super::host::EPOCH;
 use super::network::{Network, STEP};
 use crate::machine::tests::nodes::NETWORK;
-use crate::machine::{Alarm, Config, Effect, Input, Machine, NodeKey, WriteId};
+use crate::machine::{Config, Effect, Input, Machine, NodeKey, WriteId};
 use crate::store::{Change, MemoryStore, Store, StoreError, Term};
 use onepipe::control::Envelope;
 use std::collections::{BTreeMap, VecDeque};
@@ -132,9 +132,6 @@ impl Network {
                 }
                 Effect::Write(id, changes) => controller.writes.push_back((id, changes)),
                 Effect::Campaign => controller.campaigns = true,
-                Effect::Alarm(Alarm::Unfenced(_, receivers)) => {
-                    self.unfenced.extend(receivers.iter().map(|id| id.0));
-                }
                 Effect::Alarm(_) => {}
             }
         }

@@ -168,7 +168,7 @@ impl Network {
             }
             // What must not happen may also happen late.
             if settled_at.is_some_and(|at| self.now.0 > at + 300 * STEP) {
-                return self.check();
+                return self.check().map_err(|error| format!("{error}\n{:#?}", self.image.cases));
             }
         }
         Err(format!("not settled: {}", self.describe()))
