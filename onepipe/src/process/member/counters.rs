@@ -51,8 +51,8 @@ reasons! {
         /// A member, or a notice, that the process refuses
         #[error("a member that this process refuses")]
         Member = "member",
-        /// A page of a reply whose earlier pages are missing
-        #[error("a page out of order")]
+        /// A page of a reply whose earlier pages are missing, or of a reply to an earlier request
+        #[error("a page of another reply")]
         Page = "page",
     }
 }

@@ -42,6 +42,12 @@ impl Recovery {
         Message::Recover { case_done: self.case_done, held_max: self.held_max, barrier: self.barrier }
     }
 
+    /// Returns whether a reply that delivers messages up to `until` is one to the present request: it is about all
+    /// that this process holds.
+    fn is_answered_by(&self, until: Option<Timestamp>) -> bool {
+        until.is_none_or(|until| self.held_max.is_none_or(|held| !until.precedes(held)))
+    }
+
     /// Adds a page. The first one starts a reply.
     fn add(
         &mut self,
@@ -93,6 +99,9 @@ impl Member {
                 Ok(())
             }
             Message::RecoverReply { page, last, until, notices, recalls } => {
+                if !self.recovery.is_answered_by(*until) {
+                    return Err(Refused::Page);
+                }
                 self.recovery.add(term, *page, notices, recalls)?;
                 if *last && !self.recovery.is_answered {
                     self.recover(*until, process, now);

@@ -560,6 +560,11 @@ fn a_failed_process_recovers_and_joins_again() {
         Recall { from: ProcessId(1), incarnation: Incarnation(1), time: Some(times[0]), first: 0, last: 0 };
     let until = node.time(0);
     assert_eq!(
+        node.give(reply(0, true, times[1], Vec::new(), Vec::new())),
+        Err(Refused::Page),
+        "to an earlier request, about less than it holds"
+    );
+    assert_eq!(
         node.give(reply(1, true, until, Vec::new(), vec![])),
         Err(Refused::Page),
         "the first is missing"

@@ -270,7 +270,12 @@ impl Network {
             return;
         }
         for _ in 0..=u64::from(self.rng.below(1000) < self.repeats) {
-            let extra = if self.rng.below(1000) < self.slow { 250_000 } else { 3000 };
+            // Some frames arrive when their receiver has another incarnation.
+            let extra = match self.rng.below(1000) {
+                draw if draw < self.slow / 10 => 4_000_000,
+                draw if draw < self.slow => 250_000,
+                _ => 3000,
+            };
             self.frames += 1;
             let at = self.now.0 + 1000 + self.rng.below(extra);
             self.in_flight.push(Reverse((at, self.frames, to, frame.to_vec())));
