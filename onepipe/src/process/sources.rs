@@ -39,13 +39,12 @@ impl Sources {
     pub(super) fn classify(&mut self, is_tor: bool, source: (IpAddr, Qpn)) -> Takes {
         match &self.named {
             None if is_tor => Takes::Both,
-            None => Takes::Nothing,
             Some(named) if named.contains(&source) => {
                 self.heard += 1;
                 Takes::Both
             }
             Some(_) if is_tor => Takes::BestEffort,
-            Some(_) => Takes::Nothing,
+            None | Some(_) => Takes::Nothing,
         }
     }
 }

@@ -44,6 +44,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::Nanos;
 
+/// Frames for a member
+type Batch = ((ProcessId, Incarnation), Vec<Vec<u8>>);
+
 /// Time between two batches of frames for the controller to carry
 const RELAY_EVERY: Nanos = Nanos::from_millis(1);
 
@@ -483,7 +486,7 @@ impl Member {
             return;
         }
         self.relay_at = now + RELAY_EVERY;
-        let mut batches: Vec<((ProcessId, Incarnation), Vec<Vec<u8>>)> = Vec::new();
+        let mut batches: Vec<Batch> = Vec::new();
         while let Some(super::Relayed { to, incarnation, frame }) = process.poll_relayed() {
             let to = (to, Incarnation(incarnation));
             match batches.iter_mut().find(|(of, _)| *of == to) {

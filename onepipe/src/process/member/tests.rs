@@ -1,6 +1,8 @@
 //! Each message of the protocol, and each message that is refused. The simulation with real controllers is in the
 //! crate `controller`.
 
+#![allow(clippy::cloned_ref_to_slice_refs, reason = "expected messages are lists")]
+
 use super::*;
 use crate::control::{MissedNotice, Peer, Recall, Source};
 use crate::datagram::Template;
@@ -133,14 +135,6 @@ impl Node {
         self.process.on_frame(&frame, self.now)
     }
 
-    fn data(&self, psn: u32, time: Timestamp) -> OnePipe {
-        let mut header = OnePipe::new(OnePipeOpcode::RELIABLE_DATA, time, Psn::new(psn));
-        header.set_barrier(None);
-        header.set_first(true);
-        header.set_end_of_message(true);
-        header
-    }
-
     fn acknowledge(&mut self, from: u8, next: u32) -> Result<(), Refusal> {
         let header = OnePipe::new(OnePipeOpcode::RELIABLE_ACK, self.time(0), Psn::new(next).sub(1));
         let mut body = ReliableAckBody::default();
@@ -164,6 +158,14 @@ impl Node {
         let data = |(_, _, header): &(Qpn, Qpn, OnePipe)| header.opcode() == OnePipeOpcode::RELIABLE_DATA;
         self.frames().into_iter().find(data).unwrap().2.timestamp()
     }
+}
+
+fn data(psn: u32, time: Timestamp) -> OnePipe {
+    let mut header = OnePipe::new(OnePipeOpcode::RELIABLE_DATA, time, Psn::new(psn));
+    header.set_barrier(None);
+    header.set_first(true);
+    header.set_end_of_message(true);
+    header
 }
 
 fn reliable_config() -> crate::process::Config {
@@ -233,7 +235,7 @@ fn reliable_frames_and_beacons_leave_from_the_incarnations_queue_pair() {
 #[test]
 fn reliable_frames_of_and_to_other_incarnations_are_refused() {
     let mut node = Node::admitted();
-    let header = node.data(0, node.time(0));
+    let header = data(0, node.time(0));
     let (own, configured) = (qpn_of(1), peer(false, 1).qpn);
     assert_eq!(node.frame((1, configured), QPN, &header, b"x"), Err(Refusal::UnknownSource));
     assert_eq!(
@@ -286,7 +288,7 @@ fn members_are_accepted_before_they_are_acknowledged() {
     }
     let ack = Message::MemberAck { id: ProcessId(3), incarnation: Incarnation(1), barrier: None };
     assert_eq!(node.sent(), [ack.clone(), ack]);
-    let header = node.data(0, node.time(0));
+    let header = data(0, node.time(0));
     node.frame((3, qpn_of(3)), QPN, &header, b"x").unwrap();
     // Bad ones
     let reports = |node: &mut Node| core::iter::from_fn(|| node.member.poll_event()).collect::<Vec<_>>();
@@ -308,7 +310,7 @@ fn members_are_accepted_before_they_are_acknowledged() {
 fn commit_barriers_count_from_the_named_sources_alone() {
     let mut node = Node::admitted();
     let time = node.time(0);
-    node.frame((1, qpn_of(1)), QPN, &node.data(0, time), b"x").unwrap();
+    node.frame((1, qpn_of(1)), QPN, &data(0, time), b"x").unwrap();
     node.now = node.now + Nanos(100);
     let tor = peer(false, TOR).qpn;
     node.beacon(tor, time).unwrap();
@@ -493,7 +495,7 @@ fn frames_for_a_member_that_does_not_answer_are_carried_until_it_answers() {
 #[test]
 fn what_is_carried_is_answered_through_the_controller() {
     let mut node = Node::admitted();
-    let frame = [node.data(0, node.time(0)).as_bytes(), b"x"].concat();
+    let frame = [data(0, node.time(0)).as_bytes(), b"x"].concat();
     let message = Message::Forwarded { from: ProcessId(1), incarnation: Incarnation(1), frames: vec![frame] };
     // The last direct frame was long ago.
     node.now = node.now + Nanos::from_millis(9);
@@ -524,7 +526,7 @@ fn failed_node() -> (Node, [Timestamp; 3]) {
     node.send(&[1]);
     let times = [0, 10, 20].map(|plus| node.time(plus));
     for (psn, time) in (0..).zip(times) {
-        let header = node.data(psn, time);
+        let header = data(psn, time);
         node.frame((1, qpn_of(1)), QPN, &header, &[psn as u8]).unwrap();
     }
     node.now = node.now + Nanos(1_000);
@@ -592,7 +594,7 @@ fn a_failed_process_recovers_and_joins_again() {
     assert_eq!(payloads, [[1]], "one was recalled, the last one discarded");
     assert_eq!((node.process.held_reliable(), node.process.members()), (0, vec![ProcessId(2)]));
     assert!(node.events().contains(&ReliableEvent::Admitted { incarnation: 6 }));
-    let header = node.data(3, node.time(0));
+    let header = data(3, node.time(0));
     assert_eq!(node.frame((1, qpn_of(1)), QPN, &header, b"x"), Err(Refusal::OtherIncarnation));
 }
 

@@ -90,6 +90,17 @@ pub(super) struct Rounds {
     pub(super) control: bool,
 }
 
+/// Whether a receiver answers.
+#[derive(Debug)]
+struct Answers {
+    /// Number of timeouts since the last answer
+    missing: u32,
+    /// Whether there were so many that frames go through the controller, too, until the receiver answers directly
+    are_missing: bool,
+    /// Whether the controller carries frames to it
+    is_relayed: bool,
+}
+
 /// Sender state of a receiver.
 #[derive(Debug)]
 pub(super) struct Outbound {
@@ -121,12 +132,7 @@ pub(super) struct Outbound {
     repeats_recalls: bool,
     /// Number of consecutive timeouts
     timeouts: u32,
-    /// Number of timeouts since the last answer, and whether there were so many that frames are passed to the
-    /// controller, too, until the receiver answers directly
-    unanswered: u32,
-    is_unanswered: bool,
-    /// Whether the controller carries frames to it
-    is_relayed: bool,
+    answers: Answers,
     /// Time of the last progress
     last: Nanos,
     /// Counts in the receiver's last ACK
@@ -156,9 +162,7 @@ impl Outbound {
             min_rto: 3 * config.beacon_interval.0,
             repeats_recalls: !config.has_bug(Bug::RecallOnce),
             timeouts: 0,
-            unanswered: 0,
-            is_unanswered: false,
-            is_relayed: true,
+            answers: Answers { missing: 0, are_missing: false, is_relayed: true },
             last: Nanos::ZERO,
             received: 0,
             marked: 0,
@@ -261,7 +265,7 @@ impl Outbound {
         arrived: &mut Vec<Arrived>,
     ) -> Result<(), Refusal> {
         let end = self.base + self.packets.len() as u64;
-        self.unanswered = 0;
+        self.answers.missing = 0;
         let position = |psn: Psn| self.base.checked_add_signed(psn.distance(psn_of(self.base)).into());
         // Older than the last ACK, or of packets that were never sent
         let next =
@@ -418,22 +422,22 @@ impl Outbound {
     /// Returns whether the receiver does not answer.
     #[inline]
     pub(super) const fn is_unanswered(&self) -> bool {
-        self.is_unanswered
+        self.answers.are_missing
     }
 
     /// Records an answer that came directly.
     pub(super) const fn on_direct_answer(&mut self) {
-        (self.unanswered, self.is_unanswered) = (0, false);
+        (self.answers.missing, self.answers.are_missing) = (0, false);
     }
 
     const fn count_unanswered(&mut self) {
-        self.unanswered += 1;
-        self.is_unanswered |= self.unanswered >= UNANSWERED && self.is_relayed;
+        self.answers.missing += 1;
+        self.answers.are_missing |= self.answers.missing >= UNANSWERED && self.answers.is_relayed;
     }
 
     /// Records that the controller carries no frames to the receiver, as it is no member.
     pub(super) const fn stop_relaying(&mut self) {
-        (self.is_relayed, self.is_unanswered) = (false, false);
+        (self.answers.is_relayed, self.answers.are_missing) = (false, false);
     }
 
     /// Returns the PSN of the next new packet.

@@ -28,6 +28,13 @@ pub(super) struct Controller {
     stalled_until: u64,
 }
 
+/// Removes and returns the first message of a connection, if it has arrived.
+fn pop_due(queue: Option<&mut Queue>, now: u64) -> Option<Envelope> {
+    let queue = queue?;
+    let is_due = queue.front().is_some_and(|(at, _)| *at <= now);
+    if is_due { queue.pop_front().map(|(_, envelope)| envelope) } else { None }
+}
+
 impl Network {
     pub(super) fn new_controller(&mut self) {
         let config = Config {
@@ -172,10 +179,7 @@ impl Network {
     fn carry_to_nodes(&mut self, n: usize) -> Result<(), String> {
         let now = self.now.0;
         for node in self.nodes() {
-            let is_due = |entry: &mut (u64, Envelope)| entry.0 <= now;
-            while let Some((_, envelope)) =
-                self.controllers[n].to_nodes.get_mut(&node).and_then(|queue| queue.pop_front_if(is_due))
-            {
+            while let Some(envelope) = pop_due(self.controllers[n].to_nodes.get_mut(&node), now) {
                 self.deliver_to_node(node, &envelope)?;
             }
         }
@@ -207,10 +211,7 @@ impl Network {
     fn carry_from_nodes(&mut self, n: usize) {
         let now = self.now.0;
         for node in self.nodes() {
-            let is_due = |entry: &mut (u64, Envelope)| entry.0 <= now;
-            while let Some((_, envelope)) =
-                self.controllers[n].from_nodes.get_mut(&node).and_then(|queue| queue.pop_front_if(is_due))
-            {
+            while let Some(envelope) = pop_due(self.controllers[n].from_nodes.get_mut(&node), now) {
                 self.input(n, Input::FromNode(node, envelope));
             }
         }
@@ -224,8 +225,10 @@ impl Network {
             let result = controller.store.write(term, &changes);
             controller.results.push_back((now + self.rng.below(20 * STEP), id, result));
         }
-        let is_due = |result: &mut (u64, WriteId, Result<(), StoreError>)| result.0 <= now;
-        if let Some((_, id, result)) = self.controllers[n].results.pop_front_if(is_due) {
+        let results = &mut self.controllers[n].results;
+        if results.front().is_some_and(|result| result.0 <= now)
+            && let Some((_, id, result)) = results.pop_front()
+        {
             self.input(n, Input::Written(id, result));
         }
     }

@@ -87,6 +87,8 @@ impl Network {
             self.boot_rep(switch);
         }
         let dead: Vec<_> = self.current.keys().copied().filter(|&id| self.host(id).is_dead).collect();
-        dead.into_iter().for_each(|id| self.boot_process(id));
+        for id in dead {
+            self.boot_process(id);
+        }
     }
 }

@@ -27,6 +27,9 @@ const SILENT_AFTER: u64 = 40 * STEP;
 const ACTIVE: u64 = 4_000 * STEP;
 const END: u64 = 60_000 * STEP;
 
+/// Time of arrival, number, receiver and bytes of a frame
+type InFlight = (u64, u64, u32, Vec<u8>);
+
 /// What a run has.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
@@ -50,7 +53,7 @@ pub(super) struct Network {
     /// (sender, receiver) between which no frame arrives
     pub(super) cut_pairs: BTreeSet<(u32, u32)>,
     heard: BTreeMap<LinkId, u64>,
-    in_flight: BinaryHeap<Reverse<(u64, u64, u32, Vec<u8>)>>,
+    in_flight: BinaryHeap<Reverse<InFlight>>,
     frames: u64,
     pub(super) boots: u8,
     pub(super) plan: Plan,
@@ -68,7 +71,7 @@ pub(super) struct Network {
 impl Network {
     pub(super) fn new(seed: u64, plan: Plan) -> Self {
         let mut rng = Rng::new(seed);
-        let racks: &[usize] = *rng.pick(&[&[3][..], &[4], &[3], &[2, 1], &[2, 2]]);
+        let racks = *rng.pick::<&[usize]>(&[&[3][..], &[4], &[3], &[2, 1], &[2, 2]]);
         let graph = Graph::new(&fabric(racks, usize::from(racks.len() > 1)));
         let [loss, repeats, slow] = [*rng.pick(&[0, 20, 100]), *rng.pick(&[0, 50]), *rng.pick(&[0, 30, 200])];
         let mut network = Self {
@@ -102,7 +105,9 @@ impl Network {
             network.boot_rep(switch);
         }
         let ids: Vec<_> = network.graph.processes().map(|(id, _)| id.0).collect();
-        ids.iter().for_each(|&id| network.boot_process(id));
+        for id in ids {
+            network.boot_process(id);
+        }
         network.new_controller();
         network
     }

@@ -91,7 +91,7 @@ impl Network {
         let failed = self.failed();
         for host in &self.hosts {
             check_order(host)?;
-            self.check_incarnations(host)?;
+            check_incarnations(host)?;
             if !self.unfenced.contains(&host.id) {
                 check_times(host, &sound)?;
             }
@@ -105,17 +105,6 @@ impl Network {
                 let none = BTreeSet::new();
                 let by = delivered.get(serial).unwrap_or(&none);
                 self.check_scattering(*serial, sent, by, &failed)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Messages reach the incarnation for which they are, and come from one that was a member.
-    fn check_incarnations(&self, host: &Host) -> Result<(), String> {
-        for delivery in &host.delivered {
-            let (id, incarnation) = delivery.body.dst;
-            if id != host.id || !host.incarnations.contains(&incarnation) {
-                return Err(format!("{} has {:?}, and receives {delivery:?}", host.id, host.incarnations));
             }
         }
         Ok(())
@@ -176,6 +165,17 @@ fn check_times(host: &Host, failed: &BTreeMap<(u32, u32), u64>) -> Result<(), St
             && delivery.time > time
         {
             return Err(format!("{} receives {delivery:?}, whose sender failed at {time}", host.id));
+        }
+    }
+    Ok(())
+}
+
+/// Messages reach the incarnation for which they are, and come from one that was a member.
+fn check_incarnations(host: &Host) -> Result<(), String> {
+    for delivery in &host.delivered {
+        let (id, incarnation) = delivery.body.dst;
+        if id != host.id || !host.incarnations.contains(&incarnation) {
+            return Err(format!("{} has {:?}, and receives {delivery:?}", host.id, host.incarnations));
         }
     }
     Ok(())

@@ -115,8 +115,8 @@ impl Sender {
 
     /// Calls back for all cases whose scatterings are recalled, in the order of the cases.
     fn call_back(&mut self) {
-        while let Some(Waiting { case, failed, .. }) =
-            self.cases.waiting.pop_front_if(|first| first.open == 0)
+        while self.cases.waiting.front().is_some_and(|first| first.open == 0)
+            && let Some(Waiting { case, failed, .. }) = self.cases.waiting.pop_front()
         {
             self.cases.stages.insert(case, Stage::Calling);
             self.cases.calling.insert(case, failed.iter().map(|failed| failed.process).collect());
