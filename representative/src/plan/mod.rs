@@ -6,6 +6,7 @@
 //! routing graph (figure 3): *up*, fed from below, and *down*, fed from above and by routes that turn round
 //! at the switch; so a link has to lead up or down, and a route must not go up after it has gone down.
 
+mod hash;
 mod layers;
 mod problem;
 mod routes;
