@@ -131,6 +131,9 @@ pub enum Failure {
     /// This process left before the message was acknowledged.
     #[error("this process has left")]
     Left,
+    /// This process, or a receiver, was no member when the message was to be sent; nothing was sent.
+    #[error("this process, or a receiver of the scattering, was no member; nothing was sent")]
+    NotAdmitted,
 }
 
 /// Reason why the reliable service refused a call.
