@@ -1,10 +1,13 @@
 //! Configuration of an endpoint, which [`file`](crate::file) reads.
 
-use core::net::IpAddr;
+use crate::file;
+use core::net::{IpAddr, SocketAddr};
 use onepipe::process;
 use onepipe::{ClockSample, Timestamp};
 use rocev2::ethernet::MacAddr;
 use rustix::time::{ClockId, clock_gettime};
+use settings::tree::Table;
+use std::path::{Path, PathBuf};
 use switch::Nanos;
 
 /// Number of readings for a sample of the clock, so that an interrupt delays at most one of them
@@ -36,9 +39,39 @@ pub struct Settings {
     /// Whether the application gets an event for every scattering that is settled
     /// ([`Event::Settled`](process::Event::Settled)), beside those for messages that failed
     pub settled_events: bool,
+    /// Controller of the reliable service; without it, the service is refused
+    pub controller: Option<Controller>,
+}
+
+/// Contents of the table `[controller]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Controller {
+    /// Addresses of the controllers
+    pub addresses: Vec<SocketAddr>,
+    /// File with the secret that all nodes and controllers share
+    pub secret_file: Option<PathBuf>,
+    /// Hash of the topology
+    pub topology: u64,
+    /// Number of beacon intervals after which the process's silent link is reported
+    pub fail_after: u32,
+    /// Whether messages of both services are received in one order
+    pub is_merged: bool,
+    /// Bytes of reliable messages that the process buffers
+    pub reliable_buffer: usize,
+    /// Maximum number of members
+    pub max_members: usize,
 }
 
 impl Settings {
+    /// Reads the table `[controller]` of the file, which is in `folder`.
+    pub fn read_controller(&mut self, root: &Table<'_>, folder: &Path) {
+        self.controller = file::controller::read(root, folder, self.process.peers.len());
+        if let Some(controller) = &self.controller {
+            self.process.reliable_buffer = controller.reliable_buffer;
+            self.process.max_members = controller.max_members;
+        }
+    }
+
     /// Returns the address with its prefix length.
     pub const fn address(&self) -> (IpAddr, u8) {
         (self.process.own.address, self.prefix)

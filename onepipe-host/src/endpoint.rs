@@ -1,10 +1,13 @@
 //! The application's interface to a process that runs in threads of its own (1Pipe, Table 1 and section 6.1).
 
 mod control;
+mod management;
+mod reliable;
 
 use crate::config::Config;
 use crate::function::{ORIGIN, ProcessFunction, Rings, Shared, decode_origin};
 use crate::ring::{MAX_INLINE, Reader, Writer, ring};
+use crate::service::Inbox;
 use crate::submit::{self, Limits};
 use control::Request;
 use core::fmt;
@@ -58,6 +61,9 @@ pub enum InitError {
         /// Number of configured workers
         workers: usize,
     },
+    /// The controllers cannot be reached as configured
+    #[error("[controller]: {0}")]
+    Controller(String),
     /// The control thread did not start, or panicked
     #[error("the control thread failed: {0}")]
     Thread(String),
@@ -115,6 +121,7 @@ struct Running {
     own: ProcessId,
     peers: Vec<ProcessId>,
     requests: crossbeam_channel::Sender<Request>,
+    has_controller: bool,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -230,6 +237,7 @@ impl fmt::Debug for Handle {
 pub struct Sender {
     ring: Writer<0>,
     limits: Limits,
+    reliable_limits: Limits,
     /// Number of scatterings accepted
     accepted: u64,
     /// Buffer for records that are passed on as a vector
@@ -253,13 +261,34 @@ impl Sender {
             return Err(SendError::Left);
         }
         self.limits.check(messages, |index| shared.dead[index].load(Ordering::Relaxed))?;
+        self.submit(messages, false)
+    }
+
+    /// Passes a scattering to the polling thread.
+    #[inline]
+    fn submit(
+        &mut self,
+        messages: &[(ProcessId, &[u8])],
+        is_reliable: bool,
+    ) -> Result<Scattering, SendError> {
+        let mark = |record: &mut [u8]| {
+            if is_reliable {
+                submit::mark_reliable(record);
+            }
+        };
         let len = submit::len(messages);
         let written = if len <= MAX_INLINE {
-            self.ring.begin([], len).map(|record| submit::write(messages, record)).is_ok()
+            let write = |record: &mut Vec<u8>| {
+                let start = record.len();
+                submit::write(messages, record);
+                mark(&mut record[start..]);
+            };
+            self.ring.begin([], len).map(write).is_ok()
         } else {
             let mut record = core::mem::take(&mut self.long_record);
             record.clear();
             submit::write(messages, &mut record);
+            mark(&mut record);
             self.ring.write_owned([], record).map_err(|record| self.long_record = record).is_ok()
         };
         self.ring.publish();
@@ -289,6 +318,8 @@ pub struct Receiver {
     stall_callback: Option<StallCallback>,
     /// Reports of stalls for `poll_event`, at most [`MAX_STALLS`]
     stalls: VecDeque<Event>,
+    /// Reliable service, if there is a controller
+    inbox: Option<Inbox>,
     handle: Handle,
 }
 
@@ -367,6 +398,9 @@ impl Receiver {
     /// [configured](crate::Settings::settled_events).
     pub fn poll_event(&mut self) -> Option<Event> {
         self.call_back();
+        if let Some(inbox) = &mut self.inbox {
+            inbox.call_back();
+        }
         self.stalls.pop_front().or_else(|| self.events.pop().ok())
     }
 
@@ -452,8 +486,9 @@ impl Endpoint {
         let (requests, requests_rx) = crossbeam_channel::bounded(MAX_REQUESTS);
         let (app, polling) = create_rings(&settings.process);
         let shared = Arc::clone(&app.shared);
-        let (thread, counters) = control::start(config, polling, shared, requests_rx)?;
-        Ok(Self::new(app, &settings.process, counters, requests, Some(thread)))
+        let (inbox, ends) = settings.controller.as_ref().map(reliable::create_rings).unzip();
+        let (thread, counters) = control::start(config, (polling, ends), shared, requests_rx)?;
+        Ok(Self::new((app, inbox), &settings.process, counters, requests, Some(thread)))
     }
 
     /// Creates an endpoint without threads, and the switch function that runs its process on port 0. For
@@ -472,11 +507,11 @@ impl Endpoint {
         let counters = process.counters();
         let host = ProcessFunction::new(process, settled_events, polling, shared);
         let (requests, _) = crossbeam_channel::bounded(0);
-        Ok((Self::new(app, config, counters, requests, None), host))
+        Ok((Self::new((app, None), config, counters, requests, None), host))
     }
 
     fn new(
-        app: AppEnds,
+        (app, inbox): (AppEnds, Option<Inbox>),
         config: &process::Config,
         counters: Arc<Counters>,
         requests: crossbeam_channel::Sender<Request>,
@@ -485,17 +520,31 @@ impl Endpoint {
         let peers = config.peers.iter().map(|peer| peer.id).collect();
         let AppEnds { shared, sends, deliveries, events } = app;
         let thread = Mutex::new(thread);
-        let handle =
-            Handle(Arc::new(Running { shared, counters, own: config.own.id, peers, requests, thread }));
-        let limits = Limits::of(config);
-        let sender =
-            Sender { ring: sends, limits, accepted: 0, long_record: Vec::new(), handle: handle.clone() };
+        let handle = Handle(Arc::new(Running {
+            shared,
+            counters,
+            own: config.own.id,
+            peers,
+            requests,
+            has_controller: inbox.is_some(),
+            thread,
+        }));
+        let (limits, reliable_limits) = (Limits::of(config), Limits::of_reliable(config));
+        let sender = Sender {
+            ring: sends,
+            limits,
+            reliable_limits,
+            accepted: 0,
+            long_record: Vec::new(),
+            handle: handle.clone(),
+        };
         let receiver = Receiver {
             ring: deliveries,
             events,
             callback: None,
             stall_callback: None,
             stalls: VecDeque::new(),
+            inbox,
             handle,
         };
         Self { sender, receiver }

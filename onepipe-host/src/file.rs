@@ -1,6 +1,8 @@
 //! The table `[process]`, which `understudy plan` writes, and files that contain it beside `[runtime]` and
 //! one `[[port]]`.
 
+pub mod controller;
+
 use crate::config::{Clock, Config, Settings};
 use core::net::IpAddr;
 use core::ops::Range;
@@ -133,6 +135,10 @@ fn read_all(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Option<Co
         table.finish();
         process
     });
+    let mut process = process;
+    if let Some(process) = &mut process {
+        process.read_controller(&root, folder);
+    }
     root.finish();
     Some(Config { runtime: dpdk.build()?, process: process? })
 }
@@ -166,7 +172,7 @@ pub fn read(table: &Table<'_>, ports: &Ports) -> Option<Settings> {
     (process.mtu, process.ack_delay, process.timeout) = (mtu, ack_delay, timeout);
     process.clock_error = clock_error(table);
     read_numbers(table, &mut process);
-    Some(Settings { process, mac, prefix, switch, clock, settled_events })
+    Some(Settings { process, mac, prefix, switch, clock, settled_events, controller: None })
 }
 
 /// Reads the numeric and boolean keys, all of which have a default.

@@ -1,5 +1,6 @@
 //! Switch function of the polling thread: a process on a port, between the rings of its application.
 
+use crate::membership::Membership;
 use crate::ring::{Reader, Taken, Writer};
 use crate::submit;
 use core::fmt;
@@ -11,7 +12,7 @@ use rnic::Outbox;
 use rocev2::ethernet::{Ethernet, ethertype};
 use rtrb::Producer;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
 /// Maximum number of scatterings taken in one turn, so that frames are received in between
@@ -35,12 +36,16 @@ pub(crate) struct Shared {
     pub(crate) commit: AtomicU64,
     /// Whether the process accepts messages that are stamped now
     pub(crate) open: AtomicBool,
+    /// Whether the process is a member of the reliable service and may send
+    pub(crate) admitted: AtomicBool,
     /// Peers that are known to have failed, by index
     pub(crate) dead: Box<[AtomicBool]>,
     /// The process is to leave, or the polling thread has ended: no more scatterings are accepted.
     pub(crate) closing: AtomicBool,
     /// The threads have ended because the port lost its link.
     pub(crate) lost_link: AtomicBool,
+    /// What the controller has last reported, for the operator. The polling thread does not lock it
+    pub(crate) report: Mutex<Option<String>>,
     /// The polling thread has ended: no more messages or events follow.
     pub(crate) closed: AtomicBool,
 }
@@ -55,9 +60,11 @@ impl Shared {
             barrier: AtomicU64::new(Self::NONE),
             commit: AtomicU64::new(Self::NONE),
             open: AtomicBool::new(false),
+            admitted: AtomicBool::new(false),
             dead: (0..peers).map(|_| AtomicBool::new(false)).collect(),
             closing: AtomicBool::new(false),
             lost_link: AtomicBool::new(false),
+            report: Mutex::new(None),
             closed: AtomicBool::new(false),
         }
     }
@@ -99,7 +106,7 @@ pub(crate) const ORIGIN: usize = 12;
 
 /// Returns the head of a delivery record.
 #[inline]
-fn encode_origin(timestamp: Timestamp, src: ProcessId) -> [u8; ORIGIN] {
+pub(crate) fn encode_origin(timestamp: Timestamp, src: ProcessId) -> [u8; ORIGIN] {
     let mut head = [0; ORIGIN];
     head[..8].copy_from_slice(&timestamp.nanos().to_ne_bytes());
     head[8..].copy_from_slice(&src.0.to_ne_bytes());
@@ -129,6 +136,8 @@ pub struct ProcessFunction {
     /// Events of a scattering that was refused here
     refused: VecDeque<Event>,
     leaving: Option<Leaving>,
+    /// Membership of the reliable service, if there is a controller
+    membership: Option<Box<Membership>>,
     /// Reused memory for the messages of a scattering
     list: Vec<(ProcessId, &'static [u8])>,
 }
@@ -152,8 +161,14 @@ impl ProcessFunction {
             event: None,
             refused: VecDeque::new(),
             leaving: None,
+            membership: None,
             list: Vec::new(),
         }
+    }
+
+    /// Lets the process take part in the reliable service.
+    pub(crate) fn set_membership(&mut self, membership: Membership) {
+        self.membership = Some(Box::new(membership));
     }
 
     /// Takes scatterings of the application, as long as the port and the process have room. Those that can be
@@ -161,7 +176,7 @@ impl ProcessFunction {
     fn take_sends<O: Output>(&mut self, now: Nanos, out: &mut O) {
         // After leaving, all scatterings fail, which needs no room at the port.
         let fails = matches!(self.leaving, Some(Leaving::Announcing(_) | Leaving::Left | Leaving::Reported));
-        let Self { sends, process, refused, list, outbox, .. } = self;
+        let Self { sends, process, refused, list, outbox, membership, .. } = self;
         let mut left = SENDS_PER_TURN;
         sends.for_each(|[], record| {
             // A refused scattering has as many events as messages, so one is handled at a time.
@@ -176,6 +191,11 @@ impl ProcessFunction {
                 return Taken::Yes;
             }
             let messages = submit::read(record.bytes(), core::mem::take(list));
+            if let Some(membership) = membership.as_mut().filter(|_| submit::is_reliable(record.bytes())) {
+                let taken = membership.send(process, &messages, now);
+                *list = submit::clear_list(messages);
+                return taken;
+            }
             let taken = match process.unreliable_send(now, &messages) {
                 Ok(_) => Taken::Yes,
                 Err(SendError::Full) => Taken::Not,
@@ -205,7 +225,13 @@ impl ProcessFunction {
         shared.barrier.store(number(barrier), Ordering::Relaxed);
         shared.commit.store(number(commit), Ordering::Relaxed);
         shared.open.store(self.process.is_open(now), Ordering::Relaxed);
-        let Self { process, deliveries, .. } = self;
+        let Self { process, deliveries, membership, .. } = self;
+        if let Some(membership) = membership {
+            membership.publish(process, now);
+            if membership.is_merged() {
+                return self.publish_events();
+            }
+        }
         process.unreliable_recv_each(|timestamp, src, payload| {
             match deliveries.write_owned(encode_origin(timestamp, src), payload) {
                 Err(_) if deliveries.is_abandoned() => Ok(None),
@@ -246,7 +272,9 @@ impl ProcessFunction {
     fn advance_leaving(&mut self, now: Nanos) {
         match self.leaving {
             Some(Leaving::Settling(until)) => {
-                let settled = self.sends.is_empty() && self.process.unsettled() == 0;
+                let settled = self.sends.is_empty()
+                    && self.process.unsettled() == 0
+                    && self.process.unsettled_reliable() == 0;
                 if settled || until <= now {
                     self.process.leave();
                     let sent = self.process.counters().beacons_sent.get();
@@ -265,6 +293,7 @@ impl ProcessFunction {
         self.has_input
             || self.outbox.is_waiting()
             || self.process.has_message()
+            || self.membership.as_ref().is_some_and(|membership| membership.is_waiting())
             || self.event.is_some()
             || !self.refused.is_empty()
             || !self.sends.is_empty()
@@ -329,6 +358,9 @@ impl Function for ProcessFunction {
         if self.process.next_timer().is_some_and(|at| at <= now) {
             self.process.on_timer(now);
         }
+        if let Some(membership) = &mut self.membership {
+            membership.advance(&mut self.process, now);
+        }
         // First the frames that precede the application's new scatterings; then those frames of the
         // scatterings that could not be sent at once.
         self.transmit(now, out);
@@ -339,7 +371,11 @@ impl Function for ProcessFunction {
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        if self.is_waiting() { Some(Nanos::ZERO) } else { self.process.next_timer() }
+        if self.is_waiting() {
+            return Some(Nanos::ZERO);
+        }
+        let membership = self.membership.as_ref().map(|membership| membership.next_timer());
+        [self.process.next_timer(), membership].into_iter().flatten().min()
     }
 
     fn on_command(&mut self, command: Command, now: Nanos) {

@@ -50,12 +50,16 @@ mod config;
 mod endpoint;
 pub mod file;
 mod function;
+mod membership;
 mod ring;
+mod service;
 mod submit;
 
-pub use config::{Clock, Config, Settings};
+pub use config::{Clock, Config, Controller, Settings};
 pub use endpoint::{Endpoint, Failed, Handle, InitError, Receiver, Sender, Stall};
 pub use file::load;
 pub use function::{Command, ProcessFunction, ProcessLeft};
 pub use onepipe::Timestamp;
+pub use onepipe::process::reliable;
 pub use onepipe::process::{Counters, Event, Failure, Message, ProcessId, Refusal, Scattering, SendError};
+pub use service::ReliableError;

@@ -9,6 +9,8 @@ use switch::table::Index;
 /// receiver and its length
 const COUNT_LEN: usize = 4;
 const ENTRY_LEN: usize = 8;
+/// Bit of the number of messages that marks a reliable scattering
+const RELIABLE: u32 = 1 << 31;
 
 /// Limits of a scattering, as the process enforces them.
 #[derive(Debug)]
@@ -24,6 +26,11 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
+    /// Returns the limits of reliable scatterings.
+    pub(crate) fn of_reliable(config: &Config) -> Self {
+        Self { window: config.reliable_grant(), ..Self::of(config) }
+    }
+
     pub(crate) fn of(config: &Config) -> Self {
         let mut peers = Index::with_capacity(config.peers.len());
         for peer in &config.peers {
@@ -122,6 +129,20 @@ pub(crate) fn write(messages: &[(ProcessId, &[u8])], record: &mut Vec<u8>) {
     }
 }
 
+/// Marks a record as that of a reliable scattering.
+pub(crate) fn mark_reliable(record: &mut [u8]) {
+    if let Some((number, _)) = record.split_first_chunk_mut::<COUNT_LEN>() {
+        *number = (u32::from_ne_bytes(*number) | RELIABLE).to_ne_bytes();
+    }
+}
+
+/// Returns whether a record is that of a reliable scattering.
+pub(crate) fn is_reliable(record: &[u8]) -> bool {
+    record
+        .split_first_chunk::<COUNT_LEN>()
+        .is_some_and(|(number, _)| u32::from_ne_bytes(*number) & RELIABLE != 0)
+}
+
 /// Decodes an entry to the receiver and the length of a message.
 fn entry(entry: [u8; ENTRY_LEN]) -> (ProcessId, usize) {
     let entry = u64::from_le_bytes(entry);
@@ -143,7 +164,7 @@ pub(crate) fn read<'a>(
 ) -> Vec<(ProcessId, &'a [u8])> {
     let mut list: Vec<(ProcessId, &'a [u8])> = list;
     let (number, rest) = record.split_first_chunk::<COUNT_LEN>().expect("a record has a number");
-    let (entries, mut bytes) = rest.split_at(u32::from_ne_bytes(*number) as usize * ENTRY_LEN);
+    let (entries, mut bytes) = rest.split_at((u32::from_ne_bytes(*number) & !RELIABLE) as usize * ENTRY_LEN);
     for &of in entries.as_chunks::<ENTRY_LEN>().0 {
         let (dst, len) = entry(of);
         let (message, others) = bytes.split_at(len);

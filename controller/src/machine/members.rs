@@ -28,7 +28,7 @@ enum Phase {
     /// Members learn of it
     Announcing { joined: u64, answered: BTreeSet<ProcessId> },
     /// New links are about to catch up
-    Catching { joined: u64 },
+    Catching { joined: u64, answered: BTreeSet<ProcessId> },
 }
 
 impl Leader {
@@ -237,12 +237,9 @@ impl Machine {
                     members
                         .iter()
                         .all(|member| answered.contains(member))
-                        .then_some(Phase::Catching { joined })
+                        .then_some(Phase::Catching { joined, answered })
                 }
-                Phase::Catching { joined } => {
-                    self.admit(id, joined);
-                    None
-                }
+                Phase::Catching { joined, answered } => self.catch_up(id, joined, answered),
             };
             if let Some(next) = next {
                 let announcing = matches!(next, Phase::Announcing { .. });
@@ -254,6 +251,19 @@ impl Machine {
                 }
             }
         }
+    }
+
+    /// Admits a process, or returns the phase before if others have become members since: they do not know it, and
+    /// their barriers bound its messages, too.
+    fn catch_up(&mut self, id: ProcessId, joined: u64, answered: BTreeSet<ProcessId>) -> Option<Phase> {
+        if self.leader().writes.is_admitting() {
+            return None;
+        }
+        if self.leader().members().iter().all(|member| answered.contains(member)) {
+            self.admit(id, joined);
+            return None;
+        }
+        Some(Phase::Announcing { joined, answered })
     }
 
     /// Returns the next phase if a process's link counts everywhere.
@@ -284,7 +294,7 @@ impl Machine {
     fn admit(&mut self, id: ProcessId, joined: u64) {
         let leader = self.leader();
         let place = self.graph.place(id).expect("registered");
-        if leader.writes.contains(Then::Admitted(id)) || leader.writes.contains(Then::Links) {
+        if leader.writes.contains(Then::Links) {
             return;
         }
         let mut relied = leader.relied();

@@ -35,6 +35,25 @@ pub(super) struct Acked {
     pub(super) barrier: u64,
 }
 
+impl Acked {
+    /// Returns what of it stands still also in a later state, which may have taken effect: what was let go in
+    /// between has moved, although it stands still again.
+    fn still_in(mut self, later: &Desired) -> Self {
+        match (&mut self.desired, later) {
+            (Desired::Process { held, .. }, Desired::Process { held: later, .. }) => *held &= *later,
+            (Desired::Rep { links, .. }, Desired::Rep { links: later, .. }) => {
+                for setting in links {
+                    let later = later.iter().find(|later| later.link == setting.link);
+                    setting.frozen &= later.is_some_and(|later| later.frozen);
+                    setting.muted &= later.is_some_and(|later| later.muted);
+                }
+            }
+            _ => {}
+        }
+        self
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct NodeState {
     version: u64,
@@ -233,6 +252,7 @@ impl Machine {
             leader.versions += 1;
             let version = u64::from(leader.term.0) << 32 | leader.versions;
             let acked = leader.nodes.remove(&node).and_then(|state| state.acked);
+            let acked = acked.map(|acked| acked.still_in(&desired));
             leader.nodes.insert(node, NodeState { version, desired, since: now, acked });
             self.send_desired(node);
         }

@@ -1,7 +1,7 @@
 //! Recalls for failed receivers, and recovery of a failed process that still has its memory.
 
 use super::writes::Then;
-use super::{Machine, NodeKey};
+use super::{Leader, Machine, NodeKey};
 use crate::record::{Key, MemberRecord, MemberState, RecallRecord, Stage, Value};
 use crate::store::MAX_CHANGES;
 use onepipe::control::{Failed, Incarnation, Message, MissedNotice, Reason, Recall, StoredRecall};
@@ -14,6 +14,7 @@ const PAGE: usize = 1_000;
 /// A process that asks for what it has missed.
 #[derive(Clone, Debug)]
 pub(super) struct Recovery {
+    incarnation: Incarnation,
     case_done: u64,
     held_max: u64,
     /// Barriers of members
@@ -72,14 +73,14 @@ impl Machine {
     }
 
     pub(super) fn recover(&mut self, id: ProcessId, case_done: u64, held_max: Option<Timestamp>) {
-        let Some((_, member)) = self.leader().image.member(id) else { return };
+        let Some((incarnation, member)) = self.leader().image.member(id) else { return };
         let (state, recalls) = (member.state, member.recalls);
         if state != MemberState::Failed || recalls > self.config.max_recalls {
             let reason = Reason::Forgotten;
             return self.send(NodeKey::Process(id), Message::Refused { reason });
         }
         let held_max = self.time(held_max);
-        let recovery = Recovery { case_done, held_max, barriers: BTreeMap::new() };
+        let recovery = Recovery { incarnation, case_done, held_max, barriers: BTreeMap::new() };
         self.leader_mut().recoveries.insert(id, recovery);
         self.ask_members();
     }
@@ -103,6 +104,14 @@ impl Machine {
     /// Answers processes whose messages are all decided: every member's barrier has passed all that they hold
     /// and all that they may have delivered, and every sender among the failed has its time.
     pub(super) fn advance_recoveries(&mut self) {
+        let Leader { image, recoveries, .. } = self.leader_mut();
+        // A request that was repeated may have come after its process has recovered and joined again.
+        recoveries.retain(|&id, recovery| {
+            let failed = |(incarnation, member): (Incarnation, &MemberRecord)| {
+                (incarnation, member.state) == (recovery.incarnation, MemberState::Failed)
+            };
+            image.member(id).is_some_and(failed)
+        });
         let leader = self.leader();
         if leader.recoveries.is_empty() || leader.suspicion.is_some() {
             return;
@@ -112,9 +121,6 @@ impl Machine {
         let mut stale = false;
         for (&id, recovery) in &leader.recoveries {
             let Some((_, member)) = leader.image.member(id) else { continue };
-            if member.state != MemberState::Failed {
-                continue;
-            }
             let passed = recovery.held_max.max(member.delivered);
             let known: Option<Vec<u64>> =
                 members.iter().map(|id| recovery.barriers.get(id).copied()).collect();

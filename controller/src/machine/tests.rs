@@ -1,6 +1,7 @@
 //! The state machine in a network of simple nodes, in which messages, steps of the data plane, store writes
 //! and faults happen in a drawn order.
 
+mod members;
 mod messages;
 mod nodes;
 mod world;

@@ -87,6 +87,13 @@ impl Writes {
         all.all(|then| matches!(then, Then::Recalls(..) | Then::SomeRecalls))
     }
 
+    /// Returns whether the admission of a process is being stored.
+    pub(super) fn is_admitting(&self) -> bool {
+        let outstanding = self.outstanding.iter().flat_map(|write| &write.then);
+        let mut all = outstanding.chain(self.waiting.iter().map(|(_, then)| then));
+        all.any(|then| matches!(then, Then::Admitted(_)))
+    }
+
     /// Returns whether recalls are being stored.
     pub(super) fn has_recalls(&self) -> bool {
         let outstanding = self.outstanding.iter().flat_map(|write| &write.then);

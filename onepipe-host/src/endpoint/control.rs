@@ -2,12 +2,15 @@
 //! neighbour discovery, and passes on the application's requests.
 
 use super::InitError;
-use crate::config::{Clock, Config};
+use super::management::Management;
+use super::reliable::ControlEnds;
+use crate::config::{Clock, Config, Controller};
 use crate::function::{Command, ProcessFunction, ProcessLeft, Rings, Shared};
+use crate::membership::{Ends, Membership};
 use core::sync::atomic::Ordering;
 use crossbeam_channel::Receiver;
 use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, PortInfo, Runtime, Stop, log};
-use onepipe::process::{Counters, Process, ProcessId};
+use onepipe::process::{Counters, Member, Process, ProcessId, member};
 use rnic::{Interface, cm};
 use rocev2::ethernet::MacAddr;
 use std::collections::VecDeque;
@@ -42,7 +45,12 @@ struct Plane {
     commands: VecDeque<Command>,
     leaving_since: Option<Instant>,
     has_left: bool,
+    /// Connections to the controllers, if there are any
+    management: Option<Management>,
 }
+
+/// The polling thread's ends of the rings, those of the reliable service included
+type AllRings = (Rings, Option<(Ends, ControlEnds)>);
 
 #[allow(clippy::disallowed_methods, reason = "the control plane reads the clock, the process does not")]
 fn now() -> Instant {
@@ -78,6 +86,9 @@ impl ControlHandler<ProcessFunction> for Plane {
 
     fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, ProcessFunction>) -> bool {
         let now = now();
+        if let Some(management) = &self.management {
+            management.poll();
+        }
         for request in self.requests.try_iter() {
             self.commands.push_back(match request {
                 Request::Alive(id, alive) => Command::Alive(id, alive),
@@ -127,7 +138,7 @@ impl ControlHandler<ProcessFunction> for Plane {
 /// start.
 pub(super) fn start(
     config: Config,
-    rings: Rings,
+    rings: AllRings,
     shared: Arc<Shared>,
     requests: Receiver<Request>,
 ) -> Result<(JoinHandle<()>, Arc<Counters>), InitError> {
@@ -174,7 +185,7 @@ type Started = (Runtime, ProcessFunction, Plane, Arc<Counters>);
 
 fn start_runtime(
     config: Config,
-    rings: Rings,
+    (rings, ends): AllRings,
     shared: Arc<Shared>,
     requests: Receiver<Request>,
 ) -> Result<Started, InitError> {
@@ -203,7 +214,17 @@ fn start_runtime(
     // Published before the polling thread's first turn, so that `timestamp` never goes back.
     shared.clock.store(process.timestamp(runtime.now()).nanos(), Ordering::Release);
     let counters = process.counters();
-    let host = ProcessFunction::new(process, settings.settled_events, rings, shared);
+    let membership = match (&settings.controller, ends) {
+        (Some(controller), Some(ends)) => {
+            Some(start_membership(&process, controller, settings.settled_events, ends, &shared)?)
+        }
+        _ => None,
+    };
+    let mut host = ProcessFunction::new(process, settings.settled_events, rings, shared);
+    let management = membership.map(|(membership, management)| {
+        host.set_membership(membership);
+        management
+    });
     let plane = Plane {
         clock: settings.clock,
         clock_sent_at: None,
@@ -213,6 +234,28 @@ fn start_runtime(
         commands: VecDeque::new(),
         leaving_since: None,
         has_left: false,
+        management,
     };
     Ok((runtime, host, plane, counters))
+}
+
+/// Starts to connect to the controllers.
+fn start_membership(
+    process: &Process,
+    controller: &Controller,
+    settled_events: bool,
+    (ends, control): (Ends, ControlEnds),
+    shared: &Arc<Shared>,
+) -> Result<(Membership, Management), InitError> {
+    let random = || RandomState::new().build_hasher().finish().to_ne_bytes();
+    let mut boot = [0; 16];
+    boot[..8].copy_from_slice(&random());
+    boot[8..].copy_from_slice(&random());
+    let mut config = member::Config::new(boot, controller.topology);
+    config.fail_after = controller.fail_after;
+    let member = Member::new(config, process)?;
+    let modes = (controller.is_merged, settled_events);
+    let membership = Membership::new(member, ends, modes, Arc::clone(shared));
+    let management = Management::start(controller, process.config().own.id, control, Arc::clone(shared))?;
+    Ok((membership, management))
 }

@@ -55,6 +55,7 @@ fn config() -> Config {
             switch: "itself".into(),
             clock: Clock::Realtime,
             settled_events: true,
+            controller: None,
         },
     }
 }

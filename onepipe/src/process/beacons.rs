@@ -3,8 +3,8 @@
 
 use crate::datagram::Template;
 use crate::header::{OnePipe, OnePipeOpcode, Timestamp};
-use rocev2::Psn;
 use rocev2::ethernet::{Ethernet, ethertype};
+use rocev2::{Psn, Qpn};
 use switch::{Nanos, tunnel};
 
 use super::bug::Bug;
@@ -40,7 +40,7 @@ pub(super) struct Beacons {
 impl Beacons {
     /// Prepares the beacons; the first one is due at once.
     pub(super) fn new(config: &Config) -> Result<Self, ConfigError> {
-        let tor = config.template(config.tor.mac, config.tor.address, config.tor.qpn)?;
+        let tor = Self::template(config, config.own.qpn)?;
         Ok(Self {
             tor,
             detour: detour_headers(config, tor)?,
@@ -51,6 +51,19 @@ impl Beacons {
             declares: config.declares,
             bug: config.bug,
         })
+    }
+
+    fn template(config: &Config, from: Qpn) -> Result<Template, ConfigError> {
+        config.template_from(from, config.tor.mac, config.tor.address, config.tor.qpn)
+    }
+
+    /// Sets the queue pair from which beacons leave. Returns whether it could be set.
+    pub(super) fn set_queue_pair(&mut self, qpn: Qpn, config: &Config) -> bool {
+        let template = Self::template(config, qpn);
+        if let Ok(tor) = template {
+            self.tor = tor;
+        }
+        template.is_ok()
     }
 
     /// Returns whether this bug was planted. Release builds have no bugs.

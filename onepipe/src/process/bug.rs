@@ -28,6 +28,14 @@ pub enum Bug {
     UnmergedReads,
     /// Reliable service: an acknowledgement of a process that is known to have failed counts
     AckAfterNotice,
+    /// Membership: a message of an earlier term of the controller is obeyed
+    OldTerm,
+    /// Membership: a case is reported as completed before the application's callback has returned
+    CompletedEarly,
+    /// Membership: reliable frames of and to other incarnations are accepted
+    OtherIncarnation,
+    /// Membership: a process that recovers does not apply the recalls that it has missed
+    RecoversWithoutRecalls,
 }
 
 impl Bug {
@@ -45,6 +53,10 @@ impl Bug {
     /// All bugs of the reliable service.
     pub const RELIABLE: [Self; 4] =
         [Self::CommitBeforeLastAck, Self::RecallOnce, Self::UnmergedReads, Self::AckAfterNotice];
+
+    /// All bugs of a process's membership, which need a controller.
+    pub const MEMBERSHIP: [Self; 4] =
+        [Self::OldTerm, Self::CompletedEarly, Self::OtherIncarnation, Self::RecoversWithoutRecalls];
 
     /// Returns whether the bug has an effect without restarts of processes and samples of their clocks.
     pub const fn needs_messages_alone(self) -> bool {

@@ -183,9 +183,20 @@ impl Config {
 
     /// Returns the template of datagrams to a queue pair.
     pub(super) fn template(&self, mac: MacAddr, address: IpAddr, qpn: Qpn) -> Result<Template, ConfigError> {
+        self.template_from(self.own.qpn, mac, address, qpn)
+    }
+
+    /// Returns the template of datagrams from this process's queue pair `from` to a queue pair.
+    pub(super) fn template_from(
+        &self,
+        from: Qpn,
+        mac: MacAddr,
+        address: IpAddr,
+        qpn: Qpn,
+    ) -> Result<Template, ConfigError> {
         let own = &self.own;
         // One path for each pair of queue pairs, different from pair to pair (IB A17.4.5)
-        let mixed = mix(u64::from(own.qpn.get()) << 24 | u64::from(qpn.get()));
+        let mixed = mix(u64::from(from.get()) << 24 | u64::from(qpn.get()));
         PathHeaders::new(&PathHeaderFields {
             src_mac: own.mac,
             dst_mac: mac,
@@ -196,7 +207,7 @@ impl Config {
             hop_limit: self.hop_limit,
             src_port: 0xc000 | (mixed as u16 & 0x3fff),
         })
-        .map(|route| Template::new(route, qpn, self.qkey, own.qpn))
+        .map(|route| Template::new(route, qpn, self.qkey, from))
         .ok_or(ConfigError::IpVersion(address))
     }
 

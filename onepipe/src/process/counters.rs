@@ -45,6 +45,12 @@ metrics! {
         pub recalls_taken: Counter [packets],
         /// Recalls of messages that the receiver had delivered, which a correct network never causes
         pub recalled_late: Counter [messages],
+        /// Frames of the reliable service passed to the controller, because their receiver did not answer
+        pub relayed: Counter [packets],
+        /// Such frames that were discarded because too many waited; they are sent again
+        pub relays_lost: Counter [packets],
+        /// Frames of the reliable service that the controller has carried
+        pub relays_taken: Counter [packets],
         /// Samples of the machine's clock that were earlier than what the process's clock had shown
         pub clamped: Counter [times],
         /// Times at which the barrier of the process's link had not risen for `stall_after`
@@ -93,6 +99,10 @@ reasons! {
         /// A beacon that is not from the other end of the link
         #[error("beacon from another source than the switch")]
         WrongSource = "wrong_source",
+        /// A commit barrier in a beacon that is not from the incarnation that the controller has named. The
+        /// best-effort barrier in the same beacon is accepted.
+        #[error("commit barrier of another incarnation of the switch")]
+        CommitSource = "commit_source",
         /// A timestamp that is too far ahead of the clock
         #[error("too far ahead of the clock")]
         Ahead = "ahead",

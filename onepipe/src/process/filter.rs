@@ -1,9 +1,13 @@
 //! Check of received frames: datagrams for this process, with the right key and checksums.
+//!
+//! A process has the queue pair of its configuration, and as a member of the reliable service that of its
+//! incarnation.
 
 use crate::datagram::{Datagram, Expected};
 use crate::header::OnePipe;
-use rocev2::{Opcode, Packet};
+use rocev2::{Opcode, Packet, Qpn};
 
+use super::bug::Bug;
 use super::config::{Config, Peer};
 use super::counters::Refusal;
 
@@ -12,14 +16,35 @@ use super::counters::Refusal;
 pub(super) struct Filter {
     /// Expected headers of datagrams without options
     expected: Expected,
+    /// The same, to the queue pair of this process's incarnation
+    expected_by_member: Expected,
     own: Peer,
+    /// Queue pair of this process's incarnation; that of the configuration before it has one
+    member_qpn: Qpn,
     qkey: u32,
+    /// Planted bug: any queue pair is this process's
+    is_lax: bool,
 }
 
 impl Filter {
     pub(super) fn new(config: &Config) -> Self {
         let (own, qkey) = (config.own, config.qkey);
-        Self { expected: Expected::new(own.mac, own.address, own.qpn, qkey), own, qkey }
+        let expected = Expected::new(own.mac, own.address, own.qpn, qkey);
+        let is_lax = config.has_bug(Bug::OtherIncarnation);
+        Self { expected, expected_by_member: expected, own, member_qpn: own.qpn, qkey, is_lax }
+    }
+
+    /// Sets the queue pair of this process's incarnation: frames of the reliable service to another one are
+    /// refused.
+    pub(super) fn set_member(&mut self, qpn: Qpn) {
+        self.member_qpn = qpn;
+        self.expected_by_member = Expected::new(self.own.mac, self.own.address, qpn, self.qkey);
+    }
+
+    /// Returns whether the incarnation has the queue pair of the configuration.
+    #[inline]
+    pub(super) fn has_one_queue_pair(&self) -> bool {
+        self.member_qpn == self.own.qpn
     }
 
     /// Reads a datagram without options for this process. Returns `None` if the frame has to be
@@ -29,12 +54,20 @@ impl Filter {
         self.expected.read(frame)
     }
 
-    /// Parses a datagram with options, extension headers or tags; or returns why it is refused.
+    /// Reads a datagram without options for this process's incarnation.
+    #[inline]
+    pub(super) fn read_by_member<'a>(&self, frame: &'a [u8]) -> Option<Datagram<'a>> {
+        self.expected_by_member.read(frame)
+    }
+
+    /// Parses a datagram with options, extension headers or tags; or returns why it is refused. The flag tells
+    /// whether it is for this process's incarnation.
     #[cold]
-    pub(super) fn parse<'a>(&self, frame: &'a [u8]) -> Result<Datagram<'a>, Refusal> {
+    pub(super) fn parse<'a>(&self, frame: &'a [u8]) -> Result<(Datagram<'a>, bool), Refusal> {
         let packet = Packet::parse(frame).ok_or(Refusal::NotOurs)?;
+        let to = packet.bth().dest_qp();
         if packet.layout().opcode() != Opcode::UD_SEND_ONLY
-            || packet.bth().dest_qp() != self.own.qpn
+            || to != self.own.qpn && to != self.member_qpn && !self.is_lax
             || packet.ethernet().dst != self.own.mac
             || packet.dst() != self.own.address
         {
@@ -49,6 +82,8 @@ impl Filter {
         }
         let header = OnePipe::of(&packet).ok_or(Refusal::NoHeader)?;
         let payload = &packet.payload()[OnePipe::LEN..];
-        Ok(Datagram { src: packet.src(), src_qp: deth.src_qp(), ecn: packet.ecn(), header, payload })
+        let datagram =
+            Datagram { src: packet.src(), src_qp: deth.src_qp(), ecn: packet.ecn(), header, payload };
+        Ok((datagram, to == self.member_qpn))
     }
 }

@@ -42,10 +42,13 @@ mod clock;
 mod config;
 mod counters;
 mod filter;
+pub mod member;
 mod peers;
 mod receiver;
+mod relay;
 pub mod reliable;
 mod sender;
+mod sources;
 mod stall;
 mod types;
 
@@ -55,6 +58,8 @@ mod tests;
 pub use bug::Bug;
 pub use config::{BeaconPeer, Config, ConfigError, MAX_MESSAGE, PACKET_COST, Peer};
 pub use counters::{Counters, Refusal};
+pub use member::Member;
+pub use relay::Relayed;
 pub use types::{Event, Failure, Message, ProcessId, Scattering, SendError};
 
 use crate::clock::ClockSample;
@@ -62,11 +67,14 @@ use crate::datagram::Datagram;
 use crate::header::{OnePipe, OnePipeOpcode, Timestamp};
 use beacons::Beacons;
 use clock::Clock;
+use core::net::IpAddr;
 use filter::Filter;
 use peers::Peers;
 use receiver::Receiver;
 use reliable::Reliable;
+use rocev2::Qpn;
 use sender::Sender;
+use sources::{Sources, Takes};
 use stall::Stall;
 use std::sync::Arc;
 use switch::{Nanos, Rng};
@@ -85,6 +93,7 @@ pub struct Process {
     receiver: Receiver,
     stall: Stall,
     reliable: Reliable,
+    sources: Sources,
     counters: Arc<Counters>,
 }
 
@@ -107,6 +116,7 @@ impl Process {
             receiver: Receiver::new(&config, incarnation, &counters),
             stall: Stall::new(&config),
             reliable: Reliable::default(),
+            sources: Sources::default(),
             counters,
             config,
         })
@@ -323,22 +333,39 @@ impl Process {
 
     #[inline]
     fn receive_datagram(&mut self, frame: &[u8], now: Nanos) -> Result<(), Refusal> {
-        let datagram = match self.filter.read(frame) {
-            Some(datagram) => datagram,
-            None => self.filter.parse(frame)?,
-        };
-        let Datagram { src, src_qp, ecn, header, payload } = datagram;
+        match self.filter.read(frame) {
+            Some(datagram) => self.dispatch::<false>(&datagram, now),
+            None => self.receive_other(frame, now),
+        }
+    }
+
+    /// Handles a frame to the queue pair of this process's incarnation, or with options.
+    fn receive_other(&mut self, frame: &[u8], now: Nanos) -> Result<(), Refusal> {
+        if let Some(datagram) = self.filter.read_by_member(frame) {
+            return self.dispatch::<true>(&datagram, now);
+        }
+        match self.filter.parse(frame)? {
+            (datagram, true) => self.dispatch::<true>(&datagram, now),
+            (datagram, false) => self.dispatch::<false>(&datagram, now),
+        }
+    }
+
+    /// Handles a datagram. `TO_MEMBER` tells whether it was sent to the queue pair of this process's incarnation.
+    #[inline]
+    fn dispatch<const TO_MEMBER: bool>(
+        &mut self,
+        datagram: &Datagram<'_>,
+        now: Nanos,
+    ) -> Result<(), Refusal> {
+        let &Datagram { src, src_qp, ecn, header, payload } = datagram;
         if header.version != OnePipe::VERSION {
             return Err(Refusal::OtherVersion);
         }
         if header.opcode() == OnePipeOpcode::BEACON {
-            if (src, src_qp) != (self.config.tor.address, self.config.tor.qpn) {
-                return Err(Refusal::WrongSource);
-            }
-            let has_left = self.sender.has_left();
-            let result = self.receiver.on_beacon(header, has_left, &mut self.clock, now);
-            self.reliable.on_beacon(header.commit(), &mut self.clock, now);
-            return result;
+            return self.receive_beacon((src, src_qp), header, now);
+        }
+        if header.opcode().is_reliable() {
+            return self.receive_reliable(TO_MEMBER, datagram, now);
         }
         let peer = self.peers.find_source(src, src_qp).ok_or(Refusal::UnknownSource)?;
         match header.opcode() {
@@ -348,14 +375,54 @@ impl Process {
             }
             OnePipeOpcode::ACK => self.sender.on_ack(peer, header, payload, now),
             OnePipeOpcode::NAK => self.sender.on_nak(peer, header, payload, now),
-            _ => self.receive_reliable(peer, &datagram, now),
+            _ => Err(Refusal::Opcode),
         }
     }
 
+    #[inline]
+    fn receive_beacon(&mut self, source: (IpAddr, Qpn), header: &OnePipe, now: Nanos) -> Result<(), Refusal> {
+        let is_tor = source == (self.config.tor.address, self.config.tor.qpn);
+        let takes = self.sources.classify(is_tor, source);
+        if takes == Takes::Nothing {
+            return Err(Refusal::WrongSource);
+        }
+        let has_left = self.sender.has_left();
+        let result = self.receiver.on_beacon(header, has_left, &mut self.clock, now);
+        match takes {
+            Takes::Both => self.reliable.on_beacon(header.commit(), &mut self.clock, now),
+            _ if header.commit().is_some() => self.counters.refuse(Refusal::CommitSource),
+            _ => {}
+        }
+        result
+    }
+
     #[cold]
-    fn receive_reliable(&mut self, peer: u32, datagram: &Datagram<'_>, now: Nanos) -> Result<(), Refusal> {
+    fn receive_reliable(
+        &mut self,
+        to_member: bool,
+        datagram: &Datagram<'_>,
+        now: Nanos,
+    ) -> Result<(), Refusal> {
+        let &Datagram { src, src_qp, ecn, header, payload } = datagram;
+        let mut peer = self.peers.find_member(src, src_qp);
+        let mut is_right = to_member || self.filter.has_one_queue_pair();
+        if self.config.has_bug(Bug::OtherIncarnation) {
+            (peer, is_right) = (peer.or_else(|| self.peers.find_address(src)), true);
+        }
+        let peer = peer.ok_or(Refusal::UnknownSource)?;
+        if !self.reliable.is_joined() {
+            return Err(Refusal::NotAdmitted);
+        }
+        if !is_right {
+            return Err(Refusal::OtherIncarnation);
+        }
         let from = (peer, self.peers.id(peer));
-        if self.reliable.on_frame(from, datagram, &self.clock, now)? {
+        self.peers.relay().on_direct(peer, now);
+        let wants_beacon = self.reliable.on_frame(from, (ecn, header, payload), &self.clock, now)?;
+        if matches!(header.opcode(), OnePipeOpcode::RELIABLE_ACK | OnePipeOpcode::RECALL_ACK) {
+            self.reliable.on_direct_answer(peer);
+        }
+        if wants_beacon {
             self.beacons.request();
         }
         Ok(())

@@ -87,6 +87,7 @@ fn files_of_processes_have_the_values_of_the_plan() {
             switch: network.topology.switches[switch].name.clone(),
             clock: onepipe_host::Clock::Realtime,
             settled_events: false,
+            controller: None,
         };
         assert_eq!(read, expected);
         assert!(onepipe::Process::new(read.process).is_ok());

@@ -1,7 +1,7 @@
 //! Nodes that do what the controller wants, with the model of the commit barriers.
 
 use crate::graph::{Graph, LinkId, Node};
-use onepipe::control::{Envelope, Failed, Incarnation, LOOPBACK, LinkValue, Message, Source};
+use onepipe::control::{Address, Envelope, Failed, Incarnation, LOOPBACK, LinkValue, Message, Source};
 use onepipe::{ProcessId, Timestamp};
 use rocev2::Qpn;
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,6 +63,7 @@ pub(super) struct Input {
 pub(super) struct Rep {
     pub(super) terms: Terms,
     pub(super) boot: u8,
+    pub(super) address: Address,
     pub(super) first_qp: u32,
     configured: bool,
     /// By number among the switch's links
@@ -195,7 +196,8 @@ impl Rep {
     }
 
     pub(super) fn register(&self, switch: u16) -> Message {
-        Message::RegisterRep { switch, boot: [self.boot; 16], address: [1; 16], topology: NETWORK }
+        let address = self.address;
+        Message::RegisterRep { switch, boot: [self.boot; 16], address, topology: NETWORK }
     }
 }
 

@@ -1,11 +1,16 @@
 //! Interface of a [`Process`] to the reliable service: for the application, and for the messages of the
 //! controller.
 
-use crate::header::Timestamp;
+use crate::header::{OnePipe, Timestamp};
+use core::net::IpAddr;
+use rocev2::Qpn;
 use switch::Nanos;
+use zerocopy::FromBytes;
 
 use super::super::Process;
 use super::super::bug::Bug;
+use super::super::counters::Refusal;
+use super::super::relay::Relayed;
 use super::super::types::{Message, ProcessId, Scattering, SendError};
 use super::merge::{Heads, Service as ServiceName};
 use super::types::{Error, Event, Failed, Failure, Member, MemberError, StoredRecall, ToController};
@@ -113,8 +118,8 @@ impl Process {
 
     /// Records that the application's callback for a failed process has returned. Returns whether it was
     /// called for this case.
-    pub fn callback_done(&mut self, case: u64) -> bool {
-        self.reliable.0.as_mut().is_some_and(|service| service.sender.on_callback_done(case))
+    pub fn callback_done(&mut self, case: u64, process: ProcessId) -> bool {
+        self.reliable.0.as_mut().is_some_and(|service| service.sender.on_callback_done(case, process))
     }
 }
 
@@ -127,7 +132,25 @@ impl Process {
     /// The process has joined before, its configuration does not allow for the service, or a member is refused;
     /// nothing is changed then.
     pub fn join(&mut self, incarnation: u32, members: &[Member], now: Nanos) -> Result<(), MemberError> {
-        if self.reliable.0.is_some() || self.sender.has_left() {
+        self.join_as(incarnation, self.config.own.qpn, members, now)
+    }
+
+    /// Joins as [`join`](Self::join) does, with a queue pair: beacons and reliable frames leave from it, and
+    /// reliable frames to another one are refused. The best-effort service keeps the configured queue pair. A
+    /// process that was [fenced](Self::fence) and has [recovered](Self::recover) joins again so; what it has
+    /// delivered can still be received.
+    ///
+    /// # Errors
+    /// As for `join`; or the process was fenced and has not recovered.
+    pub fn join_as(
+        &mut self,
+        incarnation: u32,
+        qpn: Qpn,
+        members: &[Member],
+        now: Nanos,
+    ) -> Result<(), MemberError> {
+        let may_join = self.reliable.0.is_none() || self.is_recovered();
+        if !may_join || self.sender.has_left() {
             return Err(MemberError::State);
         }
         self.config.check_reliable()?;
@@ -137,9 +160,20 @@ impl Process {
                 return Err(MemberError::QueuePair { process: member.id, qpn: member.qpn });
             }
         }
+        let own = self.config.own.id;
+        let is_set = self.peers.set_own_queue_pair(qpn, &self.config)
+            && self.beacons.set_queue_pair(qpn, &self.config);
+        if !is_set {
+            return Err(MemberError::QueuePair { process: own, qpn });
+        }
+        self.filter.set_member(qpn);
         let mut service = Box::new(Service::new(&self.config, &self.counters, incarnation, now));
         for &member in members {
             service.add_member(member, &mut self.peers, &self.config)?;
+        }
+        if let Some(mut before) = self.reliable.0.take() {
+            service.receiver.inherit(before.receiver.take_inbox());
+            service.sender.events = core::mem::take(&mut before.sender.events);
         }
         self.reliable.0 = Some(service);
         Ok(())
@@ -197,16 +231,17 @@ impl Process {
         Ok(())
     }
 
-    /// Handles the notice that a process has failed (1Pipe, section 5.2): discards its messages above its T_P,
-    /// aborts the scatterings that it has not acknowledged, and recalls them.
+    /// Handles the notice that processes have failed (1Pipe, section 5.2), all of one case: discards the messages
+    /// of each above its T_P, aborts the scatterings that it has not acknowledged, and recalls them.
     /// [`poll_to_controller`](Self::poll_to_controller) has the answers. A notice that is known gets the latest
-    /// answer again.
+    /// answer again. For a process that is not in the table of peers only the application is called back.
     ///
     /// # Errors
-    /// This process has not joined, or the failed one is unknown.
-    pub fn notice_failed(&mut self, failed: Failed, now: Nanos) -> Result<(), MemberError> {
+    /// This process has not joined.
+    pub fn notice_failed(&mut self, failed: &[Failed], now: Nanos) -> Result<(), MemberError> {
         let service = self.reliable.0.as_mut().ok_or(MemberError::State)?;
-        service.on_failed(failed, &self.peers, &self.clock, now)?;
+        let Some(&Failed { case, .. }) = failed.first() else { return Ok(()) };
+        service.on_failed(case, failed, &self.peers, &self.clock, now);
         self.request_beacon(now);
         Ok(())
     }
@@ -239,11 +274,12 @@ impl Process {
     }
 
     /// Recovers as a receiver that was [fenced](Self::fence): drops what failed senders have sent above their
-    /// T_P, this process itself included, and what was recalled, and delivers the rest up to `commit`, which all other members have reached
-    /// (1Pipe, section 5.2, receiver recovery). Returns whether it was fenced.
+    /// T_P, this process itself included, and what was recalled, and delivers the rest up to `commit`, which all
+    /// other members have reached, or all of it if there is no other member (1Pipe, section 5.2, receiver
+    /// recovery). Returns whether it was fenced. It may [join again](Self::join_as) then.
     pub fn recover(
         &mut self,
-        commit: Timestamp,
+        commit: Option<Timestamp>,
         failed: &[Failed],
         recalls: &[StoredRecall],
         now: Nanos,
@@ -253,12 +289,15 @@ impl Process {
             return false;
         };
         let unwrap = |time: Timestamp| self.clock.unwrap_timestamp(time, now);
-        // After a notice that was handled, the queue may have messages of the process's next incarnation.
+        // The queue may have messages of the incarnations after those whose failures were noticed or were before
+        // this process has joined.
         for failed in failed.iter().filter(|failed| !service.sender.knows(failed.case)) {
             let after = unwrap(failed.timestamp);
             if failed.process == self.config.own.id && failed.incarnation == service.incarnation {
                 service.receiver.discard_own(after);
-            } else if let Some(peer) = self.peers.find(failed.process) {
+            } else if let Some(peer) = self.peers.find(failed.process)
+                && service.members.get(peer).is_some_and(|member| member.incarnation == failed.incarnation)
+            {
                 service.receiver.discard(peer, failed.process, after);
             }
         }
@@ -268,9 +307,121 @@ impl Process {
                 service.receiver.recall_stored(peer, recall.sender, time);
             }
         }
-        let commit = unwrap(commit);
+        let commit = commit.map_or(service.receiver.latest_waiting(), unwrap);
         service.receiver.recover(commit, &mut self.clock, now);
+        service.is_recovered = true;
         true
+    }
+
+    /// Returns whether it was fenced, and has delivered everything up to the barrier with which it has recovered:
+    /// messages wait for this process's own clock, too.
+    pub fn is_recovered(&self) -> bool {
+        let is_recovered = |service: &Service| service.is_recovered && !service.receiver.waits_for_clock();
+        self.reliable.0.as_deref().is_some_and(is_recovered)
+    }
+
+    /// Drops the messages that it holds and has not delivered, as the controller has no record any more of what
+    /// became of them: this process was [fenced](Self::fence), and may [join again](Self::join_as) then. Returns
+    /// whether it was fenced.
+    pub fn abandon(&mut self) -> bool {
+        let Some(service) = self.reliable.0.as_mut().filter(|service| service.stage == Stage::Excluded)
+        else {
+            return false;
+        };
+        service.is_recovered = true;
+        true
+    }
+
+    /// Returns the greatest number of a case up to which this process has completed all that it knows, or 0.
+    pub fn cases_completed(&self) -> u64 {
+        self.reliable.0.as_ref().map_or(0, |service| service.sender.completed_up_to())
+    }
+
+    /// Returns the address of a process in the table of peers.
+    pub fn peer_address(&self, id: ProcessId) -> Option<IpAddr> {
+        self.peers.find(id).map(|peer| self.peers.address(peer))
+    }
+
+    /// Records that the controller does not carry frames to this incarnation, as it is no member. Returns whether
+    /// it is known.
+    pub fn stop_relaying(&mut self, id: ProcessId, incarnation: u32) -> bool {
+        let Some(peer) = self.peers.find(id) else { return false };
+        let service = self.reliable.0.as_mut();
+        service.is_some_and(|service| service.sender.stop_relaying(peer, incarnation))
+    }
+
+    /// Returns the members that have not answered for some time-outs.
+    pub fn unanswered(&self) -> Vec<ProcessId> {
+        self.reliable.0.as_ref().map_or_else(Vec::new, |service| service.sender.unanswered().collect())
+    }
+
+    /// Sets the sources of the commit barrier: those in other beacons do not count from now on. Returns whether
+    /// the sources have changed.
+    pub fn set_commit_sources(&mut self, sources: Vec<(IpAddr, Qpn)>) -> bool {
+        self.sources.set(sources)
+    }
+
+    /// Returns the number of beacons that have come from the [sources](Self::set_commit_sources) of the commit
+    /// barrier.
+    pub const fn commit_beacons(&self) -> u64 {
+        self.sources.heard()
+    }
+
+    /// Returns the next frame for a member that does not answer, for the controller to carry (1Pipe, section 5.2,
+    /// controller forwarding). A bounded number waits.
+    pub fn poll_relayed(&mut self) -> Option<Relayed> {
+        let (added, lost) = self.peers.relay().take_counts();
+        self.counters.relayed.add(added);
+        self.counters.relays_lost.add(lost);
+        let service = self.reliable.0.as_ref()?;
+        loop {
+            let (peer, frame) = self.peers.relay().pop()?;
+            if let Some(member) = service.members.get(peer) {
+                return Some(Relayed { to: member.id, incarnation: member.incarnation, frame });
+            }
+        }
+    }
+
+    /// Handles a reliable frame that the controller has carried.
+    ///
+    /// # Errors
+    /// The frame was refused, and is counted.
+    pub fn on_relayed(
+        &mut self,
+        from: ProcessId,
+        incarnation: u32,
+        frame: &[u8],
+        now: Nanos,
+    ) -> Result<(), Refusal> {
+        let result = self.receive_relayed(from, incarnation, frame, now);
+        match result {
+            Ok(()) => self.counters.relays_taken.add(1),
+            Err(why) => self.counters.refuse(why),
+        }
+        result
+    }
+
+    fn receive_relayed(
+        &mut self,
+        from: ProcessId,
+        incarnation: u32,
+        frame: &[u8],
+        now: Nanos,
+    ) -> Result<(), Refusal> {
+        let (header, payload) = OnePipe::ref_from_prefix(frame).map_err(|_| Refusal::NoHeader)?;
+        if header.version != OnePipe::VERSION {
+            return Err(Refusal::OtherVersion);
+        }
+        let peer = self.peers.find(from).ok_or(Refusal::UnknownSource)?;
+        let service = self.reliable.0.as_ref().ok_or(Refusal::NotAdmitted)?;
+        if service.members.get(peer).is_none_or(|member| member.incarnation != incarnation) {
+            return Err(Refusal::OtherIncarnation);
+        }
+        self.peers.relay().on_carried(peer, now);
+        if self.reliable.on_frame((peer, from), (0, header, payload), &self.clock, now)? {
+            self.beacons.request();
+        }
+        Ok(())
     }
 
     /// Returns the next message for the controller.

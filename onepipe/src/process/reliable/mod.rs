@@ -33,8 +33,7 @@ mod tests;
 
 pub use types::{Error, Event, Failed, Failure, Member, MemberError, StoredRecall, ToController};
 
-use crate::datagram::Datagram;
-use crate::header::{OnePipeOpcode, Timestamp};
+use crate::header::{OnePipe, OnePipeOpcode, Timestamp};
 use std::sync::Arc;
 use switch::Nanos;
 
@@ -79,6 +78,8 @@ struct Service {
     risen_at: Nanos,
     is_stalled: bool,
     stalled_after: u64,
+    /// Whether it was excluded and has delivered what it held, so that it may join again
+    is_recovered: bool,
     /// Whether the last turn was one of this service.
     is_next: bool,
 }
@@ -99,6 +100,7 @@ impl Service {
             risen_at: now,
             is_stalled: false,
             stalled_after: STALLED_AFTER * config.beacon_interval.0,
+            is_recovered: false,
             is_next: false,
         }
     }
@@ -124,36 +126,31 @@ impl Service {
         Ok(true)
     }
 
-    /// Handles the failure of a process; see [`Process::notice_failed`](super::Process::notice_failed).
-    fn on_failed(
-        &mut self,
-        failed: Failed,
-        peers: &Peers,
-        clock: &Clock,
-        now: Nanos,
-    ) -> Result<(), MemberError> {
-        let Failed { process, incarnation, timestamp, case } = failed;
-        let peer = peers.find(process).ok_or(MemberError::Unknown(process))?;
+    /// Handles a case; see [`Process::notice_failed`](super::Process::notice_failed).
+    fn on_failed(&mut self, case: u64, failed: &[Failed], peers: &Peers, clock: &Clock, now: Nanos) {
         if self.sender.repeat_answers(case) {
-            return Ok(());
+            return;
         }
-        if self.members.remove(peer, incarnation) {
-            self.receiver.discard(peer, process, clock.unwrap_timestamp(timestamp, now));
-            self.sender.remove_receiver(peer);
+        let mut known = Vec::new();
+        for &Failed { process, incarnation, timestamp, .. } in failed {
+            let Some(peer) = peers.find(process) else { continue };
+            if self.members.remove(peer, incarnation) {
+                self.receiver.discard(peer, process, clock.unwrap_timestamp(timestamp, now));
+                self.sender.remove_receiver(peer);
+            }
+            known.push((peer, process, incarnation));
         }
-        self.sender.on_failed(failed, peer, &mut self.receiver, now);
-        Ok(())
+        self.sender.on_failed(case, failed, &known, &mut self.receiver, now);
     }
 
     /// Handles a frame of a peer.
     fn on_frame(
         &mut self,
         from: (u32, ProcessId),
-        datagram: &Datagram<'_>,
+        (ecn, header, payload): (u8, &OnePipe, &[u8]),
         clock: &Clock,
         now: Nanos,
     ) -> Result<(), Refusal> {
-        let &Datagram { ecn, header, payload, .. } = datagram;
         let (peer, _) = from;
         match header.opcode() {
             OnePipeOpcode::RELIABLE_DATA => {
@@ -230,17 +227,24 @@ impl Reliable {
     pub(super) fn on_frame(
         &mut self,
         from: (u32, ProcessId),
-        datagram: &Datagram<'_>,
+        (ecn, header, payload): (u8, &OnePipe, &[u8]),
         clock: &Clock,
         now: Nanos,
     ) -> Result<bool, Refusal> {
-        if !datagram.header.opcode().is_reliable() {
+        if !header.opcode().is_reliable() {
             return Err(Refusal::Opcode);
         }
         let service = self.0.as_mut().filter(|service| service.stage != Stage::Excluded);
         let service = service.ok_or(Refusal::NotAdmitted)?;
-        service.on_frame(from, datagram, clock, now)?;
+        service.on_frame(from, (ecn, header, payload), clock, now)?;
         Ok(service.wants_beacon(now))
+    }
+
+    /// Records an answer of a receiver that came directly.
+    pub(super) fn on_direct_answer(&mut self, peer: u32) {
+        if let Some(service) = &mut self.0 {
+            service.sender.on_direct_answer(peer);
+        }
     }
 
     /// Delivers what the clock has passed.

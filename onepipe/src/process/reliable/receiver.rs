@@ -25,7 +25,7 @@ use super::windows::Grants;
 const MAX_SPARES: usize = 1024;
 
 /// Message that is delivered, its sender's index, and the bytes of the sender's window that it frees
-type Delivered = (Message, u32, usize);
+pub(super) type Delivered = (Message, u32, usize);
 
 /// Receiving side of the reliable service.
 #[derive(Debug)]
@@ -264,6 +264,25 @@ impl Receiver {
         rises
     }
 
+    /// Returns whether a run up to the commit barrier waits for this process's own clock.
+    pub(super) const fn waits_for_clock(&self) -> bool {
+        self.wake_at.is_some()
+    }
+
+    /// Returns the messages that are delivered and not taken, of a process's earlier incarnation.
+    pub(super) fn take_inbox(&mut self) -> VecDeque<Delivered> {
+        core::mem::take(&mut self.inbox)
+    }
+
+    /// Accepts the messages that an earlier incarnation of this process has delivered. They occupy their senders'
+    /// windows until they are taken.
+    pub(super) fn inherit(&mut self, inbox: VecDeque<Delivered>) {
+        for &(_, peer, cost) in &inbox {
+            self.grants.take(peer, cost);
+        }
+        self.inbox = inbox;
+    }
+
     /// Raises the commit barrier to the value with which the controller has answered this process's recovery.
     pub(super) fn recover(&mut self, commit: u64, clock: &mut Clock, now: Nanos) {
         self.commit = self.commit.max(commit);
@@ -348,10 +367,11 @@ impl Receiver {
 
     /// Writes the next answer to a recall, or the next ACK. Returns false if there is none.
     pub(super) fn send_answer(&mut self, peers: &mut Peers, frame: &mut Vec<u8>) -> bool {
-        if let Some((peer, timestamp, body)) = self.answers.pop_front() {
+        while let Some((peer, timestamp, body)) = self.answers.pop_front() {
             let header = header(OnePipeOpcode::RECALL_ACK, timestamp, body.packets().1);
-            peers.route(peer).emit(frame, &header, body.as_bytes());
-            return true;
+            if peers.answer(peer, &header, body.as_bytes(), frame) {
+                return true;
+            }
         }
         while let Some(peer) = self.acks.pop() {
             let Some(Some(inbound)) = self.senders.get(peer as usize) else { continue };
@@ -360,9 +380,11 @@ impl Receiver {
             self.acks.granted(peer, window);
             body.window = window.into();
             let header = header(OnePipeOpcode::RELIABLE_ACK, Timestamp::new(latest), highest);
-            peers.route(peer).emit(frame, &header, body.as_bytes());
+            let is_written = peers.answer(peer, &header, body.as_bytes(), frame);
             self.counters.acks_sent.add(1);
-            return true;
+            if is_written {
+                return true;
+            }
         }
         false
     }

@@ -44,6 +44,8 @@ pub struct StoredRecall {
     pub incarnation: u32,
     /// Timestamp of the message, in nanoseconds
     pub timestamp: u64,
+    /// PSNs of the message's first and last packet, 24 bits
+    pub packets: (u32, u32),
 }
 
 /// Message for the controller, to be repeated by the caller until the controller has answered it.
@@ -77,7 +79,7 @@ pub enum Event {
         incarnation: u32,
     },
     /// A process has failed (1Pipe, Table 1, `onepipe_proc_fail_callback`). Call
-    /// [`callback_done`](super::super::Process::callback_done) with `case`. Its messages up to `timestamp` may
+    /// [`callback_done`](super::super::Process::callback_done) with `case` and `process`. Its messages up to `timestamp` may
     /// still be delivered.
     ProcessFailed(Failed),
     /// A message was not delivered to any receiver that has not failed, and will not be, unless `why` is
@@ -129,6 +131,9 @@ pub enum Failure {
     /// This process left before the message was acknowledged.
     #[error("this process has left")]
     Left,
+    /// This process, or a receiver, was no member when the message was to be sent; nothing was sent.
+    #[error("this process, or a receiver of the scattering, was no member; nothing was sent")]
+    NotAdmitted,
 }
 
 /// Reason why the reliable service refused a call.

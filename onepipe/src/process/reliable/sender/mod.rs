@@ -130,6 +130,28 @@ impl Sender {
         self.receivers[peer as usize] = Some(Box::new(outbound));
     }
 
+    /// Records an answer of a receiver that came directly.
+    pub(super) fn on_direct_answer(&mut self, peer: u32) {
+        if let Some(outbound) = &mut self.receivers[peer as usize] {
+            outbound.on_direct_answer();
+        }
+    }
+
+    /// Records that the controller carries no frames to this incarnation. Returns whether it is the present one.
+    pub(super) fn stop_relaying(&mut self, peer: u32, incarnation: u32) -> bool {
+        let receiver = self.receivers[peer as usize].as_mut();
+        let Some(receiver) = receiver.filter(|to| to.incarnation == incarnation) else { return false };
+        receiver.stop_relaying();
+        true
+    }
+
+    /// Returns the processes that do not answer.
+    pub(super) fn unanswered(&self) -> impl Iterator<Item = ProcessId> {
+        let silent = |to: &Option<Box<Outbound>>| to.as_ref().is_some_and(|to| to.is_unanswered());
+        let receivers = self.ids.iter().zip(&self.receivers);
+        receivers.filter(move |(_, to)| silent(to)).map(|(&id, _)| id)
+    }
+
     /// Removes a receiver that has failed.
     pub(super) fn remove_receiver(&mut self, peer: u32) {
         let outbound = self.receivers[peer as usize].take();

@@ -9,6 +9,7 @@ use zerocopy::FromBytes;
 
 use super::super::super::counters::Refusal;
 use super::super::super::types::ProcessId;
+use super::super::inbound::psn_of;
 use super::super::receiver::Receiver;
 use super::super::scattering::{Phase, Run, State};
 use super::super::types::{Event, Failed, Failure, StoredRecall, ToController};
@@ -28,20 +29,58 @@ enum Stage {
 #[derive(Debug, Default)]
 pub(super) struct Cases {
     stages: BTreeMap<u64, Stage>,
-    /// Cases whose callback was not called, in order, and the number of scatterings that they wait for
-    waiting: VecDeque<(Failed, u32)>,
+    /// Cases whose callbacks were not called, in order
+    waiting: VecDeque<Waiting>,
+    /// Cases whose callbacks were called, and the processes whose callbacks have not returned
+    calling: BTreeMap<u64, Vec<ProcessId>>,
+}
+
+/// Case whose callbacks were not called.
+#[derive(Debug)]
+struct Waiting {
+    case: u64,
+    failed: Box<[Failed]>,
+    /// Number of scatterings that it waits for
+    open: u32,
 }
 
 impl Sender {
-    /// Handles the notice that a receiver's incarnation has failed. `peer` is the receiver's index.
+    /// Handles the notice that incarnations have failed. `known` has the index, the number and the incarnation of
+    /// those that are peers.
     pub(in super::super) fn on_failed(
         &mut self,
-        failed: Failed,
-        peer: u32,
+        case: u64,
+        failed: &[Failed],
+        known: &[(u32, ProcessId, u32)],
         receiver: &mut Receiver,
         now: Nanos,
     ) {
-        let Failed { case, process, incarnation, .. } = failed;
+        let mut aborting = Vec::new();
+        for &(peer, process, incarnation) in known {
+            aborting.extend(self.abort_all((peer, process, incarnation), receiver, now));
+        }
+        // One that is aborted for two of the failed may be decided by now.
+        aborting.retain(|&index| self.scatterings.get(index).phase == Phase::Aborting);
+        aborting.sort_unstable();
+        aborting.dedup();
+        for &index in &aborting {
+            self.scatterings.get_mut(index).cases.push(case);
+        }
+        self.cases.stages.insert(case, Stage::Recalling);
+        let at = self.cases.waiting.partition_point(|other| other.case < case);
+        self.cases.waiting.insert(at, Waiting { case, failed: failed.into(), open: aborting.len() as u32 });
+        self.to_controller.push_back(ToController::Noticed { case });
+        self.call_back();
+    }
+
+    /// Aborts the scatterings that a failed receiver has not acknowledged. Returns those to it that are being
+    /// recalled.
+    fn abort_all(
+        &mut self,
+        (peer, process, incarnation): (u32, ProcessId, u32),
+        receiver: &mut Receiver,
+        now: Nanos,
+    ) -> Vec<u32> {
         let is_its = |run: &Run| (run.peer, run.incarnation) == (peer, incarnation);
         // Runs that are being recalled from it: the controller stores the recalls instead.
         for index in
@@ -55,16 +94,7 @@ impl Sender {
         for &index in &aborts {
             self.abort(index, process, receiver, now);
         }
-        let aborting =
-            self.scatterings.find(|entry| entry.phase == Phase::Aborting && entry.runs.iter().any(is_its));
-        for &index in &aborting {
-            self.scatterings.get_mut(index).cases.push(case);
-        }
-        self.cases.stages.insert(case, Stage::Recalling);
-        let at = self.cases.waiting.partition_point(|(other, _)| other.case < case);
-        self.cases.waiting.insert(at, (failed, aborting.len() as u32));
-        self.to_controller.push_back(ToController::Noticed { case });
-        self.call_back();
+        self.scatterings.find(|entry| entry.phase == Phase::Aborting && entry.runs.iter().any(is_its))
     }
 
     /// Returns whether the notice of a case was handled.
@@ -85,22 +115,33 @@ impl Sender {
 
     /// Calls back for all cases whose scatterings are recalled, in the order of the cases.
     fn call_back(&mut self) {
-        while let Some(&(failed, 0)) = self.cases.waiting.front() {
-            self.cases.waiting.pop_front();
-            self.cases.stages.insert(failed.case, Stage::Calling);
-            self.to_controller.push_back(ToController::Recalled { case: failed.case });
-            self.events.push_back(Event::ProcessFailed(failed));
+        while self.cases.waiting.front().is_some_and(|first| first.open == 0)
+            && let Some(Waiting { case, failed, .. }) = self.cases.waiting.pop_front()
+        {
+            self.cases.stages.insert(case, Stage::Calling);
+            self.cases.calling.insert(case, failed.iter().map(|failed| failed.process).collect());
+            self.to_controller.push_back(ToController::Recalled { case });
+            self.events.extend(failed.iter().copied().map(Event::ProcessFailed));
         }
     }
 
-    /// Records that the application's callback has returned. Returns whether there was one.
-    pub(in super::super) fn on_callback_done(&mut self, case: u64) -> bool {
-        match self.cases.stages.get_mut(&case) {
-            Some(stage @ Stage::Calling) => *stage = Stage::Completed,
-            _ => return false,
+    /// Records that the application's callback for a process has returned. Returns whether there was one.
+    pub(in super::super) fn on_callback_done(&mut self, case: u64, process: ProcessId) -> bool {
+        let Some(open) = self.cases.calling.get_mut(&case) else { return false };
+        let Some(at) = open.iter().position(|&other| other == process) else { return false };
+        open.swap_remove(at);
+        if open.is_empty() {
+            self.cases.calling.remove(&case);
+            self.cases.stages.insert(case, Stage::Completed);
+            self.to_controller.push_back(ToController::Completed { case });
         }
-        self.to_controller.push_back(ToController::Completed { case });
         true
+    }
+
+    /// Returns the greatest number of a case up to which all that are known are completed, or 0.
+    pub(in super::super) fn completed_up_to(&self) -> u64 {
+        let completed = self.cases.stages.iter().take_while(|(_, stage)| **stage == Stage::Completed);
+        completed.last().map_or(0, |(&case, _)| case)
     }
 
     /// Aborts a scattering, because a receiver that has not acknowledged it has failed.
@@ -166,14 +207,15 @@ impl Sender {
         }
         // A failed receiver cannot have all packets of a run that was not stamped.
         let Some(time) = time else { return State::Recalled };
-        self.store_recall(peer, incarnation, time);
+        self.store_recall(peer, incarnation, time, positions);
         State::Recalling
     }
 
-    fn store_recall(&mut self, peer: u32, incarnation: u32, time: u64) {
+    fn store_recall(&mut self, peer: u32, incarnation: u32, time: u64, (first, last): (u64, u64)) {
         let (sender, receiver) = (self.ids[self.own_index() as usize], self.ids[peer as usize]);
         let timestamp = Timestamp::new(time).nanos();
-        let recall = StoredRecall { sender, receiver, incarnation, timestamp };
+        let packets = (psn_of(first).get(), psn_of(last).get());
+        let recall = StoredRecall { sender, receiver, incarnation, timestamp, packets };
         self.to_controller.push_back(ToController::StoreRecall(recall));
     }
 
@@ -185,8 +227,9 @@ impl Sender {
         let is_its =
             |run: &Run| (run.peer, run.incarnation, run.state) == (peer, incarnation, State::Recalling);
         let Some(run) = entry.runs.iter().position(is_its) else { return };
-        match time {
-            Some(time) => self.store_recall(peer, incarnation, time),
+        let positions = entry.run(run as u32).positions();
+        match time.zip(positions) {
+            Some((time, positions)) => self.store_recall(peer, incarnation, time, positions),
             None => self.on_run_recalled(index, run as u32),
         }
     }
@@ -249,8 +292,8 @@ impl Sender {
 
     /// Records that a scattering is decided for which these cases wait.
     fn close_cases(&mut self, cases: &[u64]) {
-        for (waiting, open) in &mut self.cases.waiting {
-            *open -= u32::from(cases.contains(&waiting.case));
+        for waiting in &mut self.cases.waiting {
+            waiting.open -= u32::from(cases.contains(&waiting.case));
         }
         self.call_back();
     }

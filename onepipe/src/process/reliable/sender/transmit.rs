@@ -53,10 +53,11 @@ impl Sender {
                 continue;
             };
             if let Some(recall) = outbound.next_recall(now) {
+                let is_unanswered = outbound.is_unanswered();
                 let (first, last) = (psn_of(recall.first), psn_of(recall.last));
                 let header = header(OnePipeOpcode::RECALL, Timestamp::new(recall.time.unwrap_or(0)), last);
                 let body = RecallBody::recall(first, last, recall.time.is_some());
-                peers.route(peer).emit(frame, &header, body.as_bytes());
+                peers.emit(peer, is_unanswered, &header, body.as_bytes(), frame);
                 self.counters.recalls_sent.add(1);
                 self.arm(peer);
                 return true;
@@ -65,7 +66,7 @@ impl Sender {
             self.control.pop_front();
             if outbound.take_probe() {
                 let header = header(OnePipeOpcode::RELIABLE_PROBE, Timestamp::default(), outbound.next_psn());
-                peers.route(peer).emit(frame, &header, &[]);
+                peers.emit(peer, outbound.is_unanswered(), &header, &[], frame);
                 return true;
             }
         }
@@ -235,7 +236,8 @@ impl Sender {
     ) {
         let entry = self.scatterings.get(index);
         let (piece, _) = entry.piece(run, packet);
-        peers.route(peer).emit(frame, header, entry.data(piece));
+        let is_unanswered = self.receivers[peer as usize].as_ref().is_some_and(|to| to.is_unanswered());
+        peers.emit(peer, is_unanswered, header, entry.data(piece), frame);
         self.counters.packets_sent.add(1);
     }
 }

@@ -169,7 +169,7 @@ impl Network {
             return;
         }
         match mail {
-            Mail::Notice(failed) => state.process.notice_failed(failed, now).unwrap(),
+            Mail::Notice(failed) => state.process.notice_failed(&[failed], now).unwrap(),
             Mail::Fence(timestamp) => state.held = state.process.fence(timestamp),
             Mail::Stored(recall) => _ = state.process.recall_stored(&recall, now),
             Mail::MemberUp(member) => {
@@ -266,7 +266,7 @@ impl Network {
                 (recall.receiver.0, recall.incarnation) == (u32::from(host.id), host.incarnation)
             };
             let recalls: Vec<_> = self.controller.stored.iter().filter(is_its).copied().collect();
-            assert!(host.process.recover(Timestamp::new(least), &failed, &recalls, self.now));
+            assert!(host.process.recover(Some(Timestamp::new(least)), &failed, &recalls, self.now));
             host.life = Life::Recovered;
         }
     }

@@ -143,7 +143,7 @@ fn process_that_has_not_joined_refuses_the_service() {
         let header = OnePipe::new(OnePipeOpcode(opcode), time, Psn::ZERO);
         assert_eq!(endpoint.receive(1, &header, &[0; 32]), Err(Refusal::NotAdmitted), "opcode {opcode}");
     }
-    assert_eq!(endpoint.process.notice_failed(failed(1, 0, time), endpoint.now), Err(MemberError::State));
+    assert_eq!(endpoint.process.notice_failed(&[failed(1, 0, time)], endpoint.now), Err(MemberError::State));
     assert_eq!(endpoint.process.admit(time, endpoint.now), Err(MemberError::State));
     endpoint.process.join(1, &[member(1, 1)], endpoint.now).unwrap();
     assert_eq!(endpoint.commit(), Some(endpoint.time((1 << 48) - 1)), "it has nothing to decide");
@@ -345,12 +345,13 @@ fn failure_of_a_receiver_recalls_what_it_has_not_acknowledged() {
     let sent = endpoint.sent_of(OnePipeOpcode::RELIABLE_DATA);
     let time = sent[0].1.timestamp();
     endpoint.acknowledge(2, 2, GRANT).unwrap();
-    endpoint.process.notice_failed(failed(1, 7, time), endpoint.now).unwrap();
+    endpoint.process.notice_failed(&[failed(1, 7, time)], endpoint.now).unwrap();
     let stored = StoredRecall {
         sender: ProcessId(0),
         receiver: ProcessId(1),
         incarnation: 1,
         timestamp: time.nanos(),
+        packets: (0, 0),
     };
     assert_eq!(endpoint.answers(), [ToController::StoreRecall(stored), ToController::Noticed { case: 7 }]);
     let recalls = endpoint.sent_of(OnePipeOpcode::RECALL);
@@ -389,14 +390,14 @@ fn notices_are_answered_again_and_callbacks_are_called_once_in_order() {
     let time = endpoint.sent_of(OnePipeOpcode::RELIABLE_DATA)[0].1.timestamp();
     let [first, second] = [failed(1, 1, time), failed(3, 2, time)];
     for failed in [first, second, first] {
-        endpoint.process.notice_failed(failed, endpoint.now).unwrap();
+        endpoint.process.notice_failed(&[failed], endpoint.now).unwrap();
     }
     let answers = endpoint.answers();
     let noticed = |case| ToController::Noticed { case };
     assert_eq!(answers[1..], [noticed(1), noticed(2), noticed(1)], "case 2 waits for case 1");
-    assert_eq!((endpoint.events(), endpoint.process.callback_done(2)), (vec![], false));
+    assert_eq!((endpoint.events(), endpoint.process.callback_done(2, ProcessId(3))), (vec![], false));
     // The other receiver fails as well: the controller stores its recall, too.
-    endpoint.process.notice_failed(failed(2, 3, time), endpoint.now).unwrap();
+    endpoint.process.notice_failed(&[failed(2, 3, time)], endpoint.now).unwrap();
     let stored: Vec<_> = answers.iter().copied().chain(endpoint.answers()).collect();
     for message in stored {
         if let ToController::StoreRecall(recall) = message {
@@ -413,15 +414,55 @@ fn notices_are_answered_again_and_callbacks_are_called_once_in_order() {
         .collect();
     assert_eq!(called, [1, 2, 3]);
     endpoint.answers();
-    assert!(endpoint.process.callback_done(1) && !endpoint.process.callback_done(1));
+    assert!(!endpoint.process.callback_done(1, ProcessId(3)), "another process's");
+    let dead = ProcessId(1);
+    assert!(endpoint.process.callback_done(1, dead) && !endpoint.process.callback_done(1, dead));
+    assert_eq!(endpoint.process.cases_completed(), 1);
     for failed in [first, second] {
-        endpoint.process.notice_failed(failed, endpoint.now).unwrap();
+        endpoint.process.notice_failed(&[failed], endpoint.now).unwrap();
     }
     let completed = ToController::Completed { case: 1 };
     assert_eq!(endpoint.answers(), [completed, completed, ToController::Recalled { case: 2 }]);
     assert_eq!(endpoint.process.members(), []);
-    let unknown = endpoint.process.notice_failed(failed(9, 4, time), endpoint.now);
-    assert_eq!(unknown, Err(MemberError::Unknown(ProcessId(9))));
+}
+
+#[test]
+fn a_case_with_several_failed_processes_is_one_notice() {
+    let mut endpoint = Endpoint::member();
+    endpoint.send(&[(1, b"a"), (2, b"b"), (3, b"c")]).unwrap();
+    let time = endpoint.sent_of(OnePipeOpcode::RELIABLE_DATA)[0].1.timestamp();
+    endpoint.acknowledge(3, 1, GRANT).unwrap();
+    // Process 9 is not in the table of peers.
+    let all = [failed(1, 4, time), failed(2, 4, time), failed(9, 4, time)];
+    endpoint.process.notice_failed(&all, endpoint.now).unwrap();
+    let answers = endpoint.answers();
+    let stored = answers.iter().filter_map(|answer| match answer {
+        ToController::StoreRecall(recall) => Some(*recall),
+        _ => None,
+    });
+    let mut receivers = stored.collect::<Vec<_>>();
+    receivers.sort_unstable();
+    receivers.dedup();
+    assert_eq!(receivers.iter().map(|recall| recall.receiver.0).collect::<Vec<_>>(), [1, 2]);
+    for recall in &receivers {
+        assert!(endpoint.process.recall_stored(recall, endpoint.now));
+    }
+    let recall = endpoint.sent_of(OnePipeOpcode::RECALL);
+    let answer = OnePipe::new(OnePipeOpcode::RECALL_ACK, time, recall[0].1.psn());
+    assert_eq!((recall.len(), recall[0].0), (1, 3), "process 3 has acknowledged, and has to drop it");
+    endpoint.receive(3, &answer, &recall[0].2).unwrap();
+    let called = endpoint.events().into_iter().filter_map(|event| match event {
+        Event::ProcessFailed(failed) => Some(failed.process.0),
+        _ => None,
+    });
+    assert_eq!(called.collect::<Vec<_>>(), [1, 2, 9]);
+    endpoint.answers();
+    for id in [2, 9] {
+        assert!(endpoint.process.callback_done(4, ProcessId(id)));
+    }
+    assert_eq!(endpoint.answers(), [], "one callback has not returned");
+    assert!(endpoint.process.callback_done(4, ProcessId(1)));
+    assert_eq!(endpoint.answers(), [ToController::Completed { case: 4 }]);
 }
 
 /// What was sent of a scattering that has no timestamp yet is recalled, too: the packets behind it would wait
@@ -434,7 +475,7 @@ fn scattering_without_a_timestamp_is_recalled() {
     assert_eq!(endpoint.sent_of(OnePipeOpcode::RELIABLE_DATA).len(), 2);
     let before = endpoint.commit();
     let notice = failed(1, 0, endpoint.time(0));
-    endpoint.process.notice_failed(notice, endpoint.now).unwrap();
+    endpoint.process.notice_failed(&[notice], endpoint.now).unwrap();
     assert_eq!(endpoint.answers(), [ToController::Noticed { case: 0 }], "it cannot have the whole run");
     let sent = endpoint.sent();
     let recall = sent.iter().find(|(_, header, _)| header.opcode() == OnePipeOpcode::RECALL).unwrap();
@@ -454,7 +495,7 @@ fn frames_of_an_earlier_incarnation_are_refused() {
     let mut endpoint = Endpoint::member();
     let time = endpoint.time(10);
     endpoint.data(1, 0, time, b"old").unwrap();
-    endpoint.process.notice_failed(failed(1, 0, time), endpoint.now).unwrap();
+    endpoint.process.notice_failed(&[failed(1, 0, time)], endpoint.now).unwrap();
     assert_eq!(
         endpoint.process.member_up(member(1, 1)),
         Err(MemberError::Old { process: ProcessId(1), incarnation: 1 })
@@ -500,17 +541,22 @@ fn excluded_process_sends_nothing_and_recovers_what_was_committed() {
     assert_eq!(endpoint.data(1, 1, three, b"x"), Err(Refusal::NotAdmitted));
     endpoint.beacon(three, three).unwrap();
     assert_eq!(endpoint.process.reliable_recv(), None, "commit barriers do not count any more");
-    let recalled =
-        StoredRecall { sender: ProcessId(1), receiver: ProcessId(0), incarnation: 1, timestamp: one.nanos() };
+    let recalled = StoredRecall {
+        sender: ProcessId(1),
+        receiver: ProcessId(0),
+        incarnation: 1,
+        timestamp: one.nanos(),
+        packets: (0, 0),
+    };
     let own_failure = Failed { timestamp: own.add((1 << 48) - 9), ..failed(0, 4, own) };
     let dead = [failed(3, 5, two), own_failure];
-    assert!(endpoint.process.recover(three, &dead, &[recalled], endpoint.now));
+    assert!(endpoint.process.recover(Some(three), &dead, &[recalled], endpoint.now));
     let received: Vec<_> =
         core::iter::from_fn(|| endpoint.process.reliable_recv()).map(|message| message.payload).collect();
     assert_eq!(received, [b"two".to_vec()], "one was recalled, three discarded, as was its own");
     assert_eq!(endpoint.process.held_reliable(), 0);
     let mut member = Endpoint::member();
-    assert!(!member.process.recover(three, &[], &[], member.now), "it is not excluded");
+    assert!(!member.process.recover(Some(three), &[], &[], member.now), "it is not excluded");
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub(super) struct Host {
     pub(super) delivered: Vec<Delivery>,
     pub(super) sent: BTreeMap<u32, Sent>,
     /// Cases whose callbacks are to be answered
-    pub(super) callbacks: Vec<(u64, u64)>,
+    pub(super) callbacks: Vec<(u64, u64, ProcessId)>,
     /// Scatterings by their numbers
     serials: BTreeMap<u64, u32>,
     /// Reads once in this many steps
@@ -353,7 +353,7 @@ impl Network {
             match event {
                 Event::ProcessFailed(failed) => {
                     let at = now.0 + self.rng.below(30_000);
-                    state.callbacks.push((at, failed.case));
+                    state.callbacks.push((at, failed.case, failed.process));
                 }
                 Event::SendFailed { scattering, why, .. } => {
                     let sent = state.sent.get_mut(&state.serials[&scattering.0]).unwrap();
@@ -371,10 +371,10 @@ impl Network {
                 _ => {}
             }
         }
-        let due = |callback: &mut (u64, u64)| callback.0 <= now.0;
+        let due = |callback: &mut (u64, u64, ProcessId)| callback.0 <= now.0;
         let cases: Vec<_> = state.callbacks.extract_if(.., due).collect();
-        for (_, case) in cases {
-            state.process.callback_done(case);
+        for (_, case, process) in cases {
+            state.process.callback_done(case, process);
         }
         while state.process.poll_event().is_some() {}
     }

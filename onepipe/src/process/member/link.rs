@@ -1,0 +1,98 @@
+//! Silence of the process's link, and its reports: a process is the keeper of the link from its switch (1Pipe,
+//! section 5.2, detect).
+
+use super::Refused;
+use super::repeat::Repeat;
+use crate::control::{LinkValue, Message};
+use switch::Nanos;
+
+/// Number of ticks without a beacon after which the link is silent
+const TICKS: u32 = 5;
+
+/// State of the link from the switch.
+#[derive(Debug)]
+pub(super) struct Link {
+    /// Time between two ticks. A program that sleeps for longer counts one tick, so it declares no link silent.
+    tick: Nanos,
+    tick_at: Nanos,
+    /// Number of beacons at the last tick, and of ticks without one
+    heard: u64,
+    quiet: u32,
+    is_silent: bool,
+    /// Number of the last report, and of the last one that the controller has acknowledged. One that was not may
+    /// have arrived.
+    number: u32,
+    acknowledged: u32,
+    pub(super) repeat: Repeat,
+}
+
+impl Link {
+    pub(super) fn new(interval: Nanos, fail_after: u32, repeat: Repeat) -> Self {
+        let tick = Nanos(interval.0 * u64::from(fail_after).div_ceil(TICKS.into()));
+        Self {
+            tick,
+            tick_at: Nanos::ZERO,
+            heard: 0,
+            quiet: 0,
+            is_silent: false,
+            number: 0,
+            acknowledged: 0,
+            repeat,
+        }
+    }
+
+    /// Starts to listen: the link may be silent from now on.
+    pub(super) fn restart(&mut self, now: Nanos) {
+        self.tick_at = now + self.tick;
+        self.quiet = 0;
+        self.set_silent(false, now);
+    }
+
+    fn set_silent(&mut self, is_silent: bool, now: Nanos) {
+        if self.is_silent != is_silent || self.number == 0 {
+            self.is_silent = is_silent;
+            self.number += 1;
+            self.repeat.restart(now);
+        }
+    }
+
+    /// Returns whether no beacon has come for too long.
+    pub(super) const fn is_silent(&self) -> bool {
+        self.is_silent
+    }
+
+    /// Counts a tick if it is due. `heard` is the number of beacons so far.
+    pub(super) fn check(&mut self, heard: u64, now: Nanos) {
+        if now < self.tick_at {
+            return;
+        }
+        self.tick_at = now + self.tick;
+        self.quiet = if heard == self.heard { self.quiet + 1 } else { 0 };
+        self.heard = heard;
+        self.set_silent(self.quiet >= TICKS, now);
+    }
+
+    /// Returns the report if it is not acknowledged and due.
+    pub(super) fn take_report(&mut self, now: Nanos) -> Option<Message> {
+        if self.acknowledged == self.number || !self.repeat.take(now) {
+            return None;
+        }
+        let value = LinkValue { link: 0, caught: true, silent: self.is_silent, raw: None };
+        Some(Message::Report { number: self.number, links: vec![value] })
+    }
+
+    /// Handles the answer to a report.
+    pub(super) fn on_ack(&mut self, number: u32) -> Result<(), Refused> {
+        if number != self.number {
+            return Err(Refused::Unexpected);
+        }
+        self.acknowledged = number;
+        Ok(())
+    }
+
+    /// Returns the time of the next tick, or of the next repetition.
+    pub(super) fn next_timer(&self) -> Nanos {
+        let report = (self.acknowledged != self.number).then_some(self.repeat.at());
+        report.map_or(self.tick_at, |at| at.min(self.tick_at))
+    }
+}

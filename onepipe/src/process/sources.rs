@@ -1,0 +1,69 @@
+//! Sources of the commit barrier: the incarnations of the link's other end that the controller has named
+//! (1Pipe, section 5.2).
+
+use core::net::IpAddr;
+use rocev2::Qpn;
+
+/// What a beacon counts for, by its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Takes {
+    Nothing,
+    /// The best-effort barrier alone
+    BestEffort,
+    Both,
+}
+
+/// Sources whose commit barriers count. Before the controller has named any, it is the end of the link.
+#[derive(Debug, Default)]
+pub(super) struct Sources {
+    named: Option<Box<[(IpAddr, Qpn)]>>,
+    /// Number of beacons of these sources
+    heard: u64,
+}
+
+impl Sources {
+    /// Sets the sources. Returns whether they have changed.
+    pub(super) fn set(&mut self, sources: Vec<(IpAddr, Qpn)>) -> bool {
+        let is_new = self.named.as_deref() != Some(&sources);
+        self.named = Some(sources.into());
+        is_new
+    }
+
+    /// Returns the number of beacons that have come from them.
+    pub(super) const fn heard(&self) -> u64 {
+        self.heard
+    }
+
+    /// Returns what a beacon counts for. `is_tor` tells whether it is from the configured end of the link.
+    #[inline]
+    pub(super) fn classify(&mut self, is_tor: bool, source: (IpAddr, Qpn)) -> Takes {
+        match &self.named {
+            None if is_tor => Takes::Both,
+            Some(named) if named.contains(&source) => {
+                self.heard += 1;
+                Takes::Both
+            }
+            Some(_) if is_tor => Takes::BestEffort,
+            None | Some(_) => Takes::Nothing,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn named_sources_alone_carry_commit_barriers() {
+        let source = |n: u8, qpn| (IpAddr::from([10, 0, 0, n]), Qpn::new(qpn));
+        let mut sources = Sources::default();
+        assert_eq!(sources.classify(true, source(1, 2)), Takes::Both);
+        assert_eq!(sources.classify(false, source(1, 3)), Takes::Nothing);
+        assert!(sources.set(vec![source(1, 7)]) && !sources.set(vec![source(1, 7)]));
+        assert_eq!((sources.classify(true, source(1, 2)), sources.heard()), (Takes::BestEffort, 0));
+        assert_eq!((sources.classify(false, source(1, 7)), sources.heard()), (Takes::Both, 1));
+        assert_eq!(sources.classify(false, source(2, 7)), Takes::Nothing, "another address");
+        assert!(sources.set(Vec::new()));
+        assert_eq!(sources.classify(true, source(1, 2)), Takes::BestEffort, "none is named");
+    }
+}
