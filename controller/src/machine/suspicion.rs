@@ -388,7 +388,9 @@ impl Machine {
         let failed: Vec<_> = failed.iter().copied().filter(|id| members.contains(id)).collect();
         let unstopped: Vec<_> =
             failed.iter().copied().filter(|&id| decision.delivered(id).is_none()).collect();
-        let is_fenced = |&receiver: &ProcessId| failed.iter().all(|&id| decision.is_fenced(receiver, id));
+        let behind: Vec<_> = failed.iter().map(|&id| decision.behind_fence(id)).collect();
+        let is_fenced =
+            |&receiver: &ProcessId| behind.iter().all(|behind| decision.fenced_in(receiver, behind));
         let unfenced = members.iter().copied().filter(|id| unstopped.contains(id) || !is_fenced(id));
         (unfenced.collect(), unstopped)
     }

@@ -10,6 +10,7 @@ use management::Secret;
 use settings::declare::{inline, millis, other, special, whole};
 use std::path::{Path, PathBuf};
 use switch::Nanos;
+use toml::Spanned;
 use toml::de::DeTable;
 
 /// Number of recalls that are stored for a failed process
@@ -76,17 +77,8 @@ pub(super) fn read(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Op
         table.finish();
         file
     });
-    if let Some(listen) = &listen
-        && secret_value.is_none()
-        && !listen.get_ref().ip().to_canonical().is_loopback()
-    {
-        let message =
-            format!("there is no `secret_file`, and {} is not a loopback address", listen.get_ref());
-        problems.add(
-            Problem::at(listen.span(), message)
-                .label("everybody could connect")
-                .help("add `secret_file = \"secret\"`, or listen at an address such as \"127.0.0.1:7070\""),
-        );
+    if let (Some(listen), None) = (&listen, &secret_value) {
+        check_loopback(listen, problems);
     }
     let fail_after = fail_after(&table, topology.as_ref().map(|(_, network)| network));
     let respond_within = table.read(Keys::respond_within_ms);
@@ -118,6 +110,16 @@ fn address(value: &Value<'_>) -> Option<SocketAddr> {
         );
     }
     address
+}
+
+/// Reports an address that other machines can reach, in a file without a secret.
+fn check_loopback(listen: &Spanned<SocketAddr>, problems: &Problems) {
+    let address = listen.get_ref();
+    if !address.ip().to_canonical().is_loopback() {
+        let message = format!("there is no `secret_file`, and {address} is not a loopback address");
+        let help = "add `secret_file = \"secret\"`, or listen at an address such as \"127.0.0.1:7070\"";
+        problems.add(Problem::at(listen.span(), message).label("every host could connect").help(help));
+    }
 }
 
 /// Reads the secret.

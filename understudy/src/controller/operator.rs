@@ -224,6 +224,24 @@ fn yes(is: bool) -> &'static str {
     if is { "yes" } else { "no" }
 }
 
+/// Appends the tables of processes and representatives.
+fn nodes(text: &mut String, status: &Status) {
+    let members = status.members.iter().map(|member| {
+        let time = if member.time == 0 { String::new() } else { member.time.to_string() };
+        let words = [&member.id.to_string(), member_state(member.state), yes(member.connected), &time];
+        row(&words, &[member.incarnation.0.into()])
+    });
+    let columns = ["process", "state", "connected", "counts up to (ns)", "incarnation"];
+    section(text, "Processes", &columns, 4, members);
+    let reps = status.reps.iter().map(|rep| {
+        let state = rep_state(rep.state);
+        let words = [&rep.switch.to_string(), state, yes(rep.connected), yes(rep.settled)];
+        row(&words, &[rep.incarnation.0.into()])
+    });
+    let columns = ["switch", "state", "connected", "configured", "incarnation"];
+    section(text, "Representatives", &columns, 4, reps);
+}
+
 fn text(status: &Status) -> String {
     let summary = &status.summary;
     let leads = match summary.term {
@@ -237,20 +255,7 @@ fn text(status: &Status) -> String {
         summary.failed,
         summary.thawed
     );
-    let members = status.members.iter().map(|member| {
-        let time = if member.time == 0 { String::new() } else { member.time.to_string() };
-        let words = [&member.id.to_string(), member_state(member.state), yes(member.connected), &time];
-        row(&words, &[member.incarnation.0.into()])
-    });
-    let columns = ["process", "state", "connected", "counts up to (ns)", "incarnation"];
-    section(&mut text, "Processes", &columns, 4, members);
-    let reps = status.reps.iter().map(|rep| {
-        let state = rep_state(rep.state);
-        let words = [&rep.switch.to_string(), state, yes(rep.connected), yes(rep.settled)];
-        row(&words, &[rep.incarnation.0.into()])
-    });
-    let columns = ["switch", "state", "connected", "configured", "incarnation"];
-    section(&mut text, "Representatives", &columns, 4, reps);
+    nodes(&mut text, status);
     let list =
         |ids: &[onepipe::ProcessId]| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let cases = status.cases.iter().map(|case| {
