@@ -1,4 +1,5 @@
 use super::*;
+use crate::system::now;
 use management::{ConnectionId, Server, ServerConfig, ServerEvent};
 use onepipe::OnePipe;
 use onepipe::control::{Incarnation, Message};
@@ -6,7 +7,7 @@ use representative::config::{BeaconForm, Incarnation as Place, Link, Pace, Regis
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use switch::{PortId, forward};
 
 const TOPOLOGY: u64 = 5;
@@ -65,8 +66,8 @@ impl Controller {
 
     /// Waits for a message of the node.
     fn message(&self, driver: &mut KeeperDriver) -> (ConnectionId, Envelope) {
-        let until = Instant::now() + LONG;
-        while Instant::now() < until {
+        let until = now() + LONG;
+        while now() < until {
             driver.receive(Nanos(1));
             match self.events.recv_timeout(Duration::from_millis(5)) {
                 Ok(ServerEvent::Message(from, bytes)) => return (from, Envelope::decode(&bytes).unwrap()),
@@ -86,9 +87,9 @@ impl Controller {
 }
 
 fn wait(driver: &mut KeeperDriver, until: impl Fn(&KeeperDriver) -> bool) {
-    let end = Instant::now() + LONG;
+    let end = now() + LONG;
     while !until(driver) {
-        assert!(Instant::now() < end, "{:?}", driver.status());
+        assert!(now() < end, "{:?}", driver.status());
         driver.receive(Nanos(1));
         std::thread::sleep(Duration::from_millis(1));
     }
