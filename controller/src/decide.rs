@@ -180,18 +180,26 @@ impl Decision<'_> {
     /// Returns whether the barrier of a receiver stays at or below the time of a failed process: it stands
     /// still, or a relied path from that process leads over something that stands still.
     pub fn is_fenced(&self, receiver: ProcessId, from: ProcessId) -> bool {
-        let Acknowledged { frozen, muted, held, .. } = self.acknowledged;
+        self.fenced_in(receiver, &self.behind_fence(from))
+    }
+
+    /// Returns the same, with what [`behind_fence`](Self::behind_fence) returns for the failed process.
+    pub fn fenced_in(&self, receiver: ProcessId, behind_fence: &[bool]) -> bool {
         let node = self.graph.place(receiver).expect("a process of the graph").node;
-        if held.contains_key(&receiver) {
-            return true;
-        }
+        self.acknowledged.held.contains_key(&receiver) || behind_fence[node.0 as usize]
+    }
+
+    /// Returns, by node, whether a relied path from a failed process leads there over something that stands
+    /// still.
+    pub fn behind_fence(&self, from: ProcessId) -> Vec<bool> {
+        let Acknowledged { frozen, muted, .. } = self.acknowledged;
         let reached = self.relied_from(from);
         let still = frozen
             .keys()
             .chain(muted.keys())
             .filter(|link| self.relied.contains(link) && self.is_sent_from(from, &reached, **link));
         let behind = still.map(|&link| self.graph.ends(link).to);
-        self.graph.reach(behind, |link| self.relied.contains(&link))[node.0 as usize]
+        self.graph.reach(behind, |link| self.relied.contains(&link))
     }
 }
 

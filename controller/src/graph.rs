@@ -279,11 +279,16 @@ impl Graph {
     /// Returns, for each of the processes, which of them it reaches over usable links, in the same order.
     fn reachable(&self, processes: &[ProcessId], usable: &impl Fn(LinkId) -> bool) -> Vec<Vec<bool>> {
         let places: Vec<_> = processes.iter().map(|id| self.processes[id]).collect();
+        // The processes of a switch reach the same ones.
+        let mut rows: BTreeMap<Option<NodeId>, Vec<bool>> = BTreeMap::new();
         let row = |from: &Process| {
             // A path to oneself has to leave the process.
             let first = Some(self.ends(from.up).to).filter(|_| usable(from.up));
-            let reached = self.reach(first, usable);
-            places.iter().map(|to| reached[to.node.0 as usize]).collect()
+            let row = rows.entry(first).or_insert_with(|| {
+                let reached = self.reach(first, usable);
+                places.iter().map(|to| reached[to.node.0 as usize]).collect()
+            });
+            row.clone()
         };
         places.iter().map(row).collect()
     }

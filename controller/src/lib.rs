@@ -6,14 +6,17 @@
 //! - [`decide`]: what has to stand still around suspected nodes, and up to which time messages count, as functions
 //!   of what nodes acknowledged;
 //! - [`record`]: stored records and their encoding; [`store`]: where they are stored, by one leader at a time;
-//! - [`machine`]: the state machine, without I/O. The messages are [`onepipe::control`].
+//! - [`machine`]: the state machine, without I/O. The messages are [`onepipe::control`];
+//! - [`operator`]: requests of operators; [`server`]: the state machine with its connections, store and clocks.
 
 #![forbid(unsafe_code)]
 
 pub mod decide;
 pub mod graph;
 pub mod machine;
+pub mod operator;
 pub mod record;
+pub mod server;
 pub mod store;
 
 pub use machine::Machine;

@@ -13,6 +13,7 @@ mod cm;
 mod decode;
 mod forward;
 mod impair;
+mod management;
 mod p4ce;
 mod process;
 mod rdmc;
@@ -24,12 +25,13 @@ mod tunnel;
 pub type Run = fn(&[u8]);
 
 /// Every target, by name
-pub const TARGETS: [(&str, Run); 11] = [
+pub const TARGETS: [(&str, Run); 12] = [
     ("classify", classify::run),
     ("cm", cm::run),
     ("decode", decode::run),
     ("forward", forward::run),
     ("impair", impair::run),
+    ("management", management::run),
     ("p4ce", p4ce::run),
     ("process", process::run),
     ("rdmc", rdmc::run),

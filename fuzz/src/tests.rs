@@ -38,4 +38,4 @@ macro_rules! smoke_tests {
     };
 }
 
-smoke_tests!(classify cm decode forward impair p4ce process rdmc rnic swordbox tunnel);
+smoke_tests!(classify cm decode forward impair management p4ce process rdmc rnic swordbox tunnel);

@@ -5,6 +5,7 @@
 
 mod check;
 mod config;
+mod controller;
 mod decode;
 mod diagnose;
 mod doctor;
@@ -51,6 +52,7 @@ enum Command {
     Run(run::RunArgs),
     Host(run::HostArgs),
     Process(process::Args),
+    Controller(controller::Args),
     Pktgen(run::PktgenArgs),
     Sim(sim::Args),
     Check(check::Args),
@@ -110,6 +112,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Host(args) => run::host(args),
         Command::Process(args) => process::run(&args),
+        Command::Controller(args) => controller::run(&args),
         Command::Pktgen(args) => run::pktgen(args),
         Command::Sim(args) => sim::run(&args),
         Command::Check(args) => check::run(&args),

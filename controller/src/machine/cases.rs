@@ -32,6 +32,14 @@ pub(super) struct Progress {
     resuming: Nanos,
 }
 
+impl Progress {
+    /// Returns the members that have not given this answer.
+    pub(super) fn missing(&self, answer: Answer) -> Vec<ProcessId> {
+        let missing = self.members.iter().filter(|(_, state)| state.0 < Some(answer));
+        missing.map(|(&id, _)| id).collect()
+    }
+}
+
 impl Machine {
     pub(super) fn decided_stored(&mut self, case: u64) {
         self.leader_mut().suspicion = None;
@@ -123,10 +131,7 @@ impl Machine {
 
     /// Takes decided cases to their next stage.
     pub(super) fn advance_cases(&mut self) {
-        let cases = self.leader().image.cases.iter();
-        let open: Vec<_> =
-            cases.filter(|(_, case)| case.stage != Stage::Resumed).map(|(&case, _)| case).collect();
-        for case in open {
+        for case in self.leader().derived.open.clone() {
             if self.leader().image.cases[&case].stage == Stage::Decided {
                 self.suspect_slow_members(case);
                 self.complete(case);

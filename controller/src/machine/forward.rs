@@ -24,6 +24,13 @@ struct UnderWay {
     bytes: usize,
 }
 
+impl Forwards {
+    /// Returns whether nothing is under way.
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_receiver.is_empty()
+    }
+}
+
 impl Machine {
     /// Carries frames; the receiver has to answer a ping behind them.
     pub(super) fn forward(

@@ -39,7 +39,7 @@ impl Leader {
 
     /// Returns whether a case is open, so that joins wait.
     fn has_open_case(&self) -> bool {
-        self.suspicion.is_some() || self.image.cases.values().any(|case| case.stage != Stage::Resumed)
+        self.suspicion.is_some() || !self.derived.open.is_empty()
     }
 }
 

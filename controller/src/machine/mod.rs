@@ -9,20 +9,24 @@
 
 mod bug;
 mod cases;
+mod derived;
 mod forward;
 mod members;
 mod nodes;
 mod recover;
 mod reps;
+mod status;
 mod suspicion;
 mod writes;
 
 pub use bug::Bug;
 
-use crate::graph::Graph;
+use crate::decide::Fence;
+use crate::graph::{Graph, LinkId};
 use crate::record::Image;
 use crate::store::{Change, Records, StoreError, Term};
 use cases::Progress;
+use derived::Derived;
 use nodes::{LinkStatus, NodeState};
 use onepipe::control::{Envelope, Incarnation, Message};
 use onepipe::{ProcessId, Timestamp};
@@ -85,16 +89,16 @@ pub enum Alarm {
     #[error("{0}")]
     Record(crate::record::Bad),
     /// A node reports a time that is ahead of the clock
-    #[error("{0:?} reports a time that is ahead of the clock by {1} ns; its values are refused")]
+    #[error("{0} reports a time that is ahead of the clock by {1} ns; its values are refused")]
     Ahead(NodeKey, u64),
     /// A process that is a member registered with another number
     #[error("process {0} registered while another process of this number is alive; give each its own number")]
     Living(ProcessId),
     /// A node of another topology
-    #[error("{0:?} has another topology; give all nodes files of the same plan")]
+    #[error("{0} has another topology; give all nodes files of the same plan")]
     OtherTopology(NodeKey),
     /// A process or switch that the topology does not have
-    #[error("{0:?} is not in the topology")]
+    #[error("{0} is not in the topology")]
     Unknown(NodeKey),
     /// A join waits for a representative
     #[error("joins wait for the representative of switch {0}")]
@@ -157,9 +161,15 @@ struct Leader {
     term: Term,
     /// The records, as stored
     image: Image,
+    /// What follows from them
+    derived: Derived,
     writes: Writes,
     nodes: BTreeMap<NodeKey, NodeState>,
-    links: BTreeMap<crate::graph::LinkId, LinkStatus>,
+    /// What the desired states in `nodes` were computed from: records, epoch, and what stands still
+    refreshed: Option<(u64, u32, Fence)>,
+    links: BTreeMap<LinkId, LinkStatus>,
+    /// Those whose keepers hear nothing
+    silent: BTreeSet<LinkId>,
     joins: BTreeMap<ProcessId, members::Join>,
     /// Number of desired states that were sent
     versions: u64,
@@ -271,9 +281,12 @@ impl Machine {
         self.leader = Some(Leader {
             term,
             image,
+            derived: Derived::default(),
             writes,
             nodes: BTreeMap::new(),
+            refreshed: None,
             links: BTreeMap::new(),
+            silent: BTreeSet::new(),
             joins: BTreeMap::new(),
             versions: 0,
             epoch: 0,
@@ -282,6 +295,7 @@ impl Machine {
             recoveries: BTreeMap::new(),
             forwards: forward::Forwards::default(),
         });
+        self.derive();
         self.resume_cases();
         self.resume_joins();
     }

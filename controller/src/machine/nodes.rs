@@ -9,6 +9,7 @@ use onepipe::control::{LOOPBACK, LinkSetting, LinkValue, Message, Source};
 use onepipe::{ProcessId, Timestamp};
 use rocev2::Qpn;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use switch::Nanos;
 
 /// Links per write of what was found out about links
@@ -63,7 +64,17 @@ impl Leader {
     }
 
     pub(super) fn is_silent(&self, link: LinkId) -> bool {
-        self.links.get(&link).is_some_and(|status| status.silent)
+        self.silent.contains(&link)
+    }
+
+    /// Takes what a link's keeper says about it.
+    fn set_status(&mut self, link: LinkId, status: LinkStatus) {
+        self.links.insert(link, status);
+        if status.silent {
+            self.silent.insert(link);
+        } else {
+            self.silent.remove(&link);
+        }
     }
 
     pub(super) fn relied(&self) -> BTreeSet<LinkId> {
@@ -103,22 +114,19 @@ impl Leader {
 
 impl Machine {
     /// Returns the links that count for commit.
-    pub(super) fn counted(&self) -> BTreeSet<LinkId> {
-        let leader = self.leader();
-        let absent = |link: LinkId| leader.image.links.get(&link.0) == Some(&LinkState::Absent);
-        self.graph.counted(|id| leader.takes_part(id), absent)
+    pub(super) fn counted(&self) -> Arc<BTreeSet<LinkId>> {
+        Arc::clone(&self.leader().derived.counted)
     }
 
     /// Returns what has to stand still, for the suspicion and for decided cases.
     pub(super) fn fence(&self) -> Fence {
         let leader = self.leader();
-        let decided = leader.image.cases.values().filter(|case| case.stage == Stage::Decided);
         let suspicion =
             leader.suspicion.as_ref().map(|suspicion| suspicion.fence.clone()).unwrap_or_default();
         if self.has(Bug::FenceForgotten) {
             return suspicion;
         }
-        decided.fold(suspicion, |fence, case| fence.union(&Fence::of(&case.fence)))
+        suspicion.union(&leader.derived.fence)
     }
 
     /// Returns the node that keeps the graph's node.
@@ -202,6 +210,13 @@ impl Machine {
     /// Sends each node the state that it has to have, if that has changed.
     pub(super) fn refresh(&mut self) {
         let (counted, fence) = (self.counted(), self.fence());
+        // The desired states are a function of these.
+        let leader = self.leader_mut();
+        let from = (leader.derived.revision, leader.epoch, fence.clone());
+        if leader.refreshed.as_ref() == Some(&from) {
+            return;
+        }
+        leader.refreshed = Some(from);
         let reps = (0..self.graph.switches().len() as u16)
             .filter_map(|switch| Some((NodeKey::Rep(switch), self.want_rep(switch, &counted, &fence)?)));
         let processes = self
@@ -254,11 +269,13 @@ impl Machine {
 
     /// Forgets what an earlier incarnation of a node has answered.
     pub(super) fn forget_node(&mut self, node: NodeKey) {
-        self.leader_mut().nodes.remove(&node);
         let kept: Vec<_> =
             self.graph.links().filter(|&link| self.key(self.graph.ends(link).to) == node).collect();
         let leader = self.leader_mut();
+        leader.nodes.remove(&node);
+        leader.refreshed = None;
         leader.links.retain(|link, _| !kept.contains(link));
+        leader.silent.retain(|link| !kept.contains(link));
     }
 
     pub(super) fn configured(
@@ -283,7 +300,7 @@ impl Machine {
         }
         for (link, (_, value)) in values {
             let status = LinkStatus { silent: value.silent, caught: value.caught };
-            self.leader_mut().links.insert(link, status);
+            self.leader_mut().set_status(link, status);
         }
         self.rep_configured(switch);
     }
@@ -303,7 +320,7 @@ impl Machine {
             return;
         }
         if let Some(place) = self.graph.place(id) {
-            self.leader_mut().links.insert(place.down, LinkStatus { silent, caught: true });
+            self.leader_mut().set_status(place.down, LinkStatus { silent, caught: true });
         }
     }
 
@@ -339,7 +356,7 @@ impl Machine {
             };
             if let Some(link) = link {
                 let status = LinkStatus { silent: value.silent, caught: value.caught };
-                self.leader_mut().links.insert(link, status);
+                self.leader_mut().set_status(link, status);
             }
         }
         self.send(node, Message::ReportAck { number });
@@ -348,25 +365,24 @@ impl Machine {
     /// Stores that links are relied, or that links which were dead speak again.
     pub(super) fn settle_links(&mut self) {
         let leader = self.leader();
-        let completing = leader.image.cases.keys().any(|&case| leader.writes.contains(Then::Completed(case)));
+        let completing =
+            leader.derived.open.iter().any(|&case| leader.writes.contains(Then::Completed(case)));
         if leader.writes.contains(Then::Links) || completing || leader.suspicion_is_writing() {
             return;
         }
-        let counted = self.counted();
         let settled = |link: LinkId| leader.is_settled(self.key(self.graph.ends(link).to));
         let status = |link: LinkId| leader.links.get(&link).copied();
-        let keeps = |link: LinkId| matches!(self.key(self.graph.ends(link).to), NodeKey::Rep(_));
-        let caught = counted.iter().filter(|&&link| {
-            let known = leader.image.links.contains_key(&link.0);
-            !known && keeps(link) && settled(link) && status(link).is_some_and(|status| status.caught)
-        });
+        let caught = leader
+            .derived
+            .pending
+            .iter()
+            .filter(|&&link| settled(link) && status(link).is_some_and(|status| status.caught));
         let relied = caught.map(|link| LinkRecord { state: LinkState::Relied }.put_at(Key::Link(link.0)));
         let present = |link: LinkId| {
             let ends = self.graph.ends(link);
             [ends.from, ends.to].iter().all(|&node| self.up.contains(&self.key(node)))
         };
-        let absent = leader.image.links.iter().filter(|(_, state)| **state == LinkState::Absent);
-        let back = absent.map(|(&link, _)| LinkId(link)).filter(|&link| {
+        let back = leader.derived.absent.iter().copied().filter(|&link| {
             leader.suspicion.is_none() && present(link) && status(link).is_some_and(|status| !status.silent)
         });
         let back = back.map(|link| Key::Link(link.0).delete());

@@ -58,9 +58,7 @@ impl Machine {
     /// acknowledged the change of their sources.
     pub(super) fn advance_reps(&mut self) {
         let leader = self.leader();
-        let registering: Vec<_> = (0..self.graph.switches().len() as u16)
-            .filter(|&switch| self.rep_state(switch) == Some(RepState::Registering))
-            .collect();
+        let registering = leader.derived.registering.clone();
         if registering.is_empty() || leader.writes.contains(Then::FloorsKnown) {
             return;
         }
@@ -103,6 +101,11 @@ impl Machine {
 
     fn rep_state(&self, switch: u16) -> Option<RepState> {
         self.leader().image.rep(switch).map(|(_, rep)| rep.state)
+    }
+
+    /// Returns whether the floors of a representative are not known yet.
+    pub(super) fn has_registering(&self) -> bool {
+        !self.leader().derived.registering.is_empty()
     }
 
     pub(super) fn is_registering(&self, switch: u16) -> bool {
@@ -173,7 +176,8 @@ impl Machine {
     /// Returns whether all representatives on the way of counted links have the state that they have to have;
     /// an error is one that has not.
     pub(super) fn reps_settled(&self) -> Result<(), u16> {
-        let switches = self.counted().into_iter().flat_map(|link| {
+        let counted = self.counted();
+        let switches = counted.iter().flat_map(|&link| {
             let ends = self.graph.ends(link);
             [ends.from, ends.to].into_iter().filter_map(|node| self.graph.at(node).switch())
         });

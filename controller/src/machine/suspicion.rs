@@ -5,6 +5,7 @@ use super::writes::Then;
 use super::{Bug, Leader, Machine, NodeKey};
 use crate::decide::{Decision, Earlier, Fence};
 use crate::graph::{LinkId, Node, NodeId};
+use crate::operator;
 use crate::record::{CaseRecord, FailedMember, Key, MemberState, Stage, Value};
 use onepipe::ProcessId;
 use std::collections::BTreeSet;
@@ -50,6 +51,26 @@ impl Suspicion {
     /// Returns whether it is being stored as this case.
     pub(super) fn is_writing(&self, case: u64) -> bool {
         self.phase == Phase::Writing(case)
+    }
+
+    /// Returns the end of the time in which further reports join it, if that is not over.
+    pub(super) fn gathers_until(&self, gather: Nanos) -> Option<Nanos> {
+        (self.phase == Phase::Gathering).then_some(self.since + gather)
+    }
+
+    /// Returns the progress, for operators.
+    pub(super) fn phase(&self) -> operator::Phase {
+        match self.phase {
+            Phase::Gathering => operator::Phase::Gathering,
+            Phase::Fencing => operator::Phase::Fencing,
+            Phase::AwaitingPath => operator::Phase::AwaitingPath,
+            Phase::Writing(_) => operator::Phase::Writing,
+        }
+    }
+
+    /// Returns the nodes that did not answer, or that the operator declared failed.
+    pub(super) fn suspects(&self) -> Vec<NodeKey> {
+        self.nodes.iter().copied().collect()
     }
 }
 
@@ -104,16 +125,15 @@ impl Machine {
     /// Adds silent links to the suspicion.
     pub(super) fn scan_links(&mut self) {
         let leader = self.leader();
-        if leader.suspicion_is_writing() {
+        if leader.suspicion_is_writing() || leader.silent.is_empty() {
             return;
         }
         let counted = self.counted();
         let handled: BTreeSet<_> = leader
-            .image
-            .cases
-            .values()
-            .filter(|case| case.stage != Stage::Resumed)
-            .flat_map(|case| case.dead.iter().copied().map(LinkId))
+            .derived
+            .open
+            .iter()
+            .flat_map(|case| leader.image.cases[case].dead.iter().copied().map(LinkId))
             .collect();
         let of_failed =
             |node: NodeId| matches!(self.graph.at(node), Node::Process(id) if !leader.is_unfailed(id));
@@ -123,7 +143,7 @@ impl Machine {
             !known && !handled.contains(link) && !of_failed(ends.from) && !of_failed(ends.to)
         };
         let silent: Vec<_> =
-            counted.into_iter().filter(|&link| leader.is_silent(link)).filter(is_new).collect();
+            leader.silent.iter().copied().filter(|link| counted.contains(link)).filter(is_new).collect();
         if !silent.is_empty() {
             self.suspicion().links.extend(silent);
             self.new_round();
@@ -196,7 +216,7 @@ impl Machine {
     }
 
     /// Returns the nodes whose acknowledgement is missing and was not given up.
-    fn unsettled(&self) -> Vec<NodeKey> {
+    pub(super) fn unsettled(&self) -> Vec<NodeKey> {
         let leader = self.leader();
         let late =
             |node: &NodeKey| leader.suspicion.as_ref().is_some_and(|suspicion| suspicion.late.contains(node));
@@ -368,7 +388,9 @@ impl Machine {
         let failed: Vec<_> = failed.iter().copied().filter(|id| members.contains(id)).collect();
         let unstopped: Vec<_> =
             failed.iter().copied().filter(|&id| decision.delivered(id).is_none()).collect();
-        let is_fenced = |&receiver: &ProcessId| failed.iter().all(|&id| decision.is_fenced(receiver, id));
+        let behind: Vec<_> = failed.iter().map(|&id| decision.behind_fence(id)).collect();
+        let is_fenced =
+            |&receiver: &ProcessId| behind.iter().all(|behind| decision.fenced_in(receiver, behind));
         let unfenced = members.iter().copied().filter(|id| unstopped.contains(id) || !is_fenced(id));
         (unfenced.collect(), unstopped)
     }

@@ -75,6 +75,11 @@ impl Writes {
         outstanding.chain(self.waiting.iter().map(|(_, then)| then)).any(|&other| other == then)
     }
 
+    /// Returns whether nothing is being written or waits for that.
+    pub(super) fn is_empty(&self) -> bool {
+        self.outstanding.is_none() && self.waiting.is_empty()
+    }
+
     /// Returns whether nothing is being written that a decision depends on.
     pub(super) fn is_idle(&self) -> bool {
         let outstanding = self.outstanding.iter().flat_map(|write| &write.then);
@@ -167,6 +172,7 @@ impl Machine {
         match result {
             Ok(()) => {
                 leader.image.apply(&write.changes);
+                self.derive();
                 for then in write.then {
                     self.stored(then);
                 }

@@ -111,10 +111,10 @@ mod tests {
         ];
         let mut hashes = vec![own];
         for change in changes {
-            let mut changed = topology();
-            change(&mut changed);
-            assert!(!hashes.contains(&changed.hash()), "{changed:?}");
-            hashes.push(changed.hash());
+            let mut other = topology();
+            change(&mut other);
+            assert!(!hashes.contains(&other.hash()), "{other:?}");
+            hashes.push(other.hash());
         }
         let mut alike = topology();
         alike.settings.dead_after_intervals += 1;

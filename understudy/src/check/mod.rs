@@ -9,7 +9,7 @@ mod tests;
 use crate::config::{self, Finding, Purpose, Report};
 use crate::machine::Machine;
 use crate::output::{print, print_error};
-use crate::{interfaces, plan, rfc2544};
+use crate::{controller, interfaces, plan, rfc2544};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -44,6 +44,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         }),
         Purpose::Sim => config::load_scenario(path).map(|scenario| scenario::of(path, &scenario)),
         Purpose::Plan => config::load_plan(path).map(|network| plan::summary(path, &network)),
+        Purpose::Controller => config::load_controller(path).map(|config| controller::summary(path, &config)),
         Purpose::Rfc2544 => config::load_rfc2544(path).map(|config| {
             let interfaces = interfaces::warnings(&config.runtime.ports);
             let notes = summary::notes(&config.runtime, &Machine::this()).into_iter().chain(interfaces);

@@ -1,7 +1,7 @@
 //! Tests of the example files and of the reference page.
 
 use super::example;
-use crate::config::{RFC2544, SCENARIO, TOPOLOGY};
+use crate::config::{CONTROLLER, RFC2544, SCENARIO, TOPOLOGY};
 use crate::functions::{FUNCTIONS, consensus, onepipe, tunnel};
 use crate::observe;
 use core::fmt::Write;
@@ -92,7 +92,7 @@ fn page() -> String {
          p4ce` prints a commented file with all keys of a function. A relative path begins in the folder of \
          the file.\n",
     );
-    let sections: [(&str, Vec<_>); 5] = [
+    let sections: [(&str, Vec<_>); 6] = [
         ("All files", [TABLES.as_slice(), &[&observe::Keys::TABLE]].concat()),
         (
             "Functions",
@@ -104,6 +104,7 @@ fn page() -> String {
         ),
         ("Scenarios of the simulator", SCENARIO.to_vec()),
         ("Networks of 1Pipe", TOPOLOGY.to_vec()),
+        ("1Pipe's controller", CONTROLLER.to_vec()),
         ("Tests of a device", vec![RFC2544]),
     ];
     for (title, tables) in sections {

@@ -5,6 +5,7 @@
 //! may stand beside `[nic]`, and `[tunnel]` beside `[forward]` or `[onepipe]`. `[runtime]` and `[observe]`
 //! change the defaults.
 
+mod controller;
 mod rfc2544;
 mod scenario;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod topology;
 
 pub(crate) use settings::{Finding, Report};
 
+pub(crate) use controller::ControllerConfig;
 pub(crate) use rfc2544::{Rfc2544Config, Traffic};
 pub(crate) use topology::{Controller, Network, System};
 
@@ -51,6 +53,10 @@ pub(crate) const TOPOLOGY: [&TableSpec; 5] = [
     &topology::LinkKeys::TABLE,
     &topology::ControllerKeys::TABLE,
 ];
+
+/// Tables of a controller
+#[cfg(test)]
+pub(crate) const CONTROLLER: [&TableSpec; 1] = [&controller::Keys::TABLE];
 
 /// Exit status of a program whose configuration is invalid
 pub(crate) const EXIT_CODE: u8 = 2;
@@ -157,6 +163,14 @@ pub(crate) fn load_rfc2544(path: &Path) -> Result<Rfc2544Config, Report> {
     })
 }
 
+/// Reads the file of a controller, with the topology and the secret that it names.
+pub(crate) fn load_controller(path: &Path) -> Result<ControllerConfig, Report> {
+    let text = text_of(path)?;
+    check_purpose(path, &text, Purpose::Controller)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    parsed(path, &text, |root, problems| controller::read(root, folder, problems))
+}
+
 /// Command that a file is for, judged by its tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -168,6 +182,8 @@ pub(crate) enum Purpose {
     Plan,
     /// `understudy bench rfc2544`
     Rfc2544,
+    /// `understudy controller`
+    Controller,
 }
 
 /// Returns the command that a file is for. A file that does not parse is for `run`, which reports the
@@ -183,6 +199,7 @@ fn purpose_of(root: &DeTable<'_>) -> Purpose {
         root if topology::is_topology(root) => Purpose::Plan,
         root if scenario::is_scenario(root) => Purpose::Sim,
         root if root.contains_key("rfc2544") => Purpose::Rfc2544,
+        root if controller::is_controller(root) => Purpose::Controller,
         _ => Purpose::Run,
     }
 }
@@ -196,6 +213,9 @@ impl Purpose {
             Self::Plan => ("a topology", "plan", "configs/onepipe/testbed.toml"),
             Self::Rfc2544 => {
                 ("a configuration of RFC 2544 tests", "bench rfc2544", "configs/pktgen/rfc2544.toml")
+            }
+            Self::Controller => {
+                ("a configuration of 1Pipe's controller", "controller", "configs/onepipe/controller.toml")
             }
         }
     }

@@ -3,6 +3,7 @@
 mod broken_configs;
 mod commands;
 mod common;
+mod controller;
 mod demo;
 mod demo_swordbox;
 mod diagnose;

@@ -1,0 +1,289 @@
+//! `understudy controller status` and `fail`: requests to a running controller.
+
+use super::At;
+use crate::output::{print, print_error, printable, row, section};
+use crate::system::now;
+use ::controller::operator::{Answer, MemberStatus, Phase, Refusal, Request, Status, SuspicionStatus};
+use ::controller::record::{MemberState, RepState, Stage};
+use core::fmt::Write as _;
+use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
+use management::{Client, ClientConfig, ClientEvent, Peer, Secret};
+use serde_json::{Value, json};
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Longest wait for an answer
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest wait for a decision
+const DECISION: Duration = Duration::from_secs(10);
+/// Time between two looks at a decision
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A connection to a controller.
+struct Connection {
+    client: Client,
+    events: Receiver<ClientEvent>,
+    at: String,
+}
+
+impl Connection {
+    fn open(at: &At) -> Result<Self, String> {
+        let secret = at.secret_file.as_deref().map(Secret::read).transpose();
+        let secret = secret.map_err(|error| error.to_string())?;
+        let config =
+            ClientConfig { controllers: vec![at.address], secret, peer: Peer::Operator, topology: 0 };
+        let (sender, events) = unbounded();
+        let client = Client::start(config, move |event| drop(sender.send(event)));
+        let client = client.map_err(|error| {
+            // The client's text names `secret_file`, which is an option here.
+            error.to_string().replace("write secret_file", "use --secret-file")
+        })?;
+        let connection = Self { client, events, at: at.address.to_string() };
+        connection.wait(now() + PATIENCE, |event| matches!(event, ClientEvent::Connected(_)))?;
+        Ok(connection)
+    }
+
+    fn wait(&self, until: Instant, which: impl Fn(&ClientEvent) -> bool) -> Result<ClientEvent, String> {
+        loop {
+            match self.events.recv_timeout(until.saturating_duration_since(now())) {
+                Ok(event) if which(&event) => return Ok(event),
+                Ok(ClientEvent::Disconnected(_, reason)) => {
+                    return Err(format!("controller at {}: {reason}", self.at));
+                }
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    return Err(format!(
+                        "controller at {}: no answer within {} s; name the `listen` of its file with --at",
+                        self.at,
+                        PATIENCE.as_secs()
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Returns all answers to a request.
+    fn ask(&self, request: &Request) -> Result<Vec<Answer>, String> {
+        self.client.send(&request.encode());
+        let until = now() + PATIENCE;
+        let mut answers = Vec::new();
+        loop {
+            let event = self.wait(until, |event| matches!(event, ClientEvent::Message(_)))?;
+            let ClientEvent::Message(message) = event else { continue };
+            let answer = Answer::decode(&message);
+            match answer.map_err(|error: Refusal| format!("controller at {}: {error}", self.at))? {
+                Answer::Done => return Ok(answers),
+                Answer::Refused(why) => return Err(printable(&why)),
+                answer => answers.push(answer),
+            }
+        }
+    }
+
+    fn status(&self) -> Result<Status, String> {
+        let answers = self.ask(&Request::Status)?;
+        Status::of(answers).ok_or_else(|| format!("controller at {}: an answer without a state", self.at))
+    }
+
+    /// Declares a process failed. Returns its state when that is decided.
+    fn fail(&self, process: u32) -> Result<MemberStatus, String> {
+        let process = onepipe::ProcessId(process);
+        let until = now() + DECISION;
+        self.ask(&Request::Fail(process))?;
+        loop {
+            let status = self.status()?;
+            let member = status.members.into_iter().find(|member| member.id == process);
+            let member = member.ok_or_else(|| format!("process {process} is gone"))?;
+            match member.state {
+                MemberState::Failed | MemberState::Gone => return Ok(member),
+                MemberState::Joining | MemberState::Member => {}
+            }
+            if now() >= until {
+                let waits = status.suspicion.map(|suspicion| suspicion.waits.join(", ")).unwrap_or_default();
+                return Err(format!(
+                    "process {process} is declared failed, and not decided within {} s: it waits for {}; see `status`",
+                    DECISION.as_secs(),
+                    if waits.is_empty() { "the store" } else { &waits }
+                ));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+fn finish(result: Result<String, String>) -> ExitCode {
+    match result {
+        Ok(text) => print(&text, ExitCode::SUCCESS),
+        Err(why) => {
+            print_error(format_args!("understudy: {why}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+pub(super) fn status(at: &At) -> ExitCode {
+    let status = Connection::open(at).and_then(|connection| connection.status());
+    finish(status.map(|status| if at.json { format!("{}\n", json(&status)) } else { text(&status) }))
+}
+
+pub(super) fn fail(process: u32, at: &At) -> ExitCode {
+    let failed = Connection::open(at).and_then(|connection| connection.fail(process));
+    finish(failed.map(|member| {
+        let (case, time) = (member.case, member.time);
+        if at.json {
+            format!("{}\n", json!({ "process": process, "case": case, "time_ns": time }))
+        } else {
+            format!("Process {process} has failed in case {case}; its messages count up to {time} ns.\n")
+        }
+    }))
+}
+
+const fn member_state(state: MemberState) -> &'static str {
+    match state {
+        MemberState::Joining => "joining",
+        MemberState::Member => "member",
+        MemberState::Failed => "failed",
+        MemberState::Gone => "gone",
+    }
+}
+
+const fn rep_state(state: RepState) -> &'static str {
+    match state {
+        RepState::Registering => "registering",
+        RepState::Configuring => "configuring",
+        RepState::Active => "active",
+        RepState::Retired => "retired",
+    }
+}
+
+const fn stage(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Decided => "decided",
+        Stage::Completed => "completed",
+        Stage::Resumed => "resumed",
+    }
+}
+
+const fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Gathering => "gathering",
+        Phase::Fencing => "fencing",
+        Phase::AwaitingPath => "awaiting_path",
+        Phase::Writing => "writing",
+    }
+}
+
+/// Returns the state as JSON. Fields are added, not renamed.
+fn json(status: &Status) -> Value {
+    let summary = &status.summary;
+    let numbers = |ids: &[onepipe::ProcessId]| ids.iter().map(|id| id.0).collect::<Vec<_>>();
+    let members: Vec<_> = status.members.iter().map(|member| {
+        json!({
+            "process": member.id.0, "incarnation": member.incarnation.0, "state": member_state(member.state),
+            "connected": member.connected, "case": member.case, "time_ns": member.time,
+        })
+    }).collect();
+    let reps: Vec<_> = status
+        .reps
+        .iter()
+        .map(|rep| {
+            json!({
+                "switch": rep.switch, "incarnation": rep.incarnation.0, "state": rep_state(rep.state),
+                "connected": rep.connected, "settled": rep.settled,
+            })
+        })
+        .collect();
+    let cases: Vec<_> = status
+        .cases
+        .iter()
+        .map(|case| {
+            json!({
+                "case": case.case, "stage": stage(case.stage), "failed": numbers(&case.failed),
+                "waits": numbers(&case.waits), "at_ns": case.at,
+            })
+        })
+        .collect();
+    let suspicion = status.suspicion.as_ref().map(|suspicion| {
+        json!({ "phase": phase(suspicion.phase), "suspects": suspicion.suspects, "waits": suspicion.waits })
+    });
+    let silent: Vec<_> =
+        status.silent.iter().map(|link| json!({ "from": link.from, "to": link.to })).collect();
+    let alarms: Vec<_> = status
+        .alarms
+        .iter()
+        .map(|alarm| json!({ "text": alarm.text, "count": alarm.count, "at_ns": alarm.at }))
+        .collect();
+    json!({
+        "term": summary.term, "network": format!("{:016x}", summary.network),
+        "up_s": summary.up_ns as f64 / 1e9, "failed": summary.failed, "thawed": summary.thawed,
+        "members": members, "representatives": reps, "cases": cases, "suspicion": suspicion,
+        "silent": silent, "alarms": alarms,
+    })
+}
+
+fn yes(is: bool) -> &'static str {
+    if is { "yes" } else { "no" }
+}
+
+fn text(status: &Status) -> String {
+    let summary = &status.summary;
+    let leads = match summary.term {
+        0 => "does not lead".to_owned(),
+        term => format!("leads in term {term}"),
+    };
+    let mut text = format!(
+        "The controller of network {:016x} {leads}, and has run for {} s. Failed: {}, suspicions that ended: {}.\n\n",
+        summary.network,
+        summary.up_ns / 1_000_000_000,
+        summary.failed,
+        summary.thawed
+    );
+    let members = status.members.iter().map(|member| {
+        let time = if member.time == 0 { String::new() } else { member.time.to_string() };
+        let words = [&member.id.to_string(), member_state(member.state), yes(member.connected), &time];
+        row(&words, &[member.incarnation.0.into()])
+    });
+    let columns = ["process", "state", "connected", "counts up to (ns)", "incarnation"];
+    section(&mut text, "Processes", &columns, 4, members);
+    let reps = status.reps.iter().map(|rep| {
+        let state = rep_state(rep.state);
+        let words = [&rep.switch.to_string(), state, yes(rep.connected), yes(rep.settled)];
+        row(&words, &[rep.incarnation.0.into()])
+    });
+    let columns = ["switch", "state", "connected", "configured", "incarnation"];
+    section(&mut text, "Representatives", &columns, 4, reps);
+    let list =
+        |ids: &[onepipe::ProcessId]| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let cases = status.cases.iter().map(|case| {
+        row(&[&case.case.to_string(), stage(case.stage), &list(&case.failed), &list(&case.waits)], &[])
+    });
+    section(&mut text, "Open cases", &["case", "stage", "failed", "waits for"], 4, cases);
+    if let Some(SuspicionStatus { phase: of, suspects, waits }) = &status.suspicion {
+        let names = |names: &[String], none: &str| match names {
+            [] => none.to_owned(),
+            names => names.join(", "),
+        };
+        // Writing to a string does not fail.
+        _ = writeln!(
+            text,
+            "Suspicion ({})\n suspected: {}\n waits for: {}\n",
+            phase(*of),
+            names(suspects, "links"),
+            names(waits, "nothing")
+        );
+    }
+    let silent = status.silent.iter().map(|link| row(&[&link.from, &link.to], &[]));
+    section(&mut text, "Silent links", &["from", "to"], 2, silent);
+    let clock = clock();
+    let alarms = status.alarms.iter().map(|alarm| {
+        let ago = clock.saturating_sub(alarm.at) / 1_000_000_000;
+        row(&[&alarm.text], &[alarm.count, ago])
+    });
+    section(&mut text, "Alarms", &["alarm", "count", "last (s ago)"], 1, alarms);
+    printable(&text)
+}
+
+/// Returns the time since the Unix epoch, in nanoseconds.
+#[allow(clippy::disallowed_methods, reason = "alarms carry the time of day")]
+fn clock() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}

@@ -1,0 +1,297 @@
+//! `understudy controller`: the program with nodes on the loopback interface.
+
+mod nodes;
+
+use crate::commands::{text, understudy};
+use management::Secret;
+use nodes::{Network, Rack};
+use onepipe::Timestamp;
+use serde_json::Value;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Stdio;
+use std::time::Duration;
+use understudy_tests::processes::{Process, Signal, command};
+
+const TOPOLOGY: &str = "[topology]\nbeacon_interval_ns = 1000000\n\
+    [[switch]]\nname = \"tor\"\nmac = \"02:00:00:00:01:00\"\ntunnel = \"10.255.0.1\"\n\
+    [[host]]\nname = \"a\"\nid = 1\naddress = \"10.0.0.1/24\"\nmac = \"02:00:00:00:00:01\"\nswitch = \"tor\"\n\
+    [[host]]\nname = \"b\"\nid = 2\naddress = \"10.0.0.2/24\"\nmac = \"02:00:00:00:00:02\"\nswitch = \"tor\"\n\
+    [[host]]\nname = \"c\"\nid = 3\naddress = \"10.0.0.3/24\"\nmac = \"02:00:00:00:00:03\"\nswitch = \"tor\"\n";
+const SECRET: &[u8] = b"sixteen bytes or more of it";
+
+/// Folder with the files of a controller.
+struct Files {
+    folder: tempfile::TempDir,
+}
+
+impl Files {
+    fn new() -> Self {
+        let files = Self { folder: tempfile::tempdir().unwrap() };
+        files.write("network.toml", TOPOLOGY.as_bytes());
+        files.write("secret", SECRET);
+        files.write("wrong", b"another secret of sixteen bytes");
+        files.listen("127.0.0.1:0");
+        files
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn write(&self, name: &str, content: &[u8]) {
+        std::fs::write(self.path(name), content).unwrap();
+        std::fs::set_permissions(self.path(name), std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+
+    fn listen(&self, address: &str) {
+        let text = format!(
+            "[controller]\nlisten = \"{address}\"\ntopology = \"network.toml\"\nsecret_file = \"secret\"\n\
+             store = {{ file = \"controller.redb\" }}\nrespond_within_ms = 1000\n"
+        );
+        self.write("controller.toml", text.as_bytes());
+    }
+
+    /// Starts a controller, and waits until it is ready.
+    fn start(&self) -> Running {
+        let mut program = command(env!("CARGO_BIN_EXE_understudy"));
+        program.args(["controller", &self.path("controller.toml"), "--json"]);
+        program.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = Process::start(program);
+        let mut errors = BufReader::new(process.stderr.take().unwrap());
+        let mut address = None;
+        let mut log = String::new();
+        while address.is_none() {
+            let mut line = String::new();
+            assert_ne!(errors.read_line(&mut line).unwrap(), 0, "the controller has ended: {log}");
+            let at = line.split(" is ready at ").nth(1).and_then(|rest| rest.split(". ").next());
+            address = at.map(|at| at.trim().parse::<SocketAddr>().unwrap());
+            log += &line;
+        }
+        let address = address.unwrap();
+        // Whatever it prints has to be read.
+        let log = std::thread::spawn(move || {
+            let mut rest = String::new();
+            errors.read_to_string(&mut rest).map(|_| rest).unwrap_or_default()
+        });
+        // The next one gets the same address.
+        self.listen(&address.to_string());
+        Running { process, address, log }
+    }
+
+    fn ask(&self, action: &[&str], at: SocketAddr, secret: &str) -> std::process::Output {
+        let (at, secret) = (at.to_string(), self.path(secret));
+        let rest = ["--at", &at, "--secret-file", &secret, "--json"];
+        understudy(&[&["controller"], action, &rest].concat())
+    }
+
+    fn status(&self, at: SocketAddr) -> Value {
+        let output = self.ask(&["status"], at, "secret");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Asks for the state until it is as expected.
+    fn wait(&self, at: SocketAddr, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+        for _ in 0..300 {
+            let status = self.status(at);
+            if is(&status) {
+                return status;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("{what}: {}", self.status(at));
+    }
+
+    fn network(&self, controller: SocketAddr, topology: u64) -> Network {
+        assert!(std::path::Path::new(&self.path("secret")).exists());
+        Network { controller, secret: Secret::new(SECRET).unwrap(), topology }
+    }
+}
+
+struct Running {
+    process: Process,
+    address: SocketAddr,
+    log: std::thread::JoinHandle<String>,
+}
+
+fn topology(status: &Value) -> u64 {
+    u64::from_str_radix(status["network"].as_str().unwrap(), 16).unwrap()
+}
+
+fn states(status: &Value) -> Vec<&str> {
+    status["members"].as_array().unwrap().iter().map(|member| member["state"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn a_killed_controller_that_starts_again_decides_the_same() {
+    let files = Files::new();
+    let first = files.start();
+    let at = first.address;
+    let status = files.wait(at, "leads", |status| status["term"] == 1);
+    let rack = Rack::start(&files.network(at, topology(&status)), &[1, 2, 3]);
+    files.wait(at, "all join", |status| states(status) == ["member"; 3]);
+    let before = rack.barrier(1);
+
+    // The callbacks of the failure do not return before the controller is killed.
+    rack.set_calls_back(false);
+    let output = files.ask(&["fail", "2"], at, "secret");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let decided: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let time = decided["time_ns"].as_u64().unwrap();
+    assert!(decided["case"] == 1 && time > before, "{decided}");
+    let status = files.status(at);
+    assert_eq!(
+        (&status["cases"][0]["stage"], &status["cases"][0]["failed"]),
+        (&"decided".into(), &vec![2].into())
+    );
+    first.process.signal(Signal::KILL);
+    drop(first.process.finish());
+
+    let second = files.start();
+    assert_eq!(second.address, at);
+    let status = files.wait(at, "leads again", |status| status["term"] == 2);
+    assert_eq!(states(&status), ["member", "failed", "member"], "{status}");
+    assert_eq!((&status["members"][1]["time_ns"], &status["members"][1]["case"]), (&time.into(), &1.into()));
+    rack.set_calls_back(true);
+    let status =
+        files.wait(at, "the case is closed", |status| status["cases"].as_array().unwrap().is_empty());
+    assert_eq!(states(&status), ["member", "failed", "member"]);
+    for id in [1, 3] {
+        assert_eq!(rack.notices(id), [(1, vec![(2, Timestamp::new(time))])].into());
+    }
+    assert!(rack.has_failed(2) && !rack.has_failed(1));
+    assert!(rack.notices(2).is_empty());
+    // The others go on.
+    let barrier = rack.barrier(1);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(rack.barrier(1) > barrier && rack.barrier(2) <= barrier);
+
+    // A process that dies is found by its silent link.
+    rack.kill(3);
+    let status = files.wait(at, "process 3 fails", |status| states(status) == ["member", "failed", "failed"]);
+    assert_eq!(status["members"][2]["case"], 2, "{status}");
+    let output = files.ask(&["fail", "3"], at, "secret");
+    assert!(text(&output.stderr).contains("process 3 has failed already"), "{}", text(&output.stderr));
+
+    second.process.signal(Signal::TERM);
+    let output = second.process.finish();
+    assert!(output.status.success(), "{:?}", output.status);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["term"], &report["counters"]["failed"]), (&2.into(), &1.into()), "{report}");
+    let log = second.log.join().unwrap();
+    assert!(log.contains("Case 2: process 3 has failed"), "{log}");
+}
+
+#[test]
+fn a_second_controller_of_the_same_file_does_not_start() {
+    let files = Files::new();
+    let first = files.start();
+    files.listen("127.0.0.1:0");
+    let output = understudy(&["controller", &files.path("controller.toml"), "--for", "5"]);
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.replace('\n', " ").contains("in use by another program"), "{errors}");
+    assert_eq!(files.status(first.address)["term"], 1, "the first one goes on");
+    // Another store, but the same address
+    files.write(
+        "controller.toml",
+        std::fs::read_to_string(files.path("controller.toml"))
+            .unwrap()
+            .replace("controller.redb", "other.redb")
+            .replace("127.0.0.1:0", &first.address.to_string())
+            .as_bytes(),
+    );
+    let output = understudy(&["controller", &files.path("controller.toml"), "--for", "5"]);
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("cannot listen at"), "{errors}");
+}
+
+#[test]
+fn a_store_of_another_network_or_a_damaged_one_is_refused() {
+    let files = Files::new();
+    let run = || understudy(&["controller", &files.path("controller.toml"), "--for", "0.2"]);
+    assert!(run().status.success());
+    files.write("network.toml", TOPOLOGY.replace("\"c\"", "\"d\"").as_bytes());
+    let output = run();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("belongs to the network"), "{}", text(&output.stderr));
+    files.write("network.toml", TOPOLOGY.as_bytes());
+    files.write("controller.redb", b"no database");
+    let output = run();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("damaged"), "{}", text(&output.stderr));
+    assert_eq!(std::fs::read(files.path("controller.redb")).unwrap(), b"no database", "it is kept");
+}
+
+#[test]
+fn operators_and_strangers_are_refused_by_name_and_counted() {
+    let files = Files::new();
+    let running = files.start();
+    let output = files.ask(&["status"], running.address, "wrong");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("has another secret"), "{}", text(&output.stderr));
+    let at = running.address.to_string();
+    let output = understudy(&["controller", "status", "--at", &at]);
+    assert!(text(&output.stderr).contains("this end has none"), "{}", text(&output.stderr));
+    let output = understudy(&["controller", "fail", "9", "--at", "192.0.2.1:1"]);
+    assert!(text(&output.stderr).contains("use --secret-file"), "{}", text(&output.stderr));
+    let output = files.ask(&["fail", "9"], running.address, "secret");
+    assert!(text(&output.stderr).contains("process 9 is not a member"), "{}", text(&output.stderr));
+    // Half-open connections, and many of them, do not keep an operator out.
+    let flood: Vec<_> = (0..300).map(|_| TcpStream::connect(running.address).unwrap()).collect();
+    let status = files.status(running.address);
+    let alarms: Vec<_> =
+        status["alarms"].as_array().unwrap().iter().map(|alarm| alarm["text"].to_string()).collect();
+    for words in ["the peer has another secret", "and the peer has none", "too many connections"] {
+        assert!(alarms.iter().any(|alarm| alarm.contains(words)), "{words} is missing: {alarms:?}");
+    }
+    drop(flood);
+    running.process.signal(Signal::INT);
+    let output = running.process.finish();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ended = &report["connections_ended"];
+    assert!(ended["wrong_secret"].as_u64() >= Some(1) && ended["too_many"].as_u64() >= Some(1), "{report}");
+}
+
+#[test]
+fn all_mistakes_of_a_file_are_reported_with_their_lines() {
+    let files = Files::new();
+    std::fs::set_permissions(files.path("secret"), std::fs::Permissions::from_mode(0o644)).unwrap();
+    files.write("network.toml", TOPOLOGY.replace("id = 2", "id = 1").as_bytes());
+    let file = "[controller]\nlisten = \"nowhere\"\ntopology = \"network.toml\"\nsecret_file = \"secret\"\n\
+                store = { etcd = [\"http://10.9.0.1:2379\"] }\nrespond_within_ms = 0\nfial_after_intervals = 3\n";
+    files.write("controller.toml", file.as_bytes());
+    let output = understudy(&["check", "--json", &files.path("controller.toml")]);
+    assert_eq!(output.status.code(), Some(2));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let errors = report["errors"].as_array().unwrap();
+    let find = |line: u64, message: &str| {
+        let found = errors.iter().any(|error| {
+            error["line"] == line
+                && error["message"].as_str().unwrap().contains(message)
+                && error["help"] != ""
+        });
+        assert!(found, "{message} at {line}: {report:#}");
+    };
+    find(2, "`nowhere` is not an address");
+    find(3, "the topology is not valid");
+    find(4, "other users may use the secret");
+    find(5, "has no `file`");
+    find(5, "`etcd`");
+    find(6, "respond_within_ms");
+    find(7, "fial_after_intervals");
+
+    let files = Files::new();
+    let file = "[controller]\nlisten = \"0.0.0.0:7070\"\ntopology = \"network.toml\"\n\
+                store = { file = \"controller.redb\" }\nfail_after_intervals = 3\n";
+    files.write("controller.toml", file.as_bytes());
+    let output = understudy(&["controller", &files.path("controller.toml")]);
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    for words in ["there is no `secret_file`", "below the topology's `dead_after_intervals`"] {
+        assert!(errors.contains(words), "{words} is missing: {errors}");
+    }
+}
