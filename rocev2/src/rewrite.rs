@@ -401,7 +401,7 @@ mod tests {
             prop_assert_eq!(packet.reth().map(|r| (r.va.get(), r.rkey.get())), has_reth.then_some((va, rkey)));
             prop_assert_eq!(has_address, packet.reth().is_some() || packet.atomic().is_some());
             prop_assert_eq!(packet.atomic().map(|atomic| atomic.va.get()), packet.atomic().map(|_| va));
-            let source = packet.deth().map(|deth| deth.src_qp());
+            let source = packet.deth().map(crate::deth::Deth::src_qp);
             prop_assert_eq!(source, has_deth.then_some(Qpn::new(rkey)));
             prop_assert_eq!(packet.aeth().copied(), has_aeth.then_some(aeth));
             prop_assert_eq!(has_aeth, opcode.headers().contains(Headers::AETH));

@@ -1,6 +1,7 @@
 //! Expected beacons of a link.
 
 use onepipe::beacon::ExpectedBeacon;
+use rocev2::deth::Deth;
 use rocev2::{Packet, Qpn};
 use switch::PortId;
 
@@ -42,7 +43,7 @@ impl Expected {
     pub(super) fn learn(&mut self, packet: &Packet<'_>) {
         if self.mismatches.is_multiple_of(LEARN_EVERY) {
             self.template = ExpectedBeacon::new(packet.bytes(), packet.layout());
-            self.source = packet.deth().map(|deth| deth.src_qp());
+            self.source = packet.deth().map(Deth::src_qp);
         }
         self.mismatches = self.mismatches.wrapping_add(1);
     }

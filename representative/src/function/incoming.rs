@@ -9,6 +9,7 @@ use crate::half::UP;
 use crate::view::LinkState;
 use onepipe::beacon;
 use onepipe::{OnePipe, OnePipeOpcode, Timestamp};
+use rocev2::deth::Deth;
 use rocev2::{Fault, Layout, Opcode, Packet, Qpn, neighbour};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
@@ -248,7 +249,7 @@ impl Representative {
             return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
         }
         self.expected[link].learn(packet);
-        let source = packet.deth().map(|deth| deth.src_qp());
+        let source = packet.deth().map(Deth::src_qp);
         self.on_valid_beacon(link, header, packet.layout().opcode(), source, now)
     }
 

@@ -1,5 +1,8 @@
 //! The keeper of a switch's links, its worker, and the connections to the controllers.
 
+#[cfg(test)]
+mod tests;
+
 use super::controller::ControllerConfig;
 use crate::system::random_u64;
 use dataplane::{ControlOutput, QueueFull};
@@ -93,9 +96,19 @@ impl KeeperDriver {
         self.send();
     }
 
-    /// Handles what has come from the controllers, and the timer.
+    /// Handles what has come from the controllers, and gives the worker its commands.
     pub(super) fn turn<F: Function<Command = Command>>(&mut self, out: &mut ControlOutput<'_, F>) {
-        let now = out.now();
+        self.receive(out.now());
+        while let Some(command) = self.waiting.take().or_else(|| self.keeper.poll_command()) {
+            if let Err(QueueFull(command)) = out.command(0, command) {
+                self.waiting = Some(command);
+                break;
+            }
+        }
+    }
+
+    /// Handles what has come from the controllers, and the timer.
+    fn receive(&mut self, now: Nanos) {
         while let Ok(event) = self.events.try_recv() {
             self.on_connection(event, now);
         }
@@ -103,12 +116,6 @@ impl KeeperDriver {
             self.keeper.on_timer(now);
         }
         self.send();
-        while let Some(command) = self.waiting.take().or_else(|| self.keeper.poll_command()) {
-            if let Err(QueueFull(command)) = out.command(0, command) {
-                self.waiting = Some(command);
-                break;
-            }
-        }
     }
 
     fn on_connection(&mut self, event: ClientEvent, now: Nanos) {

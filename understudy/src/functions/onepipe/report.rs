@@ -36,10 +36,14 @@ const CONNECTED: Metric =
     Metric::new(Kind::Gauge, "controllers_connected", "controllers", "Controllers that are connected")
         .observed_only();
 const TERM: Metric =
-    Metric::new(Kind::Gauge, "controller_term", "", "Latest term of a controller").observed_only();
-const INCARNATION: Metric =
-    Metric::new(Kind::Gauge, "incarnation", "", "Incarnation that the controller has given; 0: none")
-        .observed_only();
+    Metric::new(Kind::Gauge, "controller_term", "terms", "Latest term of a controller").observed_only();
+const INCARNATION: Metric = Metric::new(
+    Kind::Gauge,
+    "incarnation",
+    "incarnations",
+    "Incarnation that the controller has given; 0: none",
+)
+.observed_only();
 const COUNTED: Metric =
     Metric::new(Kind::Gauge, "links_counted", "links", "Inputs that count for the commit barrier")
         .observed_only();
