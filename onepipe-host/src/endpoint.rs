@@ -3,6 +3,7 @@
 mod control;
 mod management;
 mod reliable;
+mod types;
 
 use crate::config::Config;
 use crate::function::{ORIGIN, ProcessFunction, Rings, Shared, decode_origin};
@@ -15,14 +16,14 @@ use core::sync::atomic::Ordering;
 use core::time::Duration;
 use onepipe::Process;
 use onepipe::Timestamp;
-use onepipe::process::{
-    self, ConfigError, Counters, Event, Failure, Message, ProcessId, Scattering, SendError,
-};
+use onepipe::process::{self, ConfigError, Counters, Event, Message, ProcessId, Scattering, SendError};
 use rtrb::{Consumer, RingBuffer};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
+
+pub use types::{Failed, Stall};
 
 /// Maximum number of events waiting for the application; further ones stay with the process, and count there
 /// as not settled
@@ -67,51 +68,6 @@ pub enum InitError {
     /// The control thread did not start, or panicked
     #[error("the control thread failed: {0}")]
     Thread(String),
-}
-
-/// A message that failed (1Pipe, Table 1: argument of the `onepipe_send_fail_callback` callback).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Failed {
-    /// Scattering of the message
-    pub scattering: Scattering,
-    /// Timestamp of the scattering, if it has been stamped
-    pub timestamp: Option<Timestamp>,
-    /// Receiver of the message
-    pub dst: ProcessId,
-    /// Index of the message in the call
-    pub part: u32,
-    /// Reason
-    pub why: Failure,
-}
-
-/// The barrier of the process's link stands still, so that nothing is delivered, or rises again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stall {
-    /// The barrier has not risen for [`stall_after`](process::Config::stall_after)
-    Stalled {
-        /// The barrier, if there has been any
-        barrier: Option<Timestamp>,
-    },
-    /// The barrier rises again
-    Recovered {
-        /// The new barrier
-        barrier: Timestamp,
-        /// Time for which it stood still
-        after: Duration,
-    },
-}
-
-impl Stall {
-    /// Returns the stall that an event reports, if it is of that kind.
-    fn of(event: &Event) -> Option<Self> {
-        match *event {
-            Event::Stalled { barrier } => Some(Self::Stalled { barrier }),
-            Event::Recovered { barrier, after } => {
-                Some(Self::Recovered { barrier, after: Duration::from_nanos(after.0) })
-            }
-            Event::SendFailed { .. } | Event::Settled { .. } => None,
-        }
-    }
 }
 
 /// Threads of an endpoint, and the state that all handles share.

@@ -31,6 +31,13 @@
 //! similar methods, never in the polling thread: there, a slow callback would delay this host's beacons, and
 //! with them the messages of all receivers. So callbacks may send, wait, and take locks.
 //!
+//! # Reliable service
+//!
+//! With `[controller]` in its file, a process takes part in the reliable service (section 5):
+//! [`reliable_send`](Endpoint::reliable_send), [`reliable_recv`](Endpoint::reliable_recv), the merged
+//! [`recv`](Endpoint::recv) and [`proc_fail_callback`](Endpoint::proc_fail_callback). Without it, these calls are
+//! refused.
+//!
 //! # Backpressure
 //!
 //! A scattering without room is refused with [`SendError::Full`]: when the ring is full, because the polling

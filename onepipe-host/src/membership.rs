@@ -122,9 +122,8 @@ impl Membership {
 
     fn deliver(&mut self, process: &mut Process) {
         let is_merged = self.is_merged;
-        let next = |process: &mut Process| match is_merged {
-            true => process.recv().ok().flatten(),
-            false => process.reliable_recv(),
+        let next = |process: &mut Process| {
+            if is_merged { process.recv().ok().flatten() } else { process.reliable_recv() }
         };
         while let Some(message) = self.message.take().or_else(|| next(process)) {
             let Message { timestamp, src, payload } = message;

@@ -39,7 +39,7 @@ impl Management {
         let on_event = move |event| match event {
             ClientEvent::Connected(_) => drop(inputs.send(Input::Connected)),
             ClientEvent::Disconnected(address, why) => {
-                report(&of_events, format!("controller {address}: {why}"))
+                report(&of_events, format!("controller {address}: {why}"));
             }
             ClientEvent::Message(bytes) => match Envelope::decode(&bytes) {
                 Ok(envelope) => drop(inputs.send(Input::Message(envelope))),

@@ -158,3 +158,39 @@ fn mistakes_are_reported_with_what_to_write() {
     let nothing = read(HEAD).expect_err("[process] is missing");
     assert_eq!(nothing[0].0, "[process] has no `id`");
 }
+
+#[test]
+fn the_controller_is_read_and_each_mistake_is_reported() {
+    let with = |keys: &str| [HEAD, PROCESS, BEACONS, PEER, "[controller]\n", keys].concat();
+    let config = read(&with(
+        "addresses = [\"10.9.0.1:7070\", \"[::1]:7071\"]\nsecret_file = \"secret\"\ntopology = \
+         \"00c0ffee00c0ffee\"\nmerged = true\nmax_members = 8\nreliable_buffer_kib = 1024\n",
+    ))
+    .unwrap();
+    let controller = config.process.controller.as_ref().unwrap();
+    assert_eq!(controller.addresses[1], "[::1]:7071".parse().unwrap());
+    assert_eq!(
+        (controller.topology, controller.is_merged, controller.fail_after),
+        (0xc0_ffee_00c0_ffee, true, 10)
+    );
+    assert!(controller.secret_file.as_ref().unwrap().ends_with("secret"));
+    assert_eq!((config.process.process.max_members, config.process.process.reliable_buffer), (8, 1 << 20));
+    assert!(read(&[HEAD, PROCESS, BEACONS, PEER].concat()).unwrap().process.controller.is_none());
+    let topology = "topology = \"00c0ffee00c0ffee\"\n";
+    wrong(
+        &[&with("addresses = [\"10.9.0.1:7070\"]\n"), topology],
+        "there is no `secret_file`, and 10.9.0.1:7070 is not a loopback address",
+        "add `secret_file",
+    );
+    wrong(&[&with("addresses = []\n"), topology], "`addresses` is empty", "or remove [controller]");
+    wrong(
+        &[&with("addresses = [\"here\"]\n"), topology],
+        "`here` is not an address with a port",
+        "names are not resolved",
+    );
+    wrong(
+        &[&with("addresses = [\"127.0.0.1:7070\"]\ntopology = \"12\"\n")],
+        "`12` is not the hash of a topology",
+        "understudy plan",
+    );
+}

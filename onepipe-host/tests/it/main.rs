@@ -1,4 +1,5 @@
 //! Configuration files of the library, and endpoints on ring devices.
 
 mod file;
+mod reliable;
 mod ring;

@@ -17,13 +17,13 @@ use switch::memory::FrameCollector;
 use understudy_tests::alone;
 
 const LONG: Duration = Duration::from_secs(60);
-const OWN: ProcessId = ProcessId(1);
+pub(crate) const OWN: ProcessId = ProcessId(1);
 /// The endpoint itself
 const TWIN: ProcessId = ProcessId(2);
 /// A process that does not exist
-const UNREACHABLE: ProcessId = ProcessId(3);
+pub(crate) const UNREACHABLE: ProcessId = ProcessId(3);
 
-fn config() -> Config {
+pub(crate) fn config() -> Config {
     let (mac, address, qpn) = (MacAddr([2, 0, 0, 0, 0, 1]), IpAddr::from([10, 0, 0, 1]), Qpn::new(0x11));
     let own = Peer { id: OWN, mac, address, qpn };
     let mut process = process::Config::new(own, BeaconPeer { mac, address, qpn, detour: Vec::new() });
@@ -62,7 +62,7 @@ fn config() -> Config {
 
 /// Waits for an event that must happen.
 #[allow(clippy::disallowed_methods, reason = "bounds the time that a test waits")]
-fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = std::time::Instant::now();
     loop {
         if let Some(found) = look() {
