@@ -381,8 +381,7 @@ impl Process {
 
     #[inline]
     fn receive_beacon(&mut self, source: (IpAddr, Qpn), header: &OnePipe, now: Nanos) -> Result<(), Refusal> {
-        let is_tor = source == (self.config.tor.address, self.config.tor.qpn);
-        let takes = self.sources.classify(is_tor, source);
+        let takes = self.sources.classify((self.config.tor.address, self.config.tor.qpn), source);
         if takes == Takes::Nothing {
             return Err(Refusal::WrongSource);
         }
@@ -390,7 +389,9 @@ impl Process {
         let result = self.receiver.on_beacon(header, has_left, &mut self.clock, now);
         match takes {
             Takes::Both => self.reliable.on_beacon(header.commit(), &mut self.clock, now),
-            _ if header.commit().is_some() => self.counters.refuse(Refusal::CommitSource),
+            _ if header.commit().is_some() && self.reliable.is_joined() => {
+                self.counters.refuse(Refusal::CommitSource)
+            }
             _ => {}
         }
         result

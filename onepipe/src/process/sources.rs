@@ -34,17 +34,18 @@ impl Sources {
         self.heard
     }
 
-    /// Returns what a beacon counts for. `is_tor` tells whether it is from the configured end of the link.
+    /// Returns what a beacon counts for. `end` is the configured end of the link. Its best-effort barrier counts
+    /// whatever its queue pair is: that changes with each incarnation, also for processes that have no controller.
     #[inline]
-    pub(super) fn classify(&mut self, is_tor: bool, source: (IpAddr, Qpn)) -> Takes {
+    pub(super) fn classify(&mut self, end: (IpAddr, Qpn), source: (IpAddr, Qpn)) -> Takes {
         match &self.named {
-            None if is_tor => Takes::Both,
+            None if source == end => Takes::Both,
             Some(named) if named.contains(&source) => {
                 self.heard += 1;
                 Takes::Both
             }
-            Some(_) if is_tor => Takes::BestEffort,
-            None | Some(_) => Takes::Nothing,
+            _ if source.0 == end.0 => Takes::BestEffort,
+            _ => Takes::Nothing,
         }
     }
 }
@@ -57,13 +58,19 @@ mod tests {
     fn named_sources_alone_carry_commit_barriers() {
         let source = |n: u8, qpn| (IpAddr::from([10, 0, 0, n]), Qpn::new(qpn));
         let mut sources = Sources::default();
-        assert_eq!(sources.classify(true, source(1, 2)), Takes::Both);
-        assert_eq!(sources.classify(false, source(1, 3)), Takes::Nothing);
+        let end = source(1, 2);
+        assert_eq!(sources.classify(end, end), Takes::Both);
+        assert_eq!(
+            sources.classify(end, source(1, 3)),
+            Takes::BestEffort,
+            "an incarnation that was not named"
+        );
+        assert_eq!(sources.classify(end, source(2, 2)), Takes::Nothing);
         assert!(sources.set(vec![source(1, 7)]) && !sources.set(vec![source(1, 7)]));
-        assert_eq!((sources.classify(true, source(1, 2)), sources.heard()), (Takes::BestEffort, 0));
-        assert_eq!((sources.classify(false, source(1, 7)), sources.heard()), (Takes::Both, 1));
-        assert_eq!(sources.classify(false, source(2, 7)), Takes::Nothing, "another address");
+        assert_eq!((sources.classify(end, end), sources.heard()), (Takes::BestEffort, 0));
+        assert_eq!((sources.classify(end, source(1, 7)), sources.heard()), (Takes::Both, 1));
+        assert_eq!(sources.classify(end, source(2, 7)), Takes::Nothing, "another address");
         assert!(sources.set(Vec::new()));
-        assert_eq!(sources.classify(true, source(1, 2)), Takes::BestEffort, "none is named");
+        assert_eq!(sources.classify(end, end), Takes::BestEffort, "none is named");
     }
 }
