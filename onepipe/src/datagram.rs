@@ -179,7 +179,8 @@ impl Expected {
 
     /// Reads a datagram for this queue pair and verifies its checksums. `None` means only that the frame has
     /// to be parsed and checked in full.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a call would pass the datagram through memory")]
+    #[inline(always)]
     pub fn read<'a>(&self, frame: &'a [u8]) -> Option<Datagram<'a>> {
         if self.v6 {
             self.read_as::<true, HEADERS_V6, WORDS>(frame)
@@ -188,7 +189,8 @@ impl Expected {
         }
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "part of `read`")]
+    #[inline(always)]
     fn read_as<'a, const IS_V6: bool, const LEN: usize, const COMPARED: usize>(
         &self,
         frame: &'a [u8],

@@ -48,22 +48,26 @@ impl Filter {
     }
 
     /// Reads a datagram without options for this process. Returns `None` if the frame has to be
-    /// [parsed](Self::parse).
+    /// [read otherwise](Self::read_other).
     #[inline]
     pub(super) fn read<'a>(&self, frame: &'a [u8]) -> Option<Datagram<'a>> {
         self.expected.read(frame)
     }
 
-    /// Reads a datagram without options for this process's incarnation.
-    #[inline]
-    pub(super) fn read_by_member<'a>(&self, frame: &'a [u8]) -> Option<Datagram<'a>> {
-        self.expected_by_member.read(frame)
+    /// Reads a datagram to the queue pair of this process's incarnation, or with options; or returns why it is
+    /// refused. The flag tells whether it is for the incarnation.
+    #[inline(never)]
+    pub(super) fn read_other<'a>(&self, frame: &'a [u8]) -> Result<(Datagram<'a>, bool), Refusal> {
+        match self.expected_by_member.read(frame) {
+            Some(datagram) => Ok((datagram, true)),
+            None => self.parse(frame),
+        }
     }
 
     /// Parses a datagram with options, extension headers or tags; or returns why it is refused. The flag tells
     /// whether it is for this process's incarnation.
     #[cold]
-    pub(super) fn parse<'a>(&self, frame: &'a [u8]) -> Result<(Datagram<'a>, bool), Refusal> {
+    fn parse<'a>(&self, frame: &'a [u8]) -> Result<(Datagram<'a>, bool), Refusal> {
         let packet = Packet::parse(frame).ok_or(Refusal::NotOurs)?;
         let to = packet.bth().dest_qp();
         if packet.layout().opcode() != Opcode::UD_SEND_ONLY

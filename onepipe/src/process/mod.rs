@@ -331,33 +331,14 @@ impl Process {
         result
     }
 
+    /// Handles a datagram. It has one place where all datagrams go on, so that what follows is inlined.
     #[inline]
     fn receive_datagram(&mut self, frame: &[u8], now: Nanos) -> Result<(), Refusal> {
-        match self.filter.read(frame) {
-            Some(datagram) => self.dispatch::<false>(&datagram, now),
-            None => self.receive_other(frame, now),
-        }
-    }
-
-    /// Handles a frame to the queue pair of this process's incarnation, or with options.
-    fn receive_other(&mut self, frame: &[u8], now: Nanos) -> Result<(), Refusal> {
-        if let Some(datagram) = self.filter.read_by_member(frame) {
-            return self.dispatch::<true>(&datagram, now);
-        }
-        match self.filter.parse(frame)? {
-            (datagram, true) => self.dispatch::<true>(&datagram, now),
-            (datagram, false) => self.dispatch::<false>(&datagram, now),
-        }
-    }
-
-    /// Handles a datagram. `TO_MEMBER` tells whether it was sent to the queue pair of this process's incarnation.
-    #[inline]
-    fn dispatch<const TO_MEMBER: bool>(
-        &mut self,
-        datagram: &Datagram<'_>,
-        now: Nanos,
-    ) -> Result<(), Refusal> {
-        let &Datagram { src, src_qp, ecn, header, payload } = datagram;
+        let (datagram, is_to_member) = match self.filter.read(frame) {
+            Some(datagram) => (datagram, false),
+            None => self.filter.read_other(frame)?,
+        };
+        let Datagram { src, src_qp, ecn, header, payload } = datagram;
         if header.version != OnePipe::VERSION {
             return Err(Refusal::OtherVersion);
         }
@@ -365,7 +346,7 @@ impl Process {
             return self.receive_beacon((src, src_qp), header, now);
         }
         if header.opcode().is_reliable() {
-            return self.receive_reliable(TO_MEMBER, datagram, now);
+            return self.receive_reliable(is_to_member, &datagram, now);
         }
         let peer = self.peers.find_source(src, src_qp).ok_or(Refusal::UnknownSource)?;
         match header.opcode() {
