@@ -69,7 +69,7 @@ impl Played {
         self.send(from, Message::Welcome { boot, incarnation: INCARNATION, qpn: QPN, members: Vec::new() });
         let sources = vec![Source { address, qpn: QPN }];
         self.send(from, Message::Desired { version: 1, held: false, sources });
-        self.send(from, Message::Admitted { after: Clock::Realtime.now() });
+        self.send(from, Message::Admitted { after: None });
         from
     }
 }
