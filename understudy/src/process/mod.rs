@@ -76,41 +76,13 @@ fn parse_rate(text: &str) -> Result<f64, String> {
 /// Returns exit code 2 for an invalid configuration, 3 for a lost link, and 1 for run-time errors or messages
 /// out of order.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let invalid = |text: String| {
-        print_error(text);
-        ExitCode::from(config::EXIT_CODE)
-    };
-    let mut loaded = match config::load(&args.config) {
-        Ok(loaded) => loaded,
-        Err(report) => return invalid(report.render()),
-    };
-    let FunctionConfig::Process(process) = loaded.function else {
-        let path = args.config.display();
-        return invalid(format!(
-            "{path} has no [process]; `understudy plan --out DIR` writes files with this table\n"
-        ));
-    };
-    let mut process = process;
-    let to = match receivers(args, &process) {
-        Ok(to) => to,
-        Err(unknown) => {
-            return invalid(format!("--to: there is no process {unknown} in {}\n", args.config.display()));
+    let (config, to) = match prepare(args) {
+        Ok(prepared) => prepared,
+        Err(text) => {
+            print_error(text);
+            return ExitCode::from(config::EXIT_CODE);
         }
     };
-    if args.reliable {
-        let Some(controller) = &mut process.controller else {
-            return invalid(format!(
-                "--reliable: {} has no [controller]; add it, or run `understudy plan --out DIR` with a topology that has \
-                 [controller]\n",
-                args.config.display()
-            ));
-        };
-        controller.is_merged = true;
-    } else if process.controller.take().is_some() {
-        info!("Without --reliable, the process takes no part in the reliable service.");
-    }
-    loaded.runtime.eal.extra.extend(args.eal.iter().cloned());
-    let config = Config { runtime: loaded.runtime, process };
     match session::run(args, config, &to) {
         Ok(code) => code,
         Err(report) => {
@@ -118,6 +90,35 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Reads the configuration. Returns it with the receivers of every scattering.
+///
+/// # Errors
+/// What is invalid, in it or in the arguments.
+fn prepare(args: &Args) -> Result<(Config, Vec<ProcessId>), String> {
+    let mut loaded = config::load(&args.config).map_err(|report| report.render())?;
+    let path = args.config.display();
+    let FunctionConfig::Process(mut process) = loaded.function else {
+        return Err(format!(
+            "{path} has no [process]; `understudy plan --out DIR` writes files with this table\n"
+        ));
+    };
+    let to = receivers(args, &process)
+        .map_err(|unknown| format!("--to: there is no process {unknown} in {path}\n"))?;
+    if args.reliable {
+        let Some(controller) = &mut process.controller else {
+            return Err(format!(
+                "--reliable: {path} has no [controller]; add it, or run `understudy plan --out DIR` with a topology \
+                 that has [controller]\n"
+            ));
+        };
+        controller.is_merged = true;
+    } else if process.controller.take().is_some() {
+        info!("Without --reliable, the process takes no part in the reliable service.");
+    }
+    loaded.runtime.eal.extra.extend(args.eal.iter().cloned());
+    Ok((Config { runtime: loaded.runtime, process }, to))
 }
 
 /// Returns the receivers of every scattering.

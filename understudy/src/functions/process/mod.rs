@@ -24,7 +24,7 @@ impl SwitchFunction for Settings {
     }
 
     fn check(&mut self, file: &File<'_>) {
-        self.read_controller(&file.root, file.folder);
+        self.read_controller(file.root, file.folder);
         onepipe_host::file::check_runtime(file.runtime, file.root.problems());
         if let Some(given) = file.root.header_span(&observe::Keys::TABLE) {
             let problem = Problem::at(given, "[observe] is not valid beside [process]").label("no observers");
