@@ -191,7 +191,9 @@ impl Rack {
     /// Ends the processes. Returns what each has printed, and its report.
     fn finish(&mut self) -> BTreeMap<u32, (Printed, Value)> {
         let processes = std::mem::take(&mut self.processes);
-        processes.values().for_each(|process| process.signal(Signal::TERM));
+        for process in processes.values() {
+            process.signal(Signal::TERM);
+        }
         let mut all = BTreeMap::new();
         for (id, process) in processes {
             let output = process.finish();
