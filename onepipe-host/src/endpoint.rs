@@ -4,6 +4,7 @@ mod control;
 mod management;
 mod reliable;
 mod types;
+mod wait;
 
 use crate::config::Config;
 use crate::function::{ORIGIN, ProcessFunction, Rings, Shared, decode_origin};
@@ -16,12 +17,13 @@ use core::sync::atomic::Ordering;
 use core::time::Duration;
 use onepipe::Process;
 use onepipe::Timestamp;
-use onepipe::process::{self, ConfigError, Counters, Event, Message, ProcessId, Scattering, SendError};
+use onepipe::process::{
+    self, ConfigError, Counters, Event, Message, ProcessId, Scattering, SendError, member,
+};
 use rtrb::{Consumer, RingBuffer};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 pub use types::{Failed, Stall};
 
@@ -32,12 +34,6 @@ const MAX_EVENTS: usize = 4096;
 const MAX_REQUESTS: usize = 1024;
 /// Maximum number of reports of stalls that are kept for the application
 const MAX_STALLS: usize = 2;
-/// Number of polls after which a thread that waits for a message yields the CPU, and after which it sleeps
-const SPINS: u32 = 256;
-const YIELDS: u32 = 1024;
-/// Duration of each sleep
-const SLEEP: Duration = Duration::from_micros(50);
-
 /// Reason why an endpoint did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
@@ -70,6 +66,9 @@ pub enum InitError {
     Thread(String),
 }
 
+/// Counters of a process, and those of its membership if there is a controller
+type AllCounters = (Arc<Counters>, Option<Arc<member::Counters>>);
+
 /// Threads of an endpoint, and the state that all handles share.
 struct Running {
     shared: Arc<Shared>,
@@ -78,6 +77,7 @@ struct Running {
     peers: Vec<ProcessId>,
     requests: crossbeam_channel::Sender<Request>,
     has_controller: bool,
+    member_counters: Option<Arc<member::Counters>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -309,33 +309,6 @@ impl Receiver {
         result
     }
 
-    /// Returns the next message. Waits for at most `timeout`, or until the endpoint [has
-    /// ended](Handle::has_ended). Calls the callback for messages that fail meanwhile.
-    pub fn recv_timeout(&mut self, timeout: Duration) -> Option<Message> {
-        let mut start = None;
-        let mut polls = 0u32;
-        loop {
-            // Read before the ring is polled: messages delivered before the end are still received.
-            let has_ended = self.handle.has_ended();
-            if let Some(message) = self.unreliable_recv() {
-                return Some(message);
-            }
-            if has_ended {
-                return None;
-            }
-            match polls {
-                ..SPINS => core::hint::spin_loop(),
-                SPINS..YIELDS => std::thread::yield_now(),
-                _ => std::thread::sleep(SLEEP.min(timeout)),
-            }
-            let time = now();
-            if time.duration_since(*start.get_or_insert(time)) >= timeout {
-                return self.unreliable_recv();
-            }
-            polls = polls.saturating_add(1);
-        }
-    }
-
     /// Sets the callback for messages that fail (1Pipe, Table 1, `onepipe_send_fail_callback`), replacing an
     /// earlier one. It is called in the thread that receives or [polls events](Self::poll_event), during that
     /// call.
@@ -396,14 +369,6 @@ impl Receiver {
     }
 }
 
-#[allow(
-    clippy::disallowed_methods,
-    reason = "the application's thread waits, and nothing of the protocol depends on it"
-)]
-fn now() -> Instant {
-    Instant::now()
-}
-
 /// The application's ends of its rings, and the state shared with the process
 struct AppEnds {
     shared: Arc<Shared>,
@@ -443,8 +408,8 @@ impl Endpoint {
         let (app, polling) = create_rings(&settings.process);
         let shared = Arc::clone(&app.shared);
         let (inbox, ends) = settings.controller.as_ref().map(reliable::create_rings).unzip();
-        let (thread, counters) = control::start(config, (polling, ends), shared, requests_rx)?;
-        Ok(Self::new((app, inbox), &settings.process, counters, requests, Some(thread)))
+        let (thread, (counters, member)) = control::start(config, (polling, ends), shared, requests_rx)?;
+        Ok(Self::new((app, inbox), &settings.process, (counters, member), requests, Some(thread)))
     }
 
     /// Creates an endpoint without threads, and the switch function that runs its process on port 0. For
@@ -463,13 +428,13 @@ impl Endpoint {
         let counters = process.counters();
         let host = ProcessFunction::new(process, settled_events, polling, shared);
         let (requests, _) = crossbeam_channel::bounded(0);
-        Ok((Self::new((app, None), config, counters, requests, None), host))
+        Ok((Self::new((app, None), config, (counters, None), requests, None), host))
     }
 
     fn new(
         (app, inbox): (AppEnds, Option<Inbox>),
         config: &process::Config,
-        counters: Arc<Counters>,
+        (counters, member_counters): AllCounters,
         requests: crossbeam_channel::Sender<Request>,
         thread: Option<JoinHandle<()>>,
     ) -> Self {
@@ -483,6 +448,7 @@ impl Endpoint {
             peers,
             requests,
             has_controller: inbox.is_some(),
+            member_counters,
             thread,
         }));
         let (limits, reliable_limits) = (Limits::of(config), Limits::of_reliable(config));

@@ -38,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) open: AtomicBool,
     /// Whether the process is a member of the reliable service and may send
     pub(crate) admitted: AtomicBool,
+    /// Peers that are members of the reliable service, by index
+    pub(crate) members: Box<[AtomicBool]>,
     /// Peers that are known to have failed, by index
     pub(crate) dead: Box<[AtomicBool]>,
     /// The process is to leave, or the polling thread has ended: no more scatterings are accepted.
@@ -61,6 +63,7 @@ impl Shared {
             commit: AtomicU64::new(Self::NONE),
             open: AtomicBool::new(false),
             admitted: AtomicBool::new(false),
+            members: (0..peers).map(|_| AtomicBool::new(false)).collect(),
             dead: (0..peers).map(|_| AtomicBool::new(false)).collect(),
             closing: AtomicBool::new(false),
             lost_link: AtomicBool::new(false),

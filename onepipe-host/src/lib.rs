@@ -67,6 +67,6 @@ pub use endpoint::{Endpoint, Failed, Handle, InitError, Receiver, Sender, Stall}
 pub use file::load;
 pub use function::{Command, ProcessFunction, ProcessLeft};
 pub use onepipe::Timestamp;
-pub use onepipe::process::reliable;
 pub use onepipe::process::{Counters, Event, Failure, Message, ProcessId, Refusal, Scattering, SendError};
+pub use onepipe::process::{member, reliable};
 pub use service::ReliableError;

@@ -80,6 +80,11 @@ impl Membership {
         }
     }
 
+    /// Returns the member's counters.
+    pub(crate) fn counters(&self) -> Arc<member::Counters> {
+        self.member.counters()
+    }
+
     /// Returns whether both services have one order: then best-effort messages are delivered here.
     pub(crate) const fn is_merged(&self) -> bool {
         self.is_merged
@@ -87,18 +92,31 @@ impl Membership {
 
     /// Handles what has come from the controllers and the application, and the timer.
     pub(crate) fn advance(&mut self, process: &mut Process, now: Nanos) {
+        let mut has_input = false;
         for input in self.ends.inputs.try_iter() {
+            has_input = true;
             match input {
                 Input::Connected => self.member.on_connected(process, now),
                 // Refusals are counted.
                 Input::Message(envelope) => _ = self.member.on_envelope(&envelope, process, now),
             }
         }
+        if has_input {
+            self.publish_members(process);
+        }
         while let Ok((case, id)) = self.ends.returned.pop() {
             process.callback_done(case, id);
         }
         if self.member.next_timer() <= now {
             self.member.on_timer(process, now);
+        }
+    }
+
+    /// Publishes which peers are members, which only a controller's message changes.
+    fn publish_members(&self, process: &Process) {
+        let members = process.members();
+        for (peer, is_member) in process.config().peers.iter().zip(&self.shared.members) {
+            is_member.store(members.contains(&peer.id), Ordering::Relaxed);
         }
     }
 

@@ -171,7 +171,7 @@ impl Machine {
             MemberState::Joining | MemberState::Member => {
                 self.send(node, Message::Welcome { boot, incarnation, qpn, members });
                 if state == MemberState::Member {
-                    self.send(node, Message::Admitted { after: Timestamp::new(joined) });
+                    self.send(node, Message::Admitted { after: Self::timestamp(joined) });
                 }
                 self.announce_to(id);
             }
@@ -317,7 +317,7 @@ impl Machine {
         self.leader_mut().joins.remove(&id);
         let leader = self.leader();
         let Some((_, record)) = leader.image.member(id) else { return };
-        let after = Timestamp::new(record.joined);
+        let after = Self::timestamp(record.joined);
         let peers: Vec<_> = leader.members().into_iter().filter_map(|member| leader.peer(member)).collect();
         let node = NodeKey::Process(id);
         for peer in peers.into_iter().filter(|peer| peer.id != id) {

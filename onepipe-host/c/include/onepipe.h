@@ -1,5 +1,5 @@
 /*
- * Host library of 1Pipe's best-effort service: Table 1 of Li et al., "1Pipe: Scalable Total Order Communication in Data
+ * Host library of 1Pipe, both services: Table 1 of Li et al., "1Pipe: Scalable Total Order Communication in Data
  * Center Networks", SIGCOMM 2021. Link with -lonepipe_c. See docs/onepipe.md of understudy.
  *
  * Call order: onepipe_init; then onepipe_unreliable_send and onepipe_unreliable_recv; at the end onepipe_leave, if other
@@ -34,7 +34,14 @@ enum onepipe_error {
     ONEPIPE_LEFT = -10,      /* this process has left, or its threads have ended */
     ONEPIPE_TOO_SMALL = -11, /* the message is longer than the buffer; it remains the next one */
     ONEPIPE_BUSY = -12,      /* another thread is receiving, or called from a callback */
-    ONEPIPE_ARGUMENT = -13   /* a null pointer, or a path that is not UTF-8 */
+    ONEPIPE_ARGUMENT = -13,  /* a null pointer, or a path that is not UTF-8 */
+    /* Of the reliable service */
+    ONEPIPE_NO_CONTROLLER = -14, /* the configuration has no [controller] */
+    ONEPIPE_MERGED = -15,        /* [controller] has merged = true; use onepipe_recv */
+    ONEPIPE_NOT_MERGED = -16,    /* [controller] has merged = false; receive each service by its own function */
+    ONEPIPE_NOT_ADMITTED = -17,  /* the controller has not admitted this process, or it has failed */
+    ONEPIPE_FENCED = -18,        /* this process has failed, as the controller has decided */
+    ONEPIPE_NOT_MEMBER = -19     /* a receiver is not a member of the reliable service */
 };
 
 /* Reasons why a message failed. */
@@ -46,6 +53,10 @@ enum onepipe_failure {
     ONEPIPE_FAILED_NOT_ACKNOWLEDGED = 4, /* it was not acknowledged in time */
     ONEPIPE_FAILED_DEAD = 5,             /* the receiver is known to have failed */
     ONEPIPE_FAILED_LEFT = 6,             /* this process left before it was acknowledged */
+    /* Of the reliable service, beside ONEPIPE_FAILED_DEAD and ONEPIPE_FAILED_LEFT */
+    ONEPIPE_FAILED_RECALLED = 7,     /* recalled, as another receiver of its scattering has failed */
+    ONEPIPE_FAILED_FENCED = 8,       /* this process was excluded; the message may have been delivered */
+    ONEPIPE_FAILED_NOT_ADMITTED = 9, /* a receiver, or this process, was no member; nothing was sent */
     /* Previous name of ONEPIPE_FAILED_NOT_ACKNOWLEDGED */
     ONEPIPE_FAILED_NO_ANSWER = ONEPIPE_FAILED_NOT_ACKNOWLEDGED
 };
@@ -139,6 +150,73 @@ int onepipe_send_fail_callback(onepipe_t *endpoint, onepipe_send_fail_fn callbac
  * where that for failed messages is, and the same rules apply to it.
  */
 int onepipe_stall_callback(onepipe_t *endpoint, onepipe_stall_fn callback, void *arg);
+
+/*
+ * The reliable service. It needs [controller] in the configuration file; without it, these functions return
+ * ONEPIPE_NO_CONTROLLER.
+ */
+
+/* Kinds of events of the reliable service. */
+enum onepipe_event_kind {
+    ONEPIPE_EVENT_ADMITTED = 1,    /* this process is a member and may send */
+    ONEPIPE_EVENT_FENCED = 2,      /* this process has failed at `timestamp`; it joins again by itself */
+    ONEPIPE_EVENT_STALLED = 3,     /* the commit barrier stands still */
+    ONEPIPE_EVENT_RECOVERED = 4,   /* the commit barrier rises again */
+    ONEPIPE_EVENT_SEND_FAILED = 5  /* message `part` of `scattering` to `dst` has failed for the reason `why` */
+};
+
+/* An event of the reliable service. What a kind does not name is 0, or ONEPIPE_NO_TIMESTAMP. */
+typedef struct onepipe_event {
+    int kind;            /* enum onepipe_event_kind */
+    int why;             /* enum onepipe_failure */
+    uint64_t scattering; /* number of the scattering, from onepipe_reliable_send */
+    uint64_t timestamp;  /* timestamp of the event or of the scattering */
+    uint32_t dst;        /* receiver */
+    uint32_t part;       /* index of the message in the call */
+} onepipe_event_t;
+
+/* Callback for a process that has failed: its messages later than `timestamp` are discarded everywhere. */
+typedef void (*onepipe_proc_fail_fn)(void *arg, uint32_t process, uint64_t timestamp);
+
+/*
+ * Sends `count` messages to members as one scattering: all receivers that do not fail deliver it, or none does. Otherwise as
+ * onepipe_unreliable_send; both services count scatterings together. Returns ONEPIPE_NOT_ADMITTED before the process is a
+ * member. A message that fails is an event.
+ */
+int onepipe_reliable_send(onepipe_t *endpoint, const onepipe_message_t *messages, size_t count, uint64_t *scattering);
+
+/*
+ * Receives the next reliable message; as onepipe_unreliable_recv. Returns ONEPIPE_MERGED if [controller] has merged = true.
+ */
+int onepipe_reliable_recv(onepipe_t *endpoint, uint64_t timeout_us, uint64_t *timestamp, uint32_t *src, void *buffer,
+                          size_t capacity, size_t *len);
+
+/*
+ * Receives the next message of either service, in one order; as onepipe_unreliable_recv, which returns nothing then. Returns
+ * ONEPIPE_NOT_MERGED unless [controller] has merged = true.
+ */
+int onepipe_recv(onepipe_t *endpoint, uint64_t timeout_us, uint64_t *timestamp, uint32_t *src, void *buffer, size_t capacity,
+                 size_t *len);
+
+/*
+ * Sets the callback for processes that fail, replacing an earlier one; null removes it. It is called where that for failed
+ * messages is, and in onepipe_reliable_recv, onepipe_recv and onepipe_poll_reliable_event; the same rules apply to it. All
+ * processes wait until it has returned: a program that does not call one of these functions for longer than the
+ * controller's respond_within_ms fails.
+ */
+int onepipe_proc_fail_callback(onepipe_t *endpoint, onepipe_proc_fail_fn callback, void *arg);
+
+/*
+ * Writes the next event to `*event` and returns 1, or returns 0 if there is none. Has to be called now and then: if thousands
+ * of events wait, no more scatterings are sent.
+ */
+int onepipe_poll_reliable_event(onepipe_t *endpoint, onepipe_event_t *event);
+
+/* Returns 1 if this process is a member and may send, otherwise 0. */
+int onepipe_is_admitted(const onepipe_t *endpoint);
+
+/* Returns 1 if process `id` is a member, as far as this process knows, otherwise 0. */
+int onepipe_is_member(const onepipe_t *endpoint, uint32_t id);
 
 /*
  * Returns 1 if a barrier is known and the process accepts messages that are stamped now, otherwise 0. A process that starts

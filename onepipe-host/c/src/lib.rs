@@ -6,17 +6,24 @@
 #![allow(clippy::missing_safety_doc, reason = "documented in the header")]
 
 mod error;
+mod reliable;
 
 use core::cell::RefCell;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::time::Duration;
 use error::{Error, failure_number};
-use onepipe_host::{Endpoint, Failed, Handle, Message, ProcessId, Receiver, Sender, Stall, Timestamp};
+use onepipe_host::{
+    Endpoint, Failed, Handle, Message, ProcessId, Receiver, Scattering, Sender, Stall, Timestamp,
+};
 use std::ffi::CString;
 use std::path::Path;
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 pub use error::{onepipe_strerror, onepipe_strfailure};
+pub use reliable::{
+    OnePipeEvent, ProcFailFn, onepipe_is_admitted, onepipe_is_member, onepipe_poll_reliable_event,
+    onepipe_proc_fail_callback, onepipe_recv, onepipe_reliable_recv, onepipe_reliable_send,
+};
 
 /// Maximum number of messages of a scattering for which no memory is allocated
 const INLINE_MESSAGES: usize = 16;
@@ -29,10 +36,26 @@ pub struct OnePipe {
     handle: Handle,
 }
 
+impl OnePipe {
+    /// Returns the receiving half.
+    ///
+    /// # Errors
+    /// Another thread receives, or this one is in a callback.
+    fn receiving(&self) -> Result<MutexGuard<'_, ReceiveState>, Error> {
+        match self.receiver.try_lock() {
+            Ok(receiving) => Ok(receiving),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(Error::Busy),
+        }
+    }
+}
+
 struct ReceiveState {
     receiver: Receiver,
     /// Message that did not fit into the caller's buffer
     waiting: Option<Message>,
+    /// The same of the reliable service, or of both in the merged order
+    reliable_waiting: Option<Message>,
 }
 
 /// `onepipe_message_t`
@@ -115,7 +138,9 @@ pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut
             // Without a callback, events would fill their queue.
             receiver.send_fail_callback(drop);
             receiver.stall_callback(drop);
-            let receiver = Mutex::new(ReceiveState { receiver, waiting: None });
+            // Without a callback, all processes would wait for this one; refused without a controller.
+            _ = receiver.proc_fail_callback(drop);
+            let receiver = Mutex::new(ReceiveState { receiver, waiting: None, reliable_waiting: None });
             let started = Box::new(OnePipe { sender: Mutex::new(sender), receiver, handle });
             // SAFETY: room for a pointer, as the header requires.
             unsafe { endpoint.write(Box::into_raw(started)) };
@@ -169,6 +194,25 @@ pub unsafe extern "C" fn onepipe_unreliable_send(
     count: usize,
     scattering: *mut u64,
 ) -> c_int {
+    // SAFETY: as the header requires.
+    unsafe {
+        send(endpoint, messages, count, scattering, |sender, messages| {
+            sender.unreliable_send(messages).map_err(Error::from)
+        })
+    }
+}
+
+/// Sends `count` messages by a service.
+///
+/// # Safety
+/// The pointers are as the header requires.
+unsafe fn send(
+    endpoint: *mut OnePipe,
+    messages: *const OnePipeMessage,
+    count: usize,
+    scattering: *mut u64,
+    by: impl FnOnce(&mut Sender, &[(ProcessId, &[u8])]) -> Result<Scattering, Error>,
+) -> c_int {
     // SAFETY: null, or from `onepipe_init`.
     let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
     let messages = if count == 0 {
@@ -204,7 +248,7 @@ pub unsafe extern "C" fn onepipe_unreliable_send(
     };
     // A thread that panicked with the lock was not inside a sender's method: these do not panic.
     let mut sender = endpoint.sender.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    match sender.unreliable_send(messages) {
+    match by(&mut sender, messages) {
         Ok(number) => {
             if !scattering.is_null() {
                 // SAFETY: room for a number, as the header requires.
@@ -212,7 +256,7 @@ pub unsafe extern "C" fn onepipe_unreliable_send(
             }
             0
         }
-        Err(error) => Error::from(error).number(),
+        Err(error) => error.number(),
     }
 }
 
@@ -249,6 +293,20 @@ impl Target {
         }
         Ok(())
     }
+
+    /// Writes the waiting message, which remains if the buffer is too small. Returns what the call returns.
+    fn put_waiting(&self, waiting: &mut Option<Message>, has_ended: bool) -> c_int {
+        let Some(message) = waiting.take() else {
+            return if has_ended { Error::Left.number() } else { 0 };
+        };
+        match self.put(message.timestamp, message.src, &message.payload) {
+            Ok(()) => 1,
+            Err(error) => {
+                *waiting = Some(message);
+                error.number()
+            }
+        }
+    }
 }
 
 /// Receives the next message, and waits for it for up to `timeout_us` microseconds; see `onepipe.h`.
@@ -264,13 +322,9 @@ pub unsafe extern "C" fn onepipe_unreliable_recv(
 ) -> c_int {
     // SAFETY: null, or from `onepipe_init`.
     let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
-    let mut receiving = match endpoint.receiver.try_lock() {
-        Ok(receiving) => receiving,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return Error::Busy.number(),
-    };
+    let Ok(mut receiving) = endpoint.receiving() else { return Error::Busy.number() };
     let target = Target { timestamp, src, buffer, capacity, len };
-    let ReceiveState { receiver, waiting } = &mut *receiving;
+    let ReceiveState { receiver, waiting, .. } = &mut *receiving;
     if waiting.is_none() {
         // A short message that has been delivered is copied directly from the ring.
         let put = receiver.unreliable_recv_with(|timestamp, src, payload| {
@@ -292,16 +346,7 @@ pub unsafe extern "C" fn onepipe_unreliable_recv(
     if waiting.is_none() && has_ended {
         *waiting = receiver.unreliable_recv();
     }
-    let Some(message) = waiting.take() else {
-        return if has_ended { Error::Left.number() } else { 0 };
-    };
-    match target.put(message.timestamp, message.src, &message.payload) {
-        Ok(()) => 1,
-        Err(error) => {
-            *waiting = Some(message);
-            error.number()
-        }
-    }
+    target.put_waiting(waiting, has_ended)
 }
 
 /// Sets the callback for messages that fail; see `onepipe.h`.
@@ -313,11 +358,7 @@ pub unsafe extern "C" fn onepipe_send_fail_callback(
 ) -> c_int {
     // SAFETY: null, or from `onepipe_init`.
     let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
-    let mut receiving = match endpoint.receiver.try_lock() {
-        Ok(receiving) => receiving,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return Error::Busy.number(),
-    };
+    let Ok(mut receiving) = endpoint.receiving() else { return Error::Busy.number() };
     let arg = Argument(arg);
     receiving.receiver.send_fail_callback(move |failed: Failed| {
         let Some(callback) = callback else { return };
@@ -343,11 +384,7 @@ pub unsafe extern "C" fn onepipe_stall_callback(
 ) -> c_int {
     // SAFETY: null, or from `onepipe_init`.
     let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
-    let mut receiving = match endpoint.receiver.try_lock() {
-        Ok(receiving) => receiving,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return Error::Busy.number(),
-    };
+    let Ok(mut receiving) = endpoint.receiving() else { return Error::Busy.number() };
     let arg = Argument(arg);
     receiving.receiver.stall_callback(move |stall| {
         let Some(callback) = callback else { return };

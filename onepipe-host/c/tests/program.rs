@@ -1,8 +1,12 @@
 //! C programs that use the header and the library on a ring device, which returns what they send.
 
+mod controller;
+
+use controller::{Played, TOPOLOGY};
+use onepipe::Timestamp;
 use std::path::{Path, PathBuf};
-use std::process::Output;
-use understudy_tests::processes;
+use std::process::{Output, Stdio};
+use understudy_tests::processes::{self, Process};
 
 /// Returns the directory of this package.
 fn here() -> &'static Path {
@@ -129,4 +133,56 @@ fn waiting_receiver_gets_left_and_exit_calls_back() {
     // Its beacons are for another switch, so it never gets a barrier.
     std::fs::write(&config, CONFIG.replace("qpn = 0x11", "qpn = 0x12")).unwrap();
     assert_eq!(output_of("stall"), "stalled: 1, barrier: 0, callback: -12\nopen: 0 0\n");
+}
+
+#[test]
+fn reliable_example_is_admitted_sends_receives_and_is_called_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = build("examples/reliable.c", folder.path());
+    let config = folder.path().join("own.process.toml");
+    let played = Played::new();
+    // The machine may be busy with other work for a while, so silence is not reported.
+    let controller = format!(
+        "[controller]\naddresses = [\"{}\"]\ntopology = \"{TOPOLOGY:016x}\"\nfail_after_intervals = 1000000\n",
+        played.address()
+    );
+    let start = |text: String, arguments: &[&str]| {
+        std::fs::write(&config, text).unwrap();
+        let mut command = processes::command(&program);
+        command.arg(&config).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Process::start(command)
+    };
+    // Process 3 is no member.
+    let running = start(format!("{CONFIG}{controller}"), &["100", "200", "1", "1", "1"]);
+    let node = played.admit();
+    played.fail(node, 3, Timestamp::new(1_000));
+    let out = running.finish();
+    let (stdout, stderr) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+    assert_eq!(out.status.code(), Some(0), "{stderr}\n{stdout}");
+    assert_eq!(stderr.trim(), "received 200, failed 0, processes failed 1");
+    let count = |wanted: &str| stdout.lines().filter(|line| *line == wanted).count();
+    assert_eq!((count("admitted"), count("process_failed 3 1000")), (1, 1), "{stdout}");
+    let lines: Vec<Vec<_>> = stdout.lines().map(|line| line.splitn(3, ' ').collect()).collect();
+    let messages: Vec<_> =
+        lines.iter().filter(|line| line.len() == 3 && line[0] != "process_failed").collect();
+    for (n, pair) in messages.chunks(2).enumerate() {
+        let text = format!("message {n}");
+        assert_eq!((pair[0][0], pair[0][1], pair[1][1]), (pair[1][0], "1", "1"));
+        assert_eq!([pair[0][2], pair[1][2]], [&text, &text]);
+    }
+
+    let running = start(format!("{CONFIG}{controller}"), &["1", "2", "0", "1", "3"]);
+    played.admit();
+    let out = running.finish();
+    let stdout = String::from_utf8(out.stdout).unwrap();
+    assert_eq!(out.status.code(), Some(0), "{stdout}");
+    let failed = "failed: message 1 of scattering 0 to 3: a receiver, or this process, was no member";
+    assert!(stdout.contains(failed), "{stdout}");
+
+    let refused = |text: String, why: &str| {
+        let out = start(text, &["1", "1", "0", "1"]).finish();
+        let stderr = String::from_utf8(out.stderr).unwrap();
+        assert_eq!((out.status.code(), stderr.trim()), (Some(1), why));
+    };
+    refused(CONFIG.to_owned(), "the configuration has no [controller]");
 }

@@ -1,16 +1,16 @@
 //! Control thread: starts and stops DPDK, passes the machine's clock to the polling thread, answers ARP and
 //! neighbour discovery, and passes on the application's requests.
 
-use super::InitError;
 use super::management::Management;
 use super::reliable::ControlEnds;
+use super::{AllCounters, InitError};
 use crate::config::{Clock, Config, Controller};
 use crate::function::{Command, ProcessFunction, ProcessLeft, Rings, Shared};
 use crate::membership::{Ends, Membership};
 use core::sync::atomic::Ordering;
 use crossbeam_channel::Receiver;
 use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, PortInfo, Runtime, Stop, log};
-use onepipe::process::{Counters, Member, Process, ProcessId, member};
+use onepipe::process::{Member, Process, ProcessId, member};
 use rnic::{Interface, cm};
 use rocev2::ethernet::MacAddr;
 use std::collections::VecDeque;
@@ -141,7 +141,7 @@ pub(super) fn start(
     rings: AllRings,
     shared: Arc<Shared>,
     requests: Receiver<Request>,
-) -> Result<(JoinHandle<()>, Arc<Counters>), InitError> {
+) -> Result<(JoinHandle<()>, AllCounters), InitError> {
     let (result_tx, result_rx) = crossbeam_channel::bounded(1);
     let run = move || {
         // Tells the application that the thread has ended, for whatever reason.
@@ -181,7 +181,7 @@ impl Drop for Ended {
 }
 
 /// Everything that the control thread runs
-type Started = (Runtime, ProcessFunction, Plane, Arc<Counters>);
+type Started = (Runtime, ProcessFunction, Plane, AllCounters);
 
 fn start_runtime(
     config: Config,
@@ -221,6 +221,7 @@ fn start_runtime(
         _ => None,
     };
     let mut host = ProcessFunction::new(process, settings.settled_events, rings, shared);
+    let member_counters = membership.as_ref().map(|(membership, _)| membership.counters());
     let management = membership.map(|(membership, management)| {
         host.set_membership(membership);
         management
@@ -236,7 +237,7 @@ fn start_runtime(
         has_left: false,
         management,
     };
-    Ok((runtime, host, plane, counters))
+    Ok((runtime, host, plane, (counters, member_counters)))
 }
 
 /// Starts to connect to the controllers.

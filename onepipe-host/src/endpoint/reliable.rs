@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering;
 use crossbeam_channel::{Receiver as Outputs, Sender as Inputs};
 use onepipe::ProcessId;
 use onepipe::process::reliable::{Error, Event, Failed};
-use onepipe::process::{Message, Scattering, SendError};
+use onepipe::process::{Message, Scattering, SendError, member};
 use rtrb::RingBuffer;
 
 /// Maximum number of the controllers' messages that wait for the polling thread, and of its own for them
@@ -37,6 +37,21 @@ impl Handle {
     /// Returns whether the process is a member of the reliable service and may send.
     pub fn is_admitted(&self) -> bool {
         self.0.shared.admitted.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a process is a member of the reliable service, as far as this process knows; for its own
+    /// number, whether it [is admitted](Self::is_admitted). A scattering to a process that is no member fails.
+    pub fn is_member(&self, id: ProcessId) -> bool {
+        if id == self.0.own {
+            return self.is_admitted();
+        }
+        let index = self.0.peers.iter().position(|peer| *peer == id);
+        index.is_some_and(|index| self.0.shared.members[index].load(Ordering::Relaxed))
+    }
+
+    /// Returns the counters of the membership, which stay up to date; `None` without a controller.
+    pub fn member_counters(&self) -> Option<&member::Counters> {
+        self.0.member_counters.as_deref()
     }
 
     /// Returns what the controller has last reported, or why it cannot be reached, if anything.

@@ -69,7 +69,7 @@ impl Played {
         self.send(from, Message::Welcome { boot, incarnation: INCARNATION, qpn: QPN, members: Vec::new() });
         let sources = vec![Source { address, qpn: QPN }];
         self.send(from, Message::Desired { version: 1, held: false, sources });
-        self.send(from, Message::Admitted { after: Clock::Realtime.now() });
+        self.send(from, Message::Admitted { after: None });
         from
     }
 }
@@ -114,6 +114,13 @@ fn a_member_sends_receives_and_is_called_back() {
     let unknown = endpoint.reliable_send(&[(onepipe_host::ProcessId(9), b"x")]);
     let expected = SendError::Unknown(onepipe_host::ProcessId(9));
     assert_eq!(unknown, Err(ReliableError::Service(Error::Send(expected))));
+    // A member that joins, until it fails.
+    assert!(endpoint.handle().is_member(OWN) && !endpoint.handle().is_member(UNREACHABLE));
+    let (incarnation, address) = (Incarnation(1), to_wire([10, 0, 0, 3].into()));
+    let peer = control::Peer { id: UNREACHABLE, incarnation, qpn: Qpn::new(0x600), address };
+    played.send(node, Message::MemberUp { peer });
+    wait_for("the member", || endpoint.handle().is_member(UNREACHABLE).then_some(()));
+    assert!(endpoint.handle().member_counters().unwrap().taken.get() >= 4);
     // A failure: the controller hears of the callback when it has returned.
     let called = Arc::<Mutex<Vec<_>>>::default();
     let calls = Arc::clone(&called);
@@ -129,11 +136,17 @@ fn a_member_sends_receives_and_is_called_back() {
     });
     played.wait("the completion", |envelope| envelope.message == Message::Completed { case: 3 });
     assert_eq!(*called.lock().unwrap(), [UNREACHABLE]);
+    assert!(!endpoint.handle().is_member(UNREACHABLE));
     // The process itself fails.
     played.send(node, Message::YouFailed { case: 4, time: Clock::Realtime.now() });
     wait_for("the exclusion", || (!endpoint.handle().is_admitted()).then_some(()));
     played.wait("the recovery", |envelope| matches!(envelope.message, Message::Recover { .. }));
-    endpoint.exit();
+    // Receiving with a timeout.
+    let (_, mut receiver) = endpoint.split();
+    let short = core::time::Duration::from_millis(1);
+    assert_eq!(receiver.reliable_recv_timeout(short), Ok(None));
+    assert_eq!(receiver.merged_recv_timeout(short), Err(ReliableError::NotMerged));
+    receiver.handle().exit();
 }
 
 #[test]

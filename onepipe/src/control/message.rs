@@ -221,8 +221,8 @@ messages! {
     }
     /// The process is a member.
     7 Admitted {
-        /// No message of it may have this time or an earlier one
-        after: Timestamp,
+        /// No message of it may have this time or an earlier one; `None` if there has been no message yet
+        after: Option<Timestamp>,
     }
     /// A representative registers.
     8 RegisterRep {

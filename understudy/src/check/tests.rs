@@ -100,6 +100,7 @@ fn page() -> String {
                 .iter()
                 .map(|function| function.spec)
                 .chain([consensus::TABLE, tunnel::TABLE, &onepipe::controller::Keys::TABLE])
+                .chain([onepipe_host::file::controller::TABLE])
                 .collect(),
         ),
         ("Scenarios of the simulator", SCENARIO.to_vec()),

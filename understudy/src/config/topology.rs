@@ -5,10 +5,11 @@ use super::report::Problem;
 use super::scenario::network::Names;
 use super::tree::{Problems, Table, Value};
 use super::words;
-use crate::functions::onepipe::controller;
+use crate::functions::onepipe::controller::fail_after;
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
 use onepipe::ProcessId;
+use onepipe_host::file::controller;
 use representative::MIN_DEAD_AFTER;
 use representative::plan::{self, About, Host, Link, Node, Plan, Settings, Switch, Topology};
 use rocev2::Qpn;
@@ -318,10 +319,9 @@ fn controller(root: &Table<'_>, settings: &mut Settings) -> Option<Controller> {
     let (listen, value) = (table.read(ControllerKeys::listen), table.value(ControllerKeys::listen));
     let secret_file = table.read(ControllerKeys::secret_file);
     if let (None, Some(listen), Some(value)) = (&secret_file, listen, &value) {
-        controller::check_secret(&table, value, &[listen]);
+        controller::check_secret(value, &[listen]);
     }
-    let intervals =
-        controller::fail_after(&table, ControllerKeys::fail_after_intervals, settings.dead_after_intervals);
+    let intervals = fail_after(&table, ControllerKeys::fail_after_intervals, settings.dead_after_intervals);
     settings.fail_after_intervals = Some(intervals);
     let respond_within = table.read(ControllerKeys::respond_within_ms);
     table.finish();

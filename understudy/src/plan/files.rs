@@ -5,10 +5,14 @@ use super::File;
 use crate::config::{Controller, Network};
 use core::fmt::Write as _;
 use onepipe::ProcessId;
+use onepipe_host::file::controller::LEAST_FAIL_AFTER;
 use representative::config::{BeaconForm, Side};
-use representative::plan::{Beacons, Host, Node};
+use representative::plan::{Beacons, Host, Node, Topology};
 use std::path::Path;
 use switch::Nanos;
+
+/// Number of members for which processes have room at least, as without a plan
+const MEMBERS: usize = 512;
 
 /// Returns all files.
 pub(super) fn all(network: &Network) -> Vec<File> {
@@ -53,6 +57,14 @@ fn controller_keys(network: &Network, controller: &Controller) -> String {
         "\n[controller]\naddresses = [\"{}\"]\n{secret}topology = \"{topology:016x}\"\n",
         controller.listen
     )
+}
+
+/// Returns the keys that only a process's `[controller]` has.
+fn process_keys(topology: &Topology) -> String {
+    let intervals = topology.settings.fail_after_intervals.unwrap_or_default().max(LEAST_FAIL_AFTER);
+    // It divides the buffer, so it has to be the same in all processes.
+    let members = topology.senders().count().max(MEMBERS);
+    format!("fail_after_intervals = {intervals}\nmax_members = {members}\n")
 }
 
 /// Returns the configuration of the controller, if there is one, of the topology in this file.
@@ -189,6 +201,7 @@ fn process(network: &Network, number: usize) -> File {
     }
     if let Some(controller) = &network.controller {
         text += &controller_keys(network, controller);
+        text += &process_keys(topology);
     }
     File { name: format!("{}.process.toml", host.name), content: text }
 }

@@ -127,9 +127,22 @@ fn files_name_the_controller_if_the_topology_does() {
     }
     let table = |content: &str| content.parse::<toml::Table>().unwrap()["controller"].clone();
     let process = files.iter().find(|file| file.name == "h8.process.toml").unwrap();
-    let expected =
-        format!("addresses = [\"10.9.0.1:7070\"]\nsecret_file = \"s\"\ntopology = \"{hash:016x}\"");
+    let expected = format!(
+        "addresses = [\"10.9.0.1:7070\"]\nsecret_file = \"s\"\ntopology = \"{hash:016x}\"\nfail_after_intervals = 33\nmax_members = 512"
+    );
     assert_eq!(table(&process.content), toml::Value::Table(expected.parse().unwrap()));
+    for file in files.iter().filter(|file| file.name.ends_with(".process.toml")) {
+        let path = folder.path().join(&file.name);
+        std::fs::write(&path, &file.content).unwrap();
+        let read = config::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
+        let FunctionConfig::Process(read) = read.function else { panic!("{}", file.content) };
+        let controller = read.controller.unwrap();
+        assert_eq!((controller.topology, controller.fail_after), (hash, 33));
+        assert_eq!(controller.addresses, ["10.9.0.1:7070".parse().unwrap()]);
+        assert_eq!(controller.secret_file, Some(folder.path().join("s")));
+        // The switch gets what a member needs to join.
+        assert!(read.process.max_members > read.process.peers.len());
+    }
     let controller = files::controller(&network, Path::new("/etc/net.toml")).unwrap();
     let expected = "listen = \"10.9.0.1:7070\"\ntopology = \"/etc/net.toml\"\nsecret_file = \"s\"\nstore = { file = \"controller.redb\" }\nfail_after_intervals = 33\nrespond_within_ms = 7";
     assert_eq!(table(&controller.content), toml::Value::Table(expected.parse().unwrap()));

@@ -1,6 +1,7 @@
 //! Report of a 1Pipe process.
 
-use super::{Counts, FAILURES, Position};
+use super::reliable::ReliableStats;
+use super::{Counts, FAILURES, Position, list};
 use crate::observe::Values;
 use onepipe_host::{Endpoint, Failure, ProcessId, Refusal, Timestamp};
 use serde_json::{Value, json};
@@ -17,9 +18,16 @@ pub(super) struct ReceiveStats {
     /// Messages that precede one received before them, which violates the total order
     pub(super) out_of_order: u64,
     failed: Counts,
+    /// Whether the report has the reliable service
+    has_reliable: bool,
+    pub(super) reliable: ReliableStats,
 }
 
 impl ReceiveStats {
+    pub(super) fn new(has_reliable: bool) -> Self {
+        Self { has_reliable, ..Self::default() }
+    }
+
     pub(super) fn record(&mut self, timestamp: Timestamp, src: ProcessId, len: usize) {
         self.received += 1;
         self.bytes += len as u64;
@@ -42,7 +50,7 @@ impl ReceiveStats {
     /// Returns the report as JSON. Fields are added, not renamed.
     pub(super) fn json(&self, endpoint: &Endpoint, scatterings: u64, seconds: f64) -> Value {
         let (barrier, commit) = endpoint.barriers();
-        json!({
+        let mut report = json!({
             "seconds": seconds,
             "process": endpoint.handle().id().0,
             "scatterings": scatterings,
@@ -56,7 +64,11 @@ impl ReceiveStats {
             "commit_ns": commit.map(Timestamp::nanos),
             "counters": counters(endpoint),
             "refused": refused(endpoint),
-        })
+        });
+        if self.has_reliable {
+            report["reliable"] = self.reliable.json(endpoint.handle());
+        }
+        report
     }
 
     pub(super) fn text(&self, endpoint: &Endpoint, scatterings: u64, seconds: f64) -> String {
@@ -64,11 +76,6 @@ impl ReceiveStats {
             "{scatterings} scatterings sent, {} messages received ({} bytes) in {seconds:.2} s, {} out of order\n",
             self.received, self.bytes, self.out_of_order
         );
-        let list = |counts: &Counts| {
-            let list: Vec<_> =
-                counts.iter().map(|(name, count)| format!("{count} {}", name.replace('_', " "))).collect();
-            list.join(", ")
-        };
         // Writing to a string does not fail.
         for (sender, count) in &self.by_sender {
             _ = writeln!(text, "from process {sender}: {count}");
@@ -79,6 +86,9 @@ impl ReceiveStats {
             if !counts.is_empty() {
                 _ = writeln!(text, "{what}: {}", list(counts));
             }
+        }
+        if self.has_reliable {
+            self.reliable.text(endpoint.handle(), &mut text);
         }
         text.truncate(text.trim_end().len());
         text

@@ -18,6 +18,7 @@ mod process;
 mod program;
 mod rate;
 mod rdmc;
+mod reliable;
 mod rfc2544;
 mod sim;
 mod swordbox;

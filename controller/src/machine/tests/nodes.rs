@@ -290,7 +290,7 @@ impl Process {
                 None
             }
             Message::Admitted { after } => {
-                (self.admitted, self.joined) = (true, after.nanos());
+                (self.admitted, self.joined) = (true, after.map_or(0, Timestamp::nanos));
                 None
             }
             Message::MemberUp { peer } => {

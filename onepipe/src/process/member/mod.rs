@@ -325,7 +325,9 @@ impl Member {
         match message {
             Message::MemberUp { peer } => self.member_up(peer, process),
             Message::Admitted { after } => {
-                process.admit(*after, now).map_err(|error| self.refuse_member(error))
+                // A timestamp of 0 in place of none would be ahead of half of all clocks.
+                let after = after.unwrap_or_else(|| process.timestamp(now));
+                process.admit(after, now).map_err(|error| self.refuse_member(error))
             }
             Message::Desired { version, held, sources } => {
                 self.desired(*version, *held, sources, process, now)

@@ -47,8 +47,12 @@ fn failed(id: u32, time: Timestamp) -> control::Failed {
 
 impl Node {
     fn new() -> Self {
+        Self::with_clock(1 << 40)
+    }
+
+    fn with_clock(time: u64) -> Self {
         let mut config = reliable_config();
-        config.clock = Timestamp::new(1 << 40);
+        config.clock = Timestamp::new(time);
         let mut process = Process::new(config).unwrap();
         let now = Nanos::from_micros(10);
         process.on_timer(now);
@@ -62,7 +66,7 @@ impl Node {
     fn admitted() -> Self {
         let mut node = Self::new();
         node.welcome(INCARNATION, &[announced(1), announced(2)]).unwrap();
-        node.give(Message::Admitted { after: node.time(0) }).unwrap();
+        node.give(Message::Admitted { after: Some(node.time(0)) }).unwrap();
         let source = Source { address: to_wire(peer(false, TOR).address), qpn: SOURCE };
         node.give(Message::Desired { version: 1, held: false, sources: vec![source] }).unwrap();
         for id in [1, 2] {
@@ -174,6 +178,19 @@ fn reliable_config() -> crate::process::Config {
     let mut config = crate::process::tests::config(0, 4, false);
     (config.max_members, config.reliable_buffer) = (4, 4 * GRANT as usize);
     config
+}
+
+/// A clock in each half of the range: a timestamp of 0 would be ahead of one of them.
+#[test]
+fn admission_without_earlier_messages_leaves_the_clock() {
+    for time in [1 << 40, 3 << 46] {
+        let mut node = Node::with_clock(time);
+        node.welcome(INCARNATION, &[announced(1)]).unwrap();
+        node.give(Message::Admitted { after: None }).unwrap();
+        assert_eq!(node.events(), [ReliableEvent::Admitted { incarnation: INCARNATION.0 }]);
+        let later = node.process.timestamp(node.now + Nanos::from_micros(5));
+        assert!(later.distance(Timestamp::new(time + node.now.0 + 5_000)).abs() < 1_000, "{later}");
+    }
 }
 
 #[test]

@@ -6,11 +6,12 @@ mod tests;
 
 use crate::functions::function::File;
 use core::net::SocketAddr;
+use onepipe_host::file::controller::{address, check_addresses, hash};
 use representative::Config;
 use representative::config::BeaconForm;
 use settings::declare::{Key, Optional, other, special, whole};
 use settings::report::Problem;
-use settings::tree::{Table, Value};
+use settings::tree::Table;
 use std::path::PathBuf;
 
 /// Default of `fail_after_intervals`, as in the paper
@@ -44,46 +45,6 @@ pub(crate) struct ControllerConfig {
     pub(crate) topology: u64,
 }
 
-/// Reads an address with a port.
-pub(crate) fn address(value: &Value<'_>) -> Option<SocketAddr> {
-    let text = value.text()?;
-    let address = text.parse::<SocketAddr>().ok().filter(|address| address.port() != 0);
-    if address.is_none() {
-        let problem = value.problem(format!("`{text}` is not an address with a port"));
-        value.add(
-            problem
-                .label("cannot be connected to")
-                .help("write such as `\"10.9.0.1:7070\"` or `\"[fd00::1]:7070\"`; names are not resolved"),
-        );
-    }
-    address
-}
-
-fn hash(value: &Value<'_>) -> Option<u64> {
-    let text = value.text()?;
-    let is_hash = text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
-    let hash = u64::from_str_radix(text, 16).ok().filter(|_| is_hash);
-    if hash.is_none() {
-        let problem = value.problem(format!("`{text}` is not the hash of a topology"));
-        value.add(
-            problem
-                .label("not 16 hexadecimal digits")
-                .help("copy it from a file of `understudy plan --out DIR`"),
-        );
-    }
-    hash
-}
-
-/// Reports a controller on another machine, if there is no secret.
-pub(crate) fn check_secret(table: &Table<'_>, key: &Value<'_>, addresses: &[SocketAddr]) {
-    let far = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback());
-    if let Some(far) = far {
-        let problem = key.problem(format!("there is no `secret_file`, and {far} is not a loopback address"));
-        let help = "add `secret_file = \"secret\"`: any program could pose as the controller";
-        table.problems().add(problem.label("on another machine").help(help));
-    }
-}
-
 /// Reads `[controller]`, if the file has it, and lets the switch take part in the reliable service.
 pub(super) fn read_optional(
     file: &File<'_>,
@@ -97,12 +58,8 @@ pub(super) fn read_optional(
     let table = file.root.section(&Keys::TABLE)?;
     let (addresses, key) = (table.read(Keys::addresses), table.value(Keys::addresses));
     let secret_file = table.value(Keys::secret_file);
-    if let (None, Some(addresses), Some(key)) = (&secret_file, &addresses, &key) {
-        check_secret(&table, key, addresses);
-    }
-    if let (Some([]), Some(key)) = (addresses.as_deref(), &key) {
-        let problem = key.problem("`addresses` is empty").label("no controller");
-        key.add(problem.help("write `addresses = [\"10.9.0.1:7070\"]`, or remove [controller]"));
+    if let (Some(addresses), Some(key)) = (&addresses, &key) {
+        check_addresses(key, addresses, secret_file.is_some());
     }
     let (number, topology) = (table.read(Keys::switch), table.read(Keys::topology));
     let intervals = fail_after(&table, Keys::fail_after_intervals, switch.dead_after_intervals);

@@ -10,7 +10,7 @@ pub(super) fn lines(config: &Settings) -> Vec<(&'static str, String)> {
         Some(end) => format!(", through the tunnel that ends at {end}"),
         None => String::new(),
     };
-    vec![
+    let mut lines = vec![
         (
             "process",
             format!("{} at {address}/{prefix}, {mac}, queue pair {}", process.own.id, process.own.qpn),
@@ -23,5 +23,14 @@ pub(super) fn lines(config: &Settings) -> Vec<(&'static str, String)> {
             ),
         ),
         ("peers", process.peers.len().to_string()),
-    ]
+    ];
+    if let Some(controller) = &config.controller {
+        let addresses: Vec<_> = controller.addresses.iter().map(ToString::to_string).collect();
+        let secret = if controller.secret_file.is_some() { "with a secret" } else { "without a secret" };
+        lines.push((
+            "controller",
+            format!("{}, {secret}; topology {:016x}", addresses.join(", "), controller.topology),
+        ));
+    }
+    lines
 }

@@ -22,13 +22,15 @@ const TOPOLOGY: &str = "[topology]\nbeacon_interval_ns = 1000000\n\
 const SECRET: &[u8] = b"sixteen bytes or more of it";
 
 /// Folder with the files of a controller.
-struct Files {
+pub(crate) struct Files {
     folder: tempfile::TempDir,
+    /// Time in which nodes have to answer
+    respond_within_ms: u32,
 }
 
 impl Files {
-    fn new() -> Self {
-        let files = Self { folder: tempfile::tempdir().unwrap() };
+    pub(crate) fn new(respond_within_ms: u32) -> Self {
+        let files = Self { folder: tempfile::tempdir().unwrap(), respond_within_ms };
         files.write("network.toml", TOPOLOGY.as_bytes());
         files.write("secret", SECRET);
         files.write("wrong", b"another secret of sixteen bytes");
@@ -36,11 +38,11 @@ impl Files {
         files
     }
 
-    fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
 
-    fn write(&self, name: &str, content: &[u8]) {
+    pub(crate) fn write(&self, name: &str, content: &[u8]) {
         std::fs::write(self.path(name), content).unwrap();
         std::fs::set_permissions(self.path(name), std::fs::Permissions::from_mode(0o600)).unwrap();
     }
@@ -48,13 +50,14 @@ impl Files {
     fn listen(&self, address: &str) {
         let text = format!(
             "[controller]\nlisten = \"{address}\"\ntopology = \"network.toml\"\nsecret_file = \"secret\"\n\
-             store = {{ file = \"controller.redb\" }}\nrespond_within_ms = 1000\n"
+             store = {{ file = \"controller.redb\" }}\nrespond_within_ms = {}\n",
+            self.respond_within_ms
         );
         self.write("controller.toml", text.as_bytes());
     }
 
     /// Starts a controller, and waits until it is ready.
-    fn start(&self) -> Running {
+    pub(crate) fn start(&self) -> Running {
         let mut program = command(env!("CARGO_BIN_EXE_understudy"));
         program.args(["controller", &self.path("controller.toml"), "--json"]);
         program.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -80,21 +83,21 @@ impl Files {
         Running { process, address, log }
     }
 
-    fn ask(&self, action: &[&str], at: SocketAddr, secret: &str) -> std::process::Output {
+    pub(crate) fn ask(&self, action: &[&str], at: SocketAddr, secret: &str) -> std::process::Output {
         let (at, secret) = (at.to_string(), self.path(secret));
         let rest = ["--at", &at, "--secret-file", &secret, "--json"];
         understudy(&[&["controller"], action, &rest].concat())
     }
 
-    fn status(&self, at: SocketAddr) -> Value {
+    pub(crate) fn status(&self, at: SocketAddr) -> Value {
         let output = self.ask(&["status"], at, "secret");
         assert!(output.status.success(), "{}", text(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
     /// Asks for the state until it is as expected.
-    fn wait(&self, at: SocketAddr, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-        for _ in 0..300 {
+    pub(crate) fn wait(&self, at: SocketAddr, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+        for _ in 0..1200 {
             let status = self.status(at);
             if is(&status) {
                 return status;
@@ -110,9 +113,9 @@ impl Files {
     }
 }
 
-struct Running {
-    process: Process,
-    address: SocketAddr,
+pub(crate) struct Running {
+    pub(crate) process: Process,
+    pub(crate) address: SocketAddr,
     log: std::thread::JoinHandle<String>,
 }
 
@@ -120,13 +123,13 @@ fn topology(status: &Value) -> u64 {
     u64::from_str_radix(status["network"].as_str().unwrap(), 16).unwrap()
 }
 
-fn states(status: &Value) -> Vec<&str> {
+pub(crate) fn states(status: &Value) -> Vec<&str> {
     status["members"].as_array().unwrap().iter().map(|member| member["state"].as_str().unwrap()).collect()
 }
 
 #[test]
 fn a_killed_controller_that_starts_again_decides_the_same() {
-    let files = Files::new();
+    let files = Files::new(1000);
     let first = files.start();
     let at = first.address;
     let status = files.wait(at, "leads", |status| status["term"] == 1);
@@ -186,7 +189,7 @@ fn a_killed_controller_that_starts_again_decides_the_same() {
 
 #[test]
 fn a_second_controller_of_the_same_file_does_not_start() {
-    let files = Files::new();
+    let files = Files::new(1000);
     let first = files.start();
     files.listen("127.0.0.1:0");
     let output = understudy(&["controller", &files.path("controller.toml"), "--for", "5"]);
@@ -211,7 +214,7 @@ fn a_second_controller_of_the_same_file_does_not_start() {
 
 #[test]
 fn a_store_of_another_network_or_a_damaged_one_is_refused() {
-    let files = Files::new();
+    let files = Files::new(1000);
     let run = || understudy(&["controller", &files.path("controller.toml"), "--for", "0.2"]);
     assert!(run().status.success());
     files.write("network.toml", TOPOLOGY.replace("\"c\"", "\"d\"").as_bytes());
@@ -228,7 +231,7 @@ fn a_store_of_another_network_or_a_damaged_one_is_refused() {
 
 #[test]
 fn operators_and_strangers_are_refused_by_name_and_counted() {
-    let files = Files::new();
+    let files = Files::new(1000);
     let running = files.start();
     let output = files.ask(&["status"], running.address, "wrong");
     assert_eq!(output.status.code(), Some(1));
@@ -258,7 +261,7 @@ fn operators_and_strangers_are_refused_by_name_and_counted() {
 
 #[test]
 fn all_mistakes_of_a_file_are_reported_with_their_lines() {
-    let files = Files::new();
+    let files = Files::new(1000);
     std::fs::set_permissions(files.path("secret"), std::fs::Permissions::from_mode(0o644)).unwrap();
     files.write("network.toml", TOPOLOGY.replace("id = 2", "id = 1").as_bytes());
     let file = "[controller]\nlisten = \"nowhere\"\ntopology = \"network.toml\"\nsecret_file = \"secret\"\n\
@@ -284,7 +287,7 @@ fn all_mistakes_of_a_file_are_reported_with_their_lines() {
     find(6, "respond_within_ms");
     find(7, "fial_after_intervals");
 
-    let files = Files::new();
+    let files = Files::new(1000);
     let file = "[controller]\nlisten = \"0.0.0.0:7070\"\ntopology = \"network.toml\"\n\
                 store = { file = \"controller.redb\" }\nfail_after_intervals = 3\n";
     files.write("controller.toml", file.as_bytes());

@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use switch::{Nanos, Rng};
 
-/// Clock at the start, in nanoseconds
-pub(super) const EPOCH: u64 = 1 << 40;
+/// Clock at the start, in nanoseconds: in the half of the 48 bits in which a timestamp of 0 is not past
+pub(super) const EPOCH: u64 = (6_000 << 48) + (3 << 46);
 /// Time between two beacons
 pub(super) const INTERVAL: u64 = 3_000;
 const GRANT: usize = 8192;

@@ -72,7 +72,7 @@ fn a_failed_process_recovers_and_joins_again() {
     // A late welcome of the failed incarnation, and a new one.
     assert_eq!(node.welcome(INCARNATION, &[]), Err(Refused::OtherIncarnation));
     node.welcome(Incarnation(6), &[announced(2)]).unwrap();
-    node.give(Message::Admitted { after: until }).unwrap();
+    node.give(Message::Admitted { after: Some(until) }).unwrap();
     let received: Vec<_> = core::iter::from_fn(|| node.process.reliable_recv()).collect();
     let payloads: Vec<_> = received.iter().map(|message| &message.payload[..]).collect();
     assert_eq!(payloads, [[1]], "one was recalled, the last one discarded");
