@@ -286,7 +286,7 @@ impl Machine {
         let acked = self.leader().nodes.values().filter_map(|state| state.acked.as_ref());
         let values = acked.flat_map(|acked| acked.outputs.into_iter().chain(acked.raws.values().copied()));
         let earlier = self.leader().image.member(id).map_or(0, |(_, record)| record.joined);
-        let joined = values.chain([earlier]).max().unwrap_or(0);
+        let joined = values.chain([earlier, self.recent()]).max().unwrap_or(0);
         Some(Phase::Announcing { joined, answered: BTreeSet::new() })
     }
 
