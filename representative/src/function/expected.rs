@@ -42,7 +42,7 @@ impl Expected {
     pub(super) fn learn(&mut self, packet: &Packet<'_>) {
         if self.mismatches.is_multiple_of(LEARN_EVERY) {
             self.template = ExpectedBeacon::new(packet.bytes(), packet.layout());
-            self.source = packet.deth().map(|deth| deth.src_qp());
+            self.source = packet.deth().map(rocev2::deth::Deth::src_qp);
         }
         self.mismatches = self.mismatches.wrapping_add(1);
     }

@@ -248,7 +248,7 @@ impl Representative {
             return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
         }
         self.expected[link].learn(packet);
-        let source = packet.deth().map(|deth| deth.src_qp());
+        let source = packet.deth().map(rocev2::deth::Deth::src_qp);
         self.on_valid_beacon(link, header, packet.layout().opcode(), source, now)
     }
 
