@@ -141,6 +141,11 @@ impl Controller {
 }
 
 impl System {
+    /// Returns how many suspicions of the present leader have ended because all links spoke again.
+    pub fn thawed(&self) -> u64 {
+        self.leader().map_or(0, |leader| leader.machine.counts().thawed)
+    }
+
     /// Starts a controller. It leads as soon as no other one does.
     pub fn start_controller(&mut self) {
         let config = Config {

@@ -6,7 +6,7 @@ use crate::onepipe::addresses::{Addresses, BEACON_INTERVAL, host_addresses};
 use crate::onepipe::host::{Position, unwrap};
 use onepipe::control::{Envelope, Message};
 use onepipe::process::member::{self, Member};
-use onepipe::process::reliable::{Event, Failed, Failure};
+use onepipe::process::reliable::{self, Event, Failed, Failure};
 use onepipe::process::{self, BeaconPeer, Bug, Config, Peer};
 use onepipe::{Process, ProcessId};
 use sim::{Node, Ports};
@@ -300,13 +300,13 @@ impl Host {
         }
     }
 
-    /// Sends a scattering to some of the processes, whose incarnations `known` has.
+    /// Sends a scattering to some of the processes.
     fn scatter(&mut self, now: Nanos) {
         let is_reliable = self.rng.below(10) < 6;
+        if is_reliable && self.admitted.is_none() {
+            return;
+        }
         let mut to: Vec<u32> = if is_reliable {
-            if self.admitted.is_none() {
-                return;
-            }
             self.process.members().iter().map(|id| id.0).collect()
         } else {
             self.config.peers.iter().map(|peer| peer.id.0).collect()
@@ -317,27 +317,43 @@ impl Host {
             to.swap_remove(self.rng.below(to.len() as u64) as usize);
         }
         to.sort_unstable();
-        self.serial += 1;
-        let src = (self.id, self.admitted.unwrap_or(0));
-        let incarnation =
-            |id: u32| if id == self.id { src.1 } else { self.known.get(&id).copied().unwrap_or(0) };
-        let receivers: BTreeSet<_> = to.iter().map(|&id| (id, incarnation(id))).collect();
-        let service = if is_reliable { Service::Reliable } else { Service::BestEffort };
-        let longest = *self.rng.pick(&[1, 40, 900]);
-        let mut messages = Vec::new();
-        for &dst in &receivers {
-            let body = Body { service, src, dst, serial: self.serial };
-            messages.push((ProcessId(dst.0), body.encode(self.rng.below(longest) as usize)));
-        }
-        let parts: Vec<_> = messages.iter().map(|(to, bytes)| (*to, &bytes[..])).collect();
         if is_reliable {
-            if let Ok(scattering) = self.process.reliable_send(now, &parts) {
-                let sent = Sent { src, serial: self.serial, receivers, fate: Fate::Unknown };
-                self.life().sent.insert(scattering.0, sent);
+            // A full buffer, or a member that has just failed: nothing is sent.
+            _ = self.send(&to, now);
+        } else {
+            let (_, messages) = self.messages(Service::BestEffort, &to);
+            let parts: Vec<_> = messages.iter().map(|(to, bytes)| (*to, &bytes[..])).collect();
+            if self.process.unreliable_send(now, &parts).is_ok() {
+                self.life().sent_best_effort += 1;
             }
-        } else if self.process.unreliable_send(now, &parts).is_ok() {
-            self.life().sent_best_effort += 1;
         }
+    }
+
+    /// Returns the messages of a scattering, and its receivers with the incarnations that `known` has.
+    fn messages(&mut self, service: Service, to: &[u32]) -> (BTreeSet<Endpoint>, Vec<(ProcessId, Vec<u8>)>) {
+        self.serial += 1;
+        let (src, serial) = ((self.id, self.admitted.unwrap_or(0)), self.serial);
+        let incarnation =
+            |id: u32| if id == src.0 { src.1 } else { self.known.get(&id).copied().unwrap_or(0) };
+        let receivers: BTreeSet<_> = to.iter().map(|&id| (id, incarnation(id))).collect();
+        let longest = *self.rng.pick(&[1, 40, 900]);
+        let mut message = |&dst: &Endpoint| {
+            let body = Body { service, src, dst, serial };
+            (ProcessId(dst.0), body.encode(self.rng.below(longest) as usize))
+        };
+        let messages = receivers.iter().map(&mut message).collect();
+        (receivers, messages)
+    }
+
+    /// Sends a reliable scattering. Returns its number.
+    pub(super) fn send(&mut self, to: &[u32], now: Nanos) -> Result<u64, reliable::Error> {
+        let (receivers, messages) = self.messages(Service::Reliable, to);
+        let (src, serial) = ((self.id, self.admitted.unwrap_or(0)), self.serial);
+        let parts: Vec<_> = messages.iter().map(|(to, bytes)| (*to, &bytes[..])).collect();
+        let scattering = self.process.reliable_send(now, &parts)?;
+        let sent = Sent { src, serial, receivers, fate: Fate::Unknown };
+        self.life().sent.insert(scattering.0, sent);
+        Ok(scattering.0)
     }
 }
 

@@ -165,6 +165,11 @@ impl System {
         self.network.world.now()
     }
 
+    /// Returns the time until which processes send.
+    pub const fn lasts(&self) -> Nanos {
+        self.plan.tree.lasts
+    }
+
     /// Runs until a time of the world.
     ///
     /// # Errors
@@ -207,6 +212,41 @@ impl System {
 
     fn hosts(&self) -> impl Iterator<Item = &Host> {
         (0..self.network.hosts.len()).map(|n| self.host(n))
+    }
+
+    /// Returns the incarnation with which a process is a member.
+    pub fn admitted(&self, process: usize) -> Option<u32> {
+        self.host(process).admitted
+    }
+
+    /// Returns the callbacks of a process since its start: the failed process, and its T_P.
+    pub fn callbacks(&self, process: usize) -> Vec<(u32, u64)> {
+        let life = self.host(process).lives.last();
+        life.iter().flat_map(|life| &life.called).map(|(&(_, of), &(time, _))| (of, time)).collect()
+    }
+
+    /// Has a process send a reliable scattering. Returns its number.
+    ///
+    /// # Errors
+    /// The process refuses it.
+    pub fn send(&mut self, process: usize, to: &[u32]) -> Result<u64, onepipe::process::reliable::Error> {
+        let node = self.network.hosts[process];
+        self.network.world.with(node, |host: &mut Host, now| host.send(to, now))
+    }
+
+    /// Returns whether a scattering was committed, or recalled; `None` if that is not known yet.
+    pub fn is_committed(&self, process: usize, scattering: u64) -> Option<bool> {
+        let life = self.host(process).lives.last()?;
+        match life.sent.get(&scattering)?.fate {
+            host::Fate::Committed => Some(true),
+            host::Fate::Recalled => Some(false),
+            host::Fate::Unknown => None,
+        }
+    }
+
+    /// Returns how many messages of either service a process has received since its start.
+    pub fn received(&self, process: usize) -> usize {
+        self.host(process).lives.last().map_or(0, |life| life.delivered.len())
     }
 
     /// Passes on what hosts send to controllers, and breaks the connections of those that have crashed.

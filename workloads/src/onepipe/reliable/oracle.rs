@@ -120,7 +120,7 @@ impl System {
             format!("\nleads {}, suspects {}", controller.leads(), controller.suspects())
         };
         let controllers: String = self.controllers.iter().map(controller).collect();
-        format!("{hosts}{keepers}{controllers}\n{:#?}", self.image.cases)
+        format!("{hosts}{keepers}{controllers}\n{:?}", self.image.cases)
     }
 
     fn lives(&self) -> impl Iterator<Item = (u32, &Life)> {
@@ -169,7 +169,7 @@ impl System {
     /// # Errors
     /// The first violation.
     pub fn check(&self) -> Result<(), String> {
-        self.check_all().map_err(|error| format!("{error}\n{:#?}", self.image.cases))
+        self.check_all().map_err(|error| format!("{error}\n{:?}", self.image.cases))
     }
 
     fn check_all(&self) -> Result<(), String> {
