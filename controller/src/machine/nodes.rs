@@ -102,7 +102,7 @@ impl Leader {
     fn introduce(&mut self, links: impl Iterator<Item = (LinkId, bool)>, is_first: bool, now: Nanos) {
         for (link, is_known) in links {
             let relied = self.image.links.get(&link.0) == Some(&LinkState::Relied);
-            if !is_known && !(is_first && relied) {
+            if !(is_known || is_first && relied) {
                 self.introduced.insert(link, now);
             }
         }

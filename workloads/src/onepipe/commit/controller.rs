@@ -189,7 +189,7 @@ impl Controller {
             counts: Counts::default(),
         };
         for keeper in 0..tree.switches() {
-            let site = controller.site(tree, keeper, 0);
+            let site = Self::site(tree, keeper, 0);
             controller.sites.push(site);
         }
         controller.draw_orders(tree, from, until);
@@ -197,7 +197,7 @@ impl Controller {
     }
 
     /// Returns a representative that has just started.
-    fn site(&self, tree: &Tree, keeper: usize, boot: u8) -> Site {
+    fn site(tree: &Tree, keeper: usize, boot: u8) -> Site {
         let config = keeper::Config {
             switch: keeper as u16,
             boot: [boot; 16],
@@ -315,7 +315,7 @@ impl Controller {
             ChangeKind::Restarted => {
                 let Site { boot, still, named, .. } = &self.sites[keeper];
                 let (still, named) = (still.clone(), named.clone());
-                let next = Site { still, named, ..self.site(tree, keeper, boot + 1) };
+                let next = Site { still, named, ..Self::site(tree, keeper, boot + 1) };
                 let before = core::mem::replace(&mut self.sites[keeper], next);
                 add_refused(&mut self.counts, &before.keeper);
             }

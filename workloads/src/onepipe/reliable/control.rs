@@ -35,7 +35,8 @@ impl Queue {
     }
 
     fn pop_due(&mut self, now: Nanos) -> Option<Envelope> {
-        let (_, bytes) = self.0.pop_front_if(|(at, _)| *at <= now)?;
+        self.0.front().filter(|(at, _)| *at <= now)?;
+        let (_, bytes) = self.0.pop_front()?;
         Some(Envelope::decode(&bytes).expect("just encoded"))
     }
 }
@@ -284,7 +285,7 @@ impl System {
             controller.reconnects.remove(&node);
             controller.connections.insert(node, Connection::default());
             controller.input(Input::Up(node), now, rng, delay);
-            self.with_node(node, |host, now| host.on_connected(now), |keeper, now| keeper.on_connected(now));
+            self.with_node(node, Host::on_connected, representative::Keeper::on_connected);
         }
     }
 

@@ -295,7 +295,9 @@ impl System {
                 worker.events.drain(..).collect()
             };
             let keeper = &mut self.sites[switch].keeper;
-            events.into_iter().for_each(|event| keeper.on_event(event, now));
+            for event in events {
+                keeper.on_event(event, now);
+            }
             if keeper.next_timer().is_some_and(|at| at <= now) {
                 keeper.on_timer(now);
             }

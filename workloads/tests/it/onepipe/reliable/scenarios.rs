@@ -182,12 +182,16 @@ fn one_half_of_a_fabric_goes_on_and_the_other_joins_again() {
         let mut system = joined(&plan(2, 2, Nanos::from_micros(5000)), 7);
         system.fail(Failing::Cut(Wiring::Uplink(1)));
         let half = [NodeKey::Process(ProcessId(2)), NodeKey::Process(ProcessId(3)), NodeKey::Rep(1)];
-        half.iter().for_each(|&node| system.cut_off(node, is_cut_off));
+        for node in half {
+            system.cut_off(node, is_cut_off);
+        }
         let (from, until) = (run(&mut system, 2000), run(&mut system, 500));
         let [best_effort, reliable] = system.delivered(from, until);
         assert!(best_effort > 20 && reliable > 20, "{best_effort} and {reliable}");
         assert_eq!(failed(&system), [2, 3]);
-        half.iter().for_each(|&node| system.cut_off(node, false));
+        for node in half {
+            system.cut_off(node, false);
+        }
         system.mend(Failing::Cut(Wiring::Uplink(1)));
         finish(&mut system);
         assert_eq!(failed(&system), [2, 3]);
