@@ -419,15 +419,6 @@ impl Network {
         (0..self.hosts.len()).map(|n| host_addresses(n).mac).chain(representatives).collect()
     }
 
-    /// Returns the mean time from sending to delivery over all messages, in nanoseconds.
-    pub fn mean_delay_ns(&self) -> f64 {
-        let sums =
-            self.each_host().map(|host| (host.latencies_ns.iter().sum::<u64>(), host.latencies_ns.len()));
-        let (total_ns, count) =
-            sums.fold((0, 0), |(ns, count), (more_ns, more)| (ns + more_ns, count + more));
-        total_ns as f64 / count as f64
-    }
-
     /// Gives a representative of barriers a command, which it executes before its next frame or timer.
     pub fn command(&mut self, representative: usize, command: Command) {
         if let Command::Remove(link) = command {
