@@ -18,6 +18,8 @@ pub(super) struct Forwards {
 
 #[derive(Clone, Copy, Debug)]
 struct UnderWay {
+    /// Incarnation of the receiver
+    incarnation: Incarnation,
     /// Number of the ping behind the frames
     ping: u32,
     since: Nanos,
@@ -47,6 +49,7 @@ impl Machine {
         }
         let bytes = frames.iter().map(Vec::len).sum::<usize>();
         let before = self.leader().forwards.by_receiver.get(&node).copied();
+        let before = before.filter(|under_way| under_way.incarnation == incarnation);
         if before.map_or(0, |under_way| under_way.bytes) + bytes > WINDOW {
             self.counts.forward_refused += frames.len() as u64;
             return;
@@ -60,7 +63,7 @@ impl Machine {
         let ping = forwards.next;
         let since = before.map_or(now, |under_way| under_way.since);
         let bytes = bytes + before.map_or(0, |under_way| under_way.bytes);
-        forwards.by_receiver.insert(node, UnderWay { ping, since, bytes });
+        forwards.by_receiver.insert(node, UnderWay { incarnation, ping, since, bytes });
         self.send(node, Message::Ping { number: ping });
     }
 
@@ -75,14 +78,16 @@ impl Machine {
         }
     }
 
-    /// Suspects receivers that do not answer.
+    /// Suspects receivers that do not answer. The next incarnation of one that has failed owes no answer.
     pub(super) fn check_forwards(&mut self) {
         let forwards = self.leader().forwards.by_receiver.iter();
-        let late: Vec<_> =
-            forwards.filter(|(_, state)| self.is_late(state.since)).map(|(&node, _)| node).collect();
-        for node in late {
+        let late = forwards.filter(|(_, state)| self.is_late(state.since));
+        let late: Vec<_> = late.map(|(&node, state)| (node, state.incarnation)).collect();
+        for (node, incarnation) in late {
             self.leader_mut().forwards.by_receiver.remove(&node);
-            self.suspect_node(node);
+            if self.incarnation(node) == Some(incarnation) {
+                self.suspect_node(node);
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use super::writes::Then;
 use super::{Alarm, Leader, Machine, NodeKey};
+use crate::graph::LinkId;
 use crate::record::{Key, LinkRecord, LinkState, MemberRecord, MemberState, RecallRecord, Stage, Value};
 use crate::store::MAX_CHANGES;
 use onepipe::control::{Address, Boot, Incarnation, Message, Peer, Reason};
@@ -283,11 +284,25 @@ impl Machine {
         if !self.leader().is_settled(NodeKey::Process(id)) {
             return None;
         }
+        if !self.is_connected(id) {
+            return None;
+        }
         let acked = self.leader().nodes.values().filter_map(|state| state.acked.as_ref());
         let values = acked.flat_map(|acked| acked.outputs.into_iter().chain(acked.raws.values().copied()));
         let earlier = self.leader().image.member(id).map_or(0, |(_, record)| record.joined);
-        let joined = values.chain([earlier]).max().unwrap_or(0);
+        let joined = values.chain([earlier, self.recent()]).max().unwrap_or(0);
         Some(Phase::Announcing { joined, answered: BTreeSet::new() })
+    }
+
+    /// Returns whether a joining process and all members reach each other over links that count and are not
+    /// silent. Members that know of it may send to it, and wait for its acknowledgement: one that is beyond a dead
+    /// link would stop them.
+    fn is_connected(&self, id: ProcessId) -> bool {
+        let (leader, counted) = (self.leader(), self.counted());
+        let mut members = leader.members();
+        members.push(id);
+        let usable = |link: LinkId| counted.contains(&link) && !leader.is_silent(link);
+        self.graph.unconnected_pair(&members, usable).is_none()
     }
 
     /// Writes the admission of a process, if all members are connected with it by relied links.

@@ -168,8 +168,12 @@ struct Leader {
     /// What the desired states in `nodes` were computed from: records, epoch, and what stands still
     refreshed: Option<(u64, u32, Fence)>,
     links: BTreeMap<LinkId, LinkStatus>,
-    /// Those whose keepers hear nothing
+    /// Those whose keepers hear nothing, for longer than their senders may need to become audible
     silent: BTreeSet<LinkId>,
+    /// Those whose keepers hear nothing, but whose senders may not be audible yet
+    unheard: BTreeSet<LinkId>,
+    /// When the sender that a keeper has to listen to last changed
+    introduced: BTreeMap<LinkId, Nanos>,
     joins: BTreeMap<ProcessId, members::Join>,
     /// Number of desired states that were sent
     versions: u64,
@@ -257,6 +261,7 @@ impl Machine {
             return;
         }
         self.advance_reps();
+        self.hear_links();
         self.scan_links();
         self.advance_suspicion();
         self.advance_cases();
@@ -287,6 +292,8 @@ impl Machine {
             refreshed: None,
             links: BTreeMap::new(),
             silent: BTreeSet::new(),
+            unheard: BTreeSet::new(),
+            introduced: BTreeMap::new(),
             joins: BTreeMap::new(),
             versions: 0,
             epoch: 0,
@@ -394,6 +401,12 @@ impl Machine {
 
     fn alarm(&mut self, alarm: Alarm) {
         self.effects.push_back(Effect::Alarm(alarm));
+    }
+
+    /// Returns a time that the clocks of all nodes have passed, and to which their timestamps are near. A time far
+    /// from the present, as 0, must not be sent: a timestamp of 48 bits is as well one of the future.
+    fn recent(&self) -> u64 {
+        self.clock.saturating_sub(self.config.ahead_max.0).max(1)
     }
 
     /// Returns the 64-bit time of a timestamp, the one next to the clock; 0 for none.

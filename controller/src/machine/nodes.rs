@@ -89,10 +89,22 @@ impl Leader {
     /// Takes what a link's keeper says about it.
     fn set_status(&mut self, link: LinkId, status: LinkStatus) {
         self.links.insert(link, status);
-        if status.silent {
-            self.silent.insert(link);
-        } else {
+        if !status.silent {
             self.silent.remove(&link);
+            self.unheard.remove(&link);
+        } else if !self.silent.contains(&link) {
+            self.unheard.insert(link);
+        }
+    }
+
+    /// Notes the links whose keeper has to listen to another sender than before, as its state says. The first
+    /// state that this leader sends to a keeper is one of another sender only where the link is not relied.
+    fn introduce(&mut self, links: impl Iterator<Item = (LinkId, bool)>, is_first: bool, now: Nanos) {
+        for (link, is_known) in links {
+            let relied = self.image.links.get(&link.0) == Some(&LinkState::Relied);
+            if !(is_known || is_first && relied) {
+                self.introduced.insert(link, now);
+            }
         }
     }
 
@@ -249,12 +261,59 @@ impl Machine {
             if leader.nodes.get(&node).is_some_and(|state| state.desired == desired) {
                 continue;
             }
+            let before = leader.nodes.get(&node).map(|state| state.desired.clone());
+            let links = self.listening(node, before.as_ref(), &desired);
+            let leader = self.leader_mut();
+            leader.introduce(links.into_iter(), before.is_none(), now);
             leader.versions += 1;
             let version = u64::from(leader.term.0) << 32 | leader.versions;
             let acked = leader.nodes.remove(&node).and_then(|state| state.acked);
             let acked = acked.map(|acked| acked.still_in(&desired));
             leader.nodes.insert(node, NodeState { version, desired, since: now, acked });
             self.send_desired(node);
+        }
+    }
+
+    /// Returns the links to which a keeper has to listen, and whether it has to listen to the same sender as in
+    /// an earlier state.
+    fn listening(&self, node: NodeKey, before: Option<&Desired>, desired: &Desired) -> Vec<(LinkId, bool)> {
+        match (node, desired) {
+            (NodeKey::Process(id), Desired::Process { sources, .. }) => {
+                let is_known = |before: &Desired| matches!(before, Desired::Process { sources: of, .. } if of == sources);
+                let place = self.graph.place(id);
+                place.map(|place| (place.down, before.is_some_and(is_known))).into_iter().collect()
+            }
+            (NodeKey::Rep(switch), Desired::Rep { links, .. }) => {
+                let before = match before {
+                    Some(Desired::Rep { links, .. }) => &links[..],
+                    _ => &[],
+                };
+                let is_known = |setting: &LinkSetting| {
+                    let mut same = before.iter().filter(|before| before.link == setting.link);
+                    same.any(|before| before.counted && before.sources == setting.sources)
+                };
+                let counted = links.iter().filter(|setting| setting.counted);
+                counted
+                    .filter_map(|setting| Some((self.input(switch, setting.link)?, is_known(setting))))
+                    .collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Counts those links as silent whose senders have had the time to become audible: a new incarnation has to
+    /// be given to its node, while its neighbours wait for it already.
+    pub(super) fn hear_links(&mut self) {
+        let leader = self.leader();
+        if leader.unheard.is_empty() {
+            return;
+        }
+        let is_due = |link: &LinkId| leader.introduced.get(link).is_none_or(|&since| self.is_late(since));
+        let due: Vec<_> = leader.unheard.iter().copied().filter(is_due).collect();
+        let leader = self.leader_mut();
+        for link in due {
+            leader.unheard.remove(&link);
+            leader.silent.insert(link);
         }
     }
 
@@ -296,6 +355,7 @@ impl Machine {
         leader.refreshed = None;
         leader.links.retain(|link, _| !kept.contains(link));
         leader.silent.retain(|link| !kept.contains(link));
+        leader.unheard.retain(|link| !kept.contains(link));
     }
 
     pub(super) fn configured(

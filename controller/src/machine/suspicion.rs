@@ -426,7 +426,7 @@ impl Machine {
             .collect();
         let time = match record.state {
             // It has sent nothing.
-            MemberState::Joining => record.joined,
+            MemberState::Joining => record.joined.max(self.recent()),
             _ => decision.time(id, record.joined, record.since, &earlier),
         };
         let delivered = decision.delivered(id).unwrap_or(time);

@@ -371,7 +371,7 @@ impl Process {
         match takes {
             Takes::Both => self.reliable.on_beacon(header.commit(), &mut self.clock, now),
             _ if header.commit().is_some() && self.reliable.is_joined() => {
-                self.counters.refuse(Refusal::CommitSource)
+                self.counters.refuse(Refusal::CommitSource);
             }
             _ => {}
         }

@@ -120,3 +120,14 @@ impl Network {
         })
     }
 }
+
+impl Network {
+    /// Returns the mean time from sending to delivery over all messages, in nanoseconds.
+    pub fn mean_delay_ns(&self) -> f64 {
+        let sums =
+            self.each_host().map(|host| (host.latencies_ns.iter().sum::<u64>(), host.latencies_ns.len()));
+        let (total_ns, count) =
+            sums.fold((0, 0), |(ns, count), (more_ns, more)| (ns + more_ns, count + more));
+        total_ns as f64 / count as f64
+    }
+}

@@ -12,6 +12,7 @@ mod losses;
 mod oracle;
 mod outages;
 mod outsider;
+pub mod reliable;
 mod traffic;
 mod triangle;
 mod variation;
@@ -37,7 +38,7 @@ use outsider::Forger;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
 use representative::{Command, Counters, Refusal, Representative};
 use rocev2::ethernet::MacAddr;
-use sim::{Clock, EPOCH, Link as Wire, LinkId, NodeId, Switch, World};
+use sim::{Clock, EPOCH, Link as Wire, LinkId, Node, NodeId, Switch, World};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use switch::forward::config::ForwardingMode;
@@ -135,6 +136,8 @@ pub struct Tree {
     /// Seed from which a switch that restarts draws its incarnation anew, `Chip` or `SwitchCpu`. It has to be
     /// down for longer than a link without a beacon lives
     pub reincarnate: Option<u64>,
+    /// Whether a controller gives the representatives incarnations
+    pub controlled: bool,
     /// Bug to plant into the switches, to test whether the checks find it
     pub bug: Option<representative::Bug>,
 }
@@ -161,6 +164,7 @@ impl Tree {
             wrong_rate: None,
             wrong_keepers: None,
             reincarnate: None,
+            controlled: false,
             bug: None,
         }
     }
@@ -250,7 +254,7 @@ impl Tree {
 
     fn config(&self, level: u32, n: usize) -> Config {
         let beside = self.is_bridge(n);
-        let has_controller = self.behaviour.commits.is_some();
+        let has_controller = self.controlled || self.behaviour.commits.is_some();
         let links =
             self.neighbours(level, n).into_iter().zip(0u16..).map(|(Neighbour { at, switch }, number)| {
                 let is_a = |incarnation| switch.is_some_and(|switch| switch.incarnation == incarnation);
@@ -301,6 +305,11 @@ impl Tree {
 
     /// Builds the network.
     pub fn build(&self, seed: u64) -> Network {
+        self.build_with(seed, |n, position| Host::new(n, position, self.behaviour, seed))
+    }
+
+    /// Builds the network with hosts of any kind.
+    fn build_with<H: Node>(&self, seed: u64, mut host: impl FnMut(usize, Position) -> H) -> Network {
         let mut world = World::new(seed);
         let mut rng = Rng::stream(seed, 1 << 33);
         let mut clock = |by: u64| {
@@ -320,7 +329,7 @@ impl Tree {
                     && self.incarnation_of(n / self.fanout) == Incarnation::Chip,
                 is_old: self.is_old(n as u64),
             };
-            let host = Host::new(n, position, self.behaviour, seed);
+            let host = host(n, position);
             let clock = match self.wrong_rate {
                 Some((wrong, ppb)) if wrong == n => Clock::new(0, ppb),
                 _ => clock(self.skew_ns),
@@ -408,15 +417,6 @@ impl Network {
     pub fn interfaces(&self) -> Vec<MacAddr> {
         let representatives = (0..self.representatives.len()).map(|n| switch_addresses(n, 0).mac);
         (0..self.hosts.len()).map(|n| host_addresses(n).mac).chain(representatives).collect()
-    }
-
-    /// Returns the mean time from sending to delivery over all messages, in nanoseconds.
-    pub fn mean_delay_ns(&self) -> f64 {
-        let sums =
-            self.each_host().map(|host| (host.latencies_ns.iter().sum::<u64>(), host.latencies_ns.len()));
-        let (total_ns, count) =
-            sums.fold((0, 0), |(ns, count), (more_ns, more)| (ns + more_ns, count + more));
-        total_ns as f64 / count as f64
     }
 
     /// Gives a representative of barriers a command, which it executes before its next frame or timer.

@@ -214,7 +214,7 @@ impl Network {
         self.record.outages.push(*outage);
     }
 
-    fn faults(&self, what: Failing) -> Option<(Fault, Fault)> {
+    pub(super) fn faults(&self, what: Failing) -> Option<(Fault, Fault)> {
         Some(match what {
             Failing::Crash(part) => {
                 let node = self.node_of(part);

@@ -13,6 +13,7 @@ mod crashes;
 mod keepers;
 mod mixed;
 mod oracle;
+mod reliable;
 mod restarts;
 mod seeds;
 mod trials;

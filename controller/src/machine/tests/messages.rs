@@ -71,6 +71,21 @@ fn a_failed_process_gets_what_it_has_missed() {
 }
 
 #[test]
+fn processes_are_admitted_after_times_near_the_clock() {
+    // Also the first one, when no barrier is known: a timestamp of 0 may lie in the future.
+    let world = settled();
+    for id in 1..=3 {
+        let Some(&Message::Admitted { after }) =
+            last(&world, id, |message| matches!(message, Message::Admitted { .. }))
+        else {
+            panic!("process {id} was not admitted");
+        };
+        let ahead = after.distance(world.now());
+        assert!((-10_000_000..0).contains(&ahead), "process {id}: {ahead} ns");
+    }
+}
+
+#[test]
 fn a_process_that_has_not_failed_recovers_nothing() {
     let mut world = settled();
     world.tell(process(1), Message::Recover { case_done: 0, held_max: None, barrier: None });

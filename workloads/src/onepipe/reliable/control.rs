@@ -1,0 +1,369 @@
+//! Controllers with their store, and the management network: one connection of each node with each controller.
+//! A connection delays messages and keeps their order; when it breaks, what is under way is lost.
+
+use super::System;
+use super::host::Host;
+use crate::onepipe::Network;
+use controller::machine::{Config, Effect, Input, NodeKey, WriteId};
+use controller::store::{Change, MemoryStore, StoreError, Term};
+use controller::{Machine, Store};
+use onepipe::control::Envelope;
+use representative::Representative;
+use sim::Switch;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+use switch::{Nanos, Rng};
+
+/// Time for which a node waits before it connects again
+const RECONNECTS_AFTER: u64 = 30_000;
+/// Time after which a controller that does not answer has lost its lease
+const LEASE: Nanos = Nanos::from_micros(150);
+/// Interval of the controllers' timer
+const TIMER: Nanos = Nanos::from_micros(8);
+/// Time in which a node has to answer a controller
+pub(super) const RESPOND_WITHIN: Nanos = Nanos::from_micros(800);
+
+/// Messages of one direction, with their times of arrival
+#[derive(Debug, Default)]
+struct Queue(VecDeque<(Nanos, Vec<u8>)>);
+
+impl Queue {
+    /// Adds a message, which arrives after those before it.
+    fn push(&mut self, envelope: &Envelope, at: Nanos) {
+        let at = self.0.back().map_or(at, |last| at.max(last.0));
+        self.0.push_back((at, envelope.encode().expect("a message of a run is short")));
+    }
+
+    fn pop_due(&mut self, now: Nanos) -> Option<Envelope> {
+        self.0.front().filter(|(at, _)| *at <= now)?;
+        let (_, bytes) = self.0.pop_front()?;
+        Some(Envelope::decode(&bytes).expect("just encoded"))
+    }
+}
+
+/// Connection of a node with a controller.
+#[derive(Debug, Default)]
+struct Connection {
+    to_node: Queue,
+    to_controller: Queue,
+}
+
+/// A controller.
+#[derive(Debug)]
+pub(super) struct Controller {
+    machine: Machine,
+    store: MemoryStore,
+    connections: BTreeMap<NodeKey, Connection>,
+    /// When nodes without a connection connect again
+    reconnects: BTreeMap<NodeKey, Nanos>,
+    write: Option<Write>,
+    writes: VecDeque<(WriteId, Vec<Change>)>,
+    /// Since when it has wanted to lead
+    campaigns: Option<Nanos>,
+    /// It does nothing until then, as a program that is suspended
+    paused_until: Nanos,
+    timer: Nanos,
+}
+
+/// Write under way.
+#[derive(Debug)]
+struct Write {
+    id: WriteId,
+    /// Changes, until they are applied, and when that is
+    changes: Option<Vec<Change>>,
+    applied_at: Nanos,
+    result: Result<(), StoreError>,
+    answered_at: Nanos,
+}
+
+impl Controller {
+    fn new(machine: Machine, store: MemoryStore, now: Nanos) -> Self {
+        Self {
+            machine,
+            store,
+            connections: BTreeMap::new(),
+            reconnects: BTreeMap::new(),
+            write: None,
+            writes: VecDeque::new(),
+            campaigns: Some(now),
+            paused_until: Nanos::ZERO,
+            timer: now,
+        }
+    }
+
+    /// Returns whether it leads, as far as the store and the controller itself know.
+    pub(super) fn leads(&self) -> bool {
+        self.store.leads() && self.machine.term().is_some()
+    }
+
+    /// Returns whether it suspects a failure that it has not decided.
+    pub(super) fn suspects(&self) -> bool {
+        self.machine.suspects()
+    }
+
+    fn input(&mut self, input: Input, now: Nanos, rng: &mut Rng, delay: u64) {
+        self.machine.on(input, now, Network::time(now));
+        while let Some(effect) = self.machine.poll_effect() {
+            match effect {
+                Effect::Send(node, envelope) => {
+                    if let Some(connection) = self.connections.get_mut(&node) {
+                        connection.to_node.push(&envelope, now + Nanos(rng.between(1000, delay)));
+                    }
+                }
+                Effect::Write(id, changes) => self.writes.push_back((id, changes)),
+                Effect::Campaign => self.campaigns = Some(now),
+                Effect::Alarm(_) => {}
+            }
+        }
+    }
+
+    /// Applies and answers writes.
+    fn run_store(&mut self, now: Nanos, rng: &mut Rng, latency: u64) -> Option<Input> {
+        if self.write.is_none()
+            && let Some((id, changes)) = self.writes.pop_front()
+        {
+            let answered_at = now + Nanos(rng.below(latency + 1));
+            let applied_at = now + Nanos(rng.below(answered_at.since(now).0 + 1));
+            self.write = Some(Write { id, changes: Some(changes), applied_at, result: Ok(()), answered_at });
+        }
+        let write = self.write.as_mut()?;
+        if write.applied_at <= now
+            && let Some(changes) = write.changes.take()
+        {
+            let term = self.machine.term().unwrap_or(Term(0));
+            write.result = self.store.write(term, &changes);
+        }
+        if write.answered_at > now {
+            return None;
+        }
+        let Write { id, result, .. } = self.write.take()?;
+        Some(Input::Written(id, result))
+    }
+}
+
+impl System {
+    /// Returns how many suspicions of the present leader have ended because all links spoke again.
+    pub fn thawed(&self) -> u64 {
+        self.leader().map_or(0, |leader| leader.machine.counts().thawed)
+    }
+
+    /// Starts a controller. It leads as soon as no other one does.
+    pub fn start_controller(&mut self) {
+        let config = Config {
+            network: super::TOPOLOGY,
+            gather: Nanos::from_micros(5),
+            respond_within: RESPOND_WITHIN,
+            ahead_max: Nanos::from_millis(1),
+            max_recalls: 1000,
+        };
+        let mut machine = Machine::new(self.graph.clone(), config);
+        if let Some(bug) = self.plan.bugs.controller {
+            machine.plant(bug);
+        }
+        let now = self.now();
+        let mut controller = Controller::new(machine, self.store.clone(), now);
+        for node in self.nodes() {
+            controller.reconnects.insert(node, now + Nanos(self.rng.below(RECONNECTS_AFTER)));
+        }
+        self.controllers.push(controller);
+    }
+
+    /// Stops controller `n`: nothing of it is left but what it has stored.
+    pub fn stop_controller(&mut self, n: usize) {
+        self.controllers.remove(n);
+    }
+
+    /// Suspends controller `n` for some time, in which another one may take over.
+    pub fn pause_controller(&mut self, n: usize, time: Nanos) {
+        self.controllers[n].paused_until = self.now() + time;
+    }
+
+    /// Returns the number of controllers.
+    pub fn controllers(&self) -> usize {
+        self.controllers.len()
+    }
+
+    /// Returns the leader.
+    pub(super) fn leader(&self) -> Option<&Controller> {
+        self.controllers.iter().find(|controller| controller.leads())
+    }
+
+    /// Returns the number of the leader among the controllers, if there is one.
+    pub fn leader_number(&self) -> Option<usize> {
+        self.controllers.iter().position(Controller::leads)
+    }
+
+    /// Returns the nodes of the management network.
+    pub(super) fn nodes(&self) -> Vec<NodeKey> {
+        let hosts = (0..self.network.hosts.len()).map(|n| NodeKey::Process(onepipe::ProcessId(n as u32)));
+        hosts.chain((0..self.sites.len()).map(|n| NodeKey::Rep(n as u16))).collect()
+    }
+
+    fn is_down(&self, node: NodeKey) -> bool {
+        let id = match node {
+            NodeKey::Process(id) => self.network.hosts[id.0 as usize],
+            NodeKey::Rep(switch) => self.network.representatives[usize::from(switch)],
+        };
+        self.network.world.is_down(id)
+    }
+
+    /// Breaks the connections of a node with all controllers.
+    pub(super) fn disconnect(&mut self, node: NodeKey) {
+        for n in 0..self.controllers.len() {
+            self.break_connection(n, node);
+        }
+    }
+
+    /// Breaks a connection; the node connects again after a drawn time.
+    pub(super) fn break_connection(&mut self, n: usize, node: NodeKey) {
+        let now = self.now();
+        let at = now + Nanos(self.rng.below(RECONNECTS_AFTER));
+        let (delay, rng) = (self.plan.management_delay, &mut self.rng);
+        let controller = &mut self.controllers[n];
+        if controller.connections.remove(&node).is_some() {
+            controller.input(Input::Down(node), now, rng, delay);
+        }
+        controller.reconnects.insert(node, at);
+    }
+
+    /// Passes what a node has for the controllers to its connections.
+    pub(super) fn send_to_controllers(
+        &mut self,
+        node: NodeKey,
+        envelopes: impl IntoIterator<Item = Envelope>,
+    ) {
+        let now = self.now();
+        for envelope in envelopes {
+            for controller in &mut self.controllers {
+                if let Some(connection) = controller.connections.get_mut(&node) {
+                    let at = now + Nanos(self.rng.between(1000, self.plan.management_delay));
+                    connection.to_controller.push(&envelope, at);
+                }
+            }
+        }
+    }
+
+    /// Runs all controllers at the present time.
+    pub(super) fn run_controllers(&mut self) {
+        for n in 0..self.controllers.len() {
+            self.connect_nodes(n);
+            if self.controllers[n].paused_until > self.now() {
+                continue;
+            }
+            self.deliver_to_nodes(n);
+            self.deliver_to_controller(n);
+            let (now, delay) = (self.now(), self.plan.management_delay);
+            let (controller, rng) = (&mut self.controllers[n], &mut self.rng);
+            if let Some(input) = controller.run_store(now, rng, self.plan.store_latency) {
+                controller.input(input, now, rng, delay);
+            }
+            if controller.timer <= now {
+                controller.timer = now + TIMER;
+                controller.input(Input::Timer, now, rng, delay);
+                self.campaign(n);
+            }
+        }
+    }
+
+    /// Gives all controllers an input.
+    pub(super) fn input_all(&mut self, input: &Input) {
+        let (now, delay) = (self.now(), self.plan.management_delay);
+        for controller in &mut self.controllers {
+            controller.input(input.clone(), now, &mut self.rng, delay);
+        }
+    }
+
+    fn connect_nodes(&mut self, n: usize) {
+        let now = self.now();
+        let due = |(node, at): (&NodeKey, &Nanos)| {
+            (*at <= now && !self.cut_off.contains(node) && !self.is_down(*node)).then_some(*node)
+        };
+        let due: Vec<_> = self.controllers[n].reconnects.iter().filter_map(due).collect();
+        for node in due {
+            let (delay, rng) = (self.plan.management_delay, &mut self.rng);
+            let controller = &mut self.controllers[n];
+            controller.reconnects.remove(&node);
+            controller.connections.insert(node, Connection::default());
+            controller.input(Input::Up(node), now, rng, delay);
+            self.with_node(node, Host::on_connected, representative::Keeper::on_connected);
+        }
+    }
+
+    fn deliver_to_nodes(&mut self, n: usize) {
+        let now = self.now();
+        let nodes: Vec<_> = self.controllers[n].connections.keys().copied().collect();
+        for node in nodes {
+            let due =
+                |controller: &mut Controller| controller.connections.get_mut(&node)?.to_node.pop_due(now);
+            while let Some(envelope) = due(&mut self.controllers[n]) {
+                let copy = envelope.clone();
+                self.with_node(
+                    node,
+                    move |host, now| host.on_envelope(&copy, now),
+                    move |keeper, now| keeper.on_envelope(envelope, now),
+                );
+            }
+        }
+    }
+
+    fn deliver_to_controller(&mut self, n: usize) {
+        let (now, delay) = (self.now(), self.plan.management_delay);
+        let (controller, rng) = (&mut self.controllers[n], &mut self.rng);
+        let nodes: Vec<_> = controller.connections.keys().copied().collect();
+        for node in nodes {
+            while let Some(envelope) = controller
+                .connections
+                .get_mut(&node)
+                .and_then(|connection| connection.to_controller.pop_due(now))
+            {
+                controller.input(Input::FromNode(node, envelope), now, rng, delay);
+            }
+        }
+    }
+
+    /// Has a node act on its controllers' messages.
+    fn with_node(
+        &mut self,
+        node: NodeKey,
+        host: impl FnOnce(&mut Host, Nanos),
+        keeper: impl FnOnce(&mut representative::Keeper, Nanos),
+    ) {
+        match node {
+            NodeKey::Process(id) => self.network.world.with(self.network.hosts[id.0 as usize], host),
+            NodeKey::Rep(switch) => {
+                let now = self.now();
+                keeper(&mut self.sites[usize::from(switch)].keeper, now);
+                self.pass_commands(usize::from(switch));
+            }
+        }
+    }
+
+    /// Passes what a keeper wants to its worker.
+    pub(super) fn pass_commands(&mut self, switch: usize) {
+        let worker = self.network.representatives[switch];
+        while let Some(command) = self.sites[switch].keeper.poll_command() {
+            self.network.world.with(worker, |worker: &mut Switch<Representative>, _| worker.command(command));
+        }
+    }
+
+    /// Lets a controller lead that wants to, if no other one has a lease.
+    fn campaign(&mut self, n: usize) {
+        let now = self.now();
+        let has_lease = |controller: &Controller| controller.leads() && controller.paused_until <= now;
+        let Some(since) = self.controllers[n].campaigns else { return };
+        if now.since(since) < LEASE && self.terms > 0 || self.controllers.iter().any(has_lease) {
+            return;
+        }
+        let (delay, rng) = (self.plan.management_delay, &mut self.rng);
+        let controller = &mut self.controllers[n];
+        controller.campaigns = None;
+        (controller.write, controller.writes) = (None, VecDeque::new());
+        if let Ok(Some((term, records))) = controller.store.campaign(Duration::ZERO) {
+            self.terms += 1;
+            controller.input(Input::Led(term, records), now, rng, delay);
+            for node in controller.connections.keys().copied().collect::<Vec<_>>() {
+                controller.input(Input::Up(node), now, rng, delay);
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Faults at drawn moments, and their repair.
+
+use super::System;
+use crate::onepipe::{Failing, Part, Wiring};
+use controller::machine::NodeKey;
+use controller::store::Fault as StoreFault;
+use onepipe::ProcessId;
+use sim::Fault;
+use std::collections::BTreeMap;
+use switch::Nanos;
+
+/// Kinds of faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FaultKind {
+    /// A process crashes
+    Process,
+    /// A link is cut, in both directions or in one of them
+    Link,
+    /// A link is cut and healed again and again, each time for less than a silent link lives
+    Flap,
+    /// A representative crashes, and restarts soon, or late
+    Representative,
+    /// A controller stops, starts, is suspended, or is replaced
+    Controller,
+    /// A node loses its connections with the controllers, once or for some time
+    Management,
+    /// A write fails, or its answer is lost
+    Store,
+}
+
+impl FaultKind {
+    /// All kinds.
+    pub const ALL: [Self; 7] = [
+        Self::Process,
+        Self::Link,
+        Self::Flap,
+        Self::Representative,
+        Self::Controller,
+        Self::Management,
+        Self::Store,
+    ];
+}
+
+/// Faults of a run.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    /// When the next one is drawn
+    next: Nanos,
+    /// What ends those that have not ended
+    ends: Vec<Fault>,
+    /// Number of each kind
+    pub(super) counts: BTreeMap<FaultKind, u64>,
+}
+
+impl System {
+    /// Runs until a time of the world, with faults drawn from `kinds` from a time on.
+    ///
+    /// # Errors
+    /// A violation that a step shows.
+    pub fn run_with_faults(&mut self, from: Nanos, until: Nanos, kinds: &[FaultKind]) -> Result<(), String> {
+        self.run_until(from)?;
+        while self.now() < until {
+            self.run_until(self.now() + Nanos::from_micros(2))?;
+            if self.faults.next <= self.now() {
+                let gap = *self.rng.pick(&[20_000, 100_000, 600_000]);
+                self.faults.next = self.now() + Nanos(1000 + self.rng.below(gap));
+                let kind = *self.rng.pick(kinds);
+                *self.faults.counts.entry(kind).or_default() += 1;
+                self.draw(kind);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns how many faults of each kind have happened.
+    pub fn faults(&self) -> &BTreeMap<FaultKind, u64> {
+        &self.faults.counts
+    }
+
+    /// Lets a part of the data network fail from now on.
+    pub fn fail(&mut self, what: Failing) {
+        let Some((begin, end)) = self.network.faults(what) else { return };
+        self.network.world.schedule(self.now(), begin);
+        self.faults.ends.push(end);
+    }
+
+    /// Ends the failure of a part of the data network.
+    pub fn mend(&mut self, what: Failing) {
+        let Some((_, end)) = self.network.faults(what) else { return };
+        if let Some(at) = self.faults.ends.iter().position(|other| *other == end) {
+            self.network.world.schedule(self.now(), self.faults.ends.swap_remove(at));
+        }
+    }
+
+    /// Cuts a node off from the controllers, or lets it reach them again.
+    pub fn cut_off(&mut self, node: NodeKey, is_cut: bool) {
+        if is_cut {
+            self.cut_off.insert(node);
+            self.disconnect(node);
+        } else {
+            self.cut_off.remove(&node);
+        }
+    }
+
+    /// Ends all faults: one controller, which leads, is left or started.
+    pub fn repair(&mut self) {
+        for end in core::mem::take(&mut self.faults.ends) {
+            self.network.world.schedule(self.now(), end);
+        }
+        self.cut_off.clear();
+        while self.controllers.len() > 1 {
+            self.stop_controller(0);
+        }
+        if self.controllers.is_empty() {
+            self.start_controller();
+        }
+    }
+
+    /// Lets something fail for a time.
+    fn fail_for(&mut self, what: Failing, time: Nanos) {
+        let Some((begin, end)) = self.network.faults(what) else { return };
+        self.network.world.schedule(self.now(), begin);
+        self.network.world.schedule(self.now() + time, end);
+    }
+
+    /// Draws a link, and one of its ends or none.
+    fn draw_link(&mut self) -> Failing {
+        let wires = self.plan.tree.wires();
+        let wire = *self.rng.pick(&wires);
+        let ends: [Part; 2] = match wire {
+            Wiring::Access(host) => [Part::Host(host), Part::Switch(host / self.plan.tree.fanout)],
+            Wiring::Uplink(switch) => {
+                let level = self.plan.tree.level_of(switch);
+                let parent = self.plan.tree.parent(level, switch).map_or(switch, |(parent, _)| parent);
+                [Part::Switch(switch), Part::Switch(parent)]
+            }
+            Wiring::Beside(switch) => [Part::Switch(switch), Part::Keeper(switch)],
+        };
+        match self.rng.below(4) {
+            0 => Failing::Mute(ends[0], wire),
+            1 => Failing::Mute(ends[1], wire),
+            _ => Failing::Cut(wire),
+        }
+    }
+
+    fn draw(&mut self, kind: FaultKind) {
+        match kind {
+            FaultKind::Process => {
+                let host = self.rng.below(self.network.hosts.len() as u64) as usize;
+                if !self.network.world.is_down(self.network.hosts[host]) {
+                    let time = Nanos(5000 + self.rng.below(800_000));
+                    self.fail_for(Failing::Crash(Part::Host(host)), time);
+                }
+            }
+            FaultKind::Link => {
+                let what = self.draw_link();
+                let most = *self.rng.pick(&[25_000, 100_000, 1_000_000]);
+                let time = Nanos(1000 + self.rng.below(most));
+                self.fail_for(what, time);
+            }
+            FaultKind::Flap => self.flap(),
+            FaultKind::Representative => {
+                let switch = self.rng.below(self.sites.len() as u64) as usize;
+                if !self.network.world.is_down(self.network.representatives[switch]) {
+                    let most = *self.rng.pick(&[20_000, 500_000]);
+                    let time = Nanos(3000 + self.rng.below(most));
+                    self.fail_for(Failing::Crash(Part::Keeper(switch)), time);
+                }
+            }
+            FaultKind::Controller => self.draw_controller(),
+            FaultKind::Management => {
+                let nodes = self.nodes();
+                let node = *self.rng.pick(&nodes);
+                match self.rng.below(3) {
+                    0 => self.cut_off(node, true),
+                    1 => self.cut_off.clear(),
+                    _ => self.disconnect(node),
+                }
+            }
+            FaultKind::Store => {
+                let fault = *self.rng.pick(&StoreFault::ALL);
+                self.store.inject([Some(fault)]);
+            }
+        }
+    }
+
+    /// Cuts and heals a link for 12 beacon intervals.
+    fn flap(&mut self) {
+        let what = self.draw_link();
+        let Some((begin, end)) = self.network.faults(what) else { return };
+        let mut at = self.now();
+        for _ in 0..6 {
+            self.network.world.schedule(at, begin.clone());
+            self.network.world.schedule(at + Nanos(3000 + self.rng.below(9000)), end.clone());
+            at = at + Nanos(13_000);
+        }
+    }
+
+    fn draw_controller(&mut self) {
+        let count = self.controllers.len();
+        let n = self.rng.below(count.max(1) as u64) as usize;
+        match self.rng.below(5) {
+            0 if count > 0 => self.stop_controller(n),
+            1 if count > 0 => {
+                self.stop_controller(n);
+                self.start_controller();
+            }
+            2 | 3 if count > 0 => {
+                let time = Nanos(self.rng.below(600_000));
+                self.pause_controller(n, time);
+                if count < 3 {
+                    self.start_controller();
+                }
+            }
+            _ if count < 3 => self.start_controller(),
+            _ => {}
+        }
+    }
+
+    /// Has the leader declare a process failed, as an operator.
+    pub fn declare_failed(&mut self, id: u32) {
+        self.input_all(&controller::machine::Input::Fail(ProcessId(id)));
+    }
+}

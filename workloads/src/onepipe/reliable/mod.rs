@@ -1,0 +1,310 @@
+//! 1Pipe's reliable service as a whole (1Pipe, section 5): processes with their members, representatives with
+//! their keepers, controllers with their store and the management network, all of them the real ones, on a
+//! [`Tree`] in virtual time.
+
+mod control;
+mod faults;
+mod host;
+mod message;
+mod oracle;
+
+pub use faults::FaultKind;
+pub use oracle::Totals;
+
+use super::{Network, Tree};
+use control::Controller;
+use controller::graph::{Graph, Layout};
+use controller::machine::NodeKey;
+use controller::record::Image;
+use controller::store::MemoryStore;
+use host::Host;
+use onepipe::ProcessId;
+use representative::{Keeper, Representative, keeper};
+use sim::Switch;
+use std::collections::{BTreeMap, BTreeSet};
+use switch::{Nanos, Rng};
+
+/// Time between two looks at the management network
+const STEP: Nanos = Nanos::from_micros(1);
+/// Hash of the topology that all nodes have
+const TOPOLOGY: u64 = 7;
+
+/// Bugs to plant, to test whether the checks find them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Bugs {
+    /// Into processes and members
+    pub process: Option<onepipe::process::Bug>,
+    /// Into representatives and keepers
+    pub representative: Option<representative::Bug>,
+    /// Into controllers
+    pub controller: Option<controller::machine::Bug>,
+}
+
+/// Parameters of a system.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Network; its hosts' behaviour is not used
+    pub tree: Tree,
+    /// Longest delay of a message between a node and a controller, in nanoseconds
+    pub management_delay: u64,
+    /// Longest time of a write, in nanoseconds
+    pub store_latency: u64,
+    /// Bugs to plant
+    pub bugs: Bugs,
+}
+
+impl Plan {
+    /// Returns a system on perfect links, with a controller that is 10 us away and writes within 20 us.
+    pub fn new(mut tree: Tree) -> Self {
+        tree.controlled = true;
+        Self { tree, management_delay: 10_000, store_latency: 20_000, bugs: Bugs::default() }
+    }
+}
+
+/// Keeper of a switch's links, which lives and ends with its worker.
+#[derive(Debug)]
+struct Site {
+    keeper: Keeper,
+    /// Number of starts
+    starts: u16,
+    is_down: bool,
+}
+
+/// System that was built.
+pub struct System {
+    plan: Plan,
+    rng: Rng,
+    graph: Graph,
+    /// The data network
+    pub network: Network,
+    sites: Vec<Site>,
+    down_hosts: BTreeSet<usize>,
+    store: MemoryStore,
+    controllers: Vec<Controller>,
+    /// Nodes that reach no controller
+    cut_off: BTreeSet<NodeKey>,
+    /// Everything that was stored, and the number of writes of it
+    image: Image,
+    applied: usize,
+    /// Number of terms
+    terms: u64,
+    /// Processes that could not be stopped in a case
+    unfenced: BTreeSet<u32>,
+    faults: faults::Faults,
+}
+
+impl Tree {
+    /// Returns the routing graph of the tree, as the controller has it.
+    pub fn graph(&self) -> Graph {
+        let layout = |n: usize| {
+            let level = self.level_of(n);
+            let first = (n - self.first_of(level)) * self.fanout;
+            let below = first..first + self.fanout;
+            let above = self.parent(level, n).map(|(parent, _)| parent as u16).into_iter().collect();
+            match level.checked_sub(1) {
+                None => {
+                    let processes = below.map(|host| Some(ProcessId(host as u32))).collect();
+                    Layout { processes, above, ..Layout::default() }
+                }
+                Some(level) => {
+                    let below = below.map(|child| (self.first_of(level) + child) as u16).collect();
+                    Layout { below, above, ..Layout::default() }
+                }
+            }
+        };
+        Graph::new(&(0..self.switches()).map(layout).collect::<Vec<_>>())
+    }
+}
+
+impl System {
+    /// Builds a system with one controller.
+    pub fn new(plan: &Plan, seed: u64) -> Self {
+        let mut plan = *plan;
+        plan.tree.bug = plan.bugs.representative;
+        let settings = host::Settings { topology: TOPOLOGY, seed, bug: plan.bugs.process };
+        let network = plan.tree.build_with(seed, |n, position| Host::new(n, position, settings));
+        let mut system = Self {
+            plan,
+            rng: Rng::stream(seed, 0x0077_686f_6c65),
+            graph: plan.tree.graph(),
+            network,
+            sites: Vec::new(),
+            down_hosts: BTreeSet::new(),
+            store: MemoryStore::default(),
+            controllers: Vec::new(),
+            cut_off: BTreeSet::new(),
+            image: Image::default(),
+            applied: 0,
+            terms: 0,
+            unfenced: BTreeSet::new(),
+            faults: faults::Faults::default(),
+        };
+        for switch in 0..plan.tree.switches() {
+            let keeper = system.new_keeper(switch, 0);
+            system.sites.push(Site { keeper, starts: 1, is_down: false });
+        }
+        system.start_controller();
+        system
+    }
+
+    fn new_keeper(&self, switch: usize, starts: u16) -> Keeper {
+        let [low, high] = starts.to_le_bytes();
+        let mut boot = [switch as u8; 16];
+        (boot[0], boot[1]) = (low, high);
+        let config = keeper::Config {
+            switch: switch as u16,
+            boot,
+            topology: TOPOLOGY,
+            retry_after: Nanos::from_micros(50),
+        };
+        Keeper::new(config, self.plan.tree.config(self.plan.tree.level_of(switch), switch))
+    }
+
+    /// Returns the time of the world.
+    pub fn now(&self) -> Nanos {
+        self.network.world.now()
+    }
+
+    /// Returns the time until which processes send.
+    pub const fn lasts(&self) -> Nanos {
+        self.plan.tree.lasts
+    }
+
+    /// Runs until a time of the world.
+    ///
+    /// # Errors
+    /// A violation that a step shows.
+    pub fn run_until(&mut self, until: Nanos) -> Result<(), String> {
+        while self.now() < until {
+            self.step().map_err(|error| format!("at {} us: {error}", self.now().0 / 1000))?;
+        }
+        Ok(())
+    }
+
+    /// Runs until everything is settled: all processes are members, no case is open, and all scatterings have a
+    /// result. Returns the time.
+    ///
+    /// # Errors
+    /// A violation that a step shows; or it takes longer than `within`.
+    pub fn run_until_settled(&mut self, within: Nanos) -> Result<Nanos, String> {
+        let begin = self.now();
+        while !self.is_settled() {
+            if self.now() > begin + within {
+                return Err(format!("not settled at {} us: {}", self.now().0 / 1000, self.describe()));
+            }
+            self.run_until(self.now() + Nanos::from_micros(10))?;
+        }
+        Ok(self.now())
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        let now = self.now() + STEP;
+        self.network.world.run_until(now);
+        self.see_hosts()?;
+        self.see_representatives();
+        self.run_controllers();
+        self.see_writes()
+    }
+
+    fn host(&self, n: usize) -> &Host {
+        self.network.world.node(self.network.hosts[n])
+    }
+
+    fn hosts(&self) -> impl Iterator<Item = &Host> {
+        (0..self.network.hosts.len()).map(|n| self.host(n))
+    }
+
+    /// Returns the incarnation with which a process is a member.
+    pub fn admitted(&self, process: usize) -> Option<u32> {
+        self.host(process).admitted
+    }
+
+    /// Returns the callbacks of a process since its start: the failed process, and its T_P.
+    pub fn callbacks(&self, process: usize) -> Vec<(u32, u64)> {
+        let life = self.host(process).lives.last();
+        life.iter().flat_map(|life| &life.called).map(|(&(_, of), &(time, _))| (of, time)).collect()
+    }
+
+    /// Has a process send a reliable scattering. Returns its number.
+    ///
+    /// # Errors
+    /// The process refuses it.
+    pub fn send(&mut self, process: usize, to: &[u32]) -> Result<u64, onepipe::process::reliable::Error> {
+        let node = self.network.hosts[process];
+        self.network.world.with(node, |host: &mut Host, now| host.send(to, now))
+    }
+
+    /// Returns whether a scattering was committed, or recalled; `None` if that is not known yet.
+    pub fn is_committed(&self, process: usize, scattering: u64) -> Option<bool> {
+        let life = self.host(process).lives.last()?;
+        match life.sent.get(&scattering)?.fate {
+            host::Fate::Committed => Some(true),
+            host::Fate::Recalled => Some(false),
+            host::Fate::Unknown => None,
+        }
+    }
+
+    /// Returns how many messages of either service a process has received since its start.
+    pub fn received(&self, process: usize) -> usize {
+        self.host(process).lives.last().map_or(0, |life| life.delivered.len())
+    }
+
+    /// Passes on what hosts send to controllers, and breaks the connections of those that have crashed.
+    fn see_hosts(&mut self) -> Result<(), String> {
+        let last = |host: &Host| Some((host.id, host.last_incarnation()?));
+        let known: BTreeMap<u32, u32> = self.hosts().filter_map(last).collect();
+        for n in 0..self.network.hosts.len() {
+            let (id, node) = (self.network.hosts[n], NodeKey::Process(ProcessId(n as u32)));
+            let is_down = self.network.world.is_down(id);
+            if is_down && self.down_hosts.insert(n) {
+                self.disconnect(node);
+            } else if !is_down {
+                self.down_hosts.remove(&n);
+            }
+            let host: &mut Host = self.network.world.node_mut(id);
+            if let Some(wrong) = &host.wrong {
+                return Err(format!("process {n}: {wrong}"));
+            }
+            if host.known != known {
+                host.known.clone_from(&known);
+            }
+            let sent = core::mem::take(&mut host.outbox);
+            self.send_to_controllers(node, sent);
+        }
+        Ok(())
+    }
+
+    /// Runs the keepers, and replaces those whose workers have restarted.
+    fn see_representatives(&mut self) {
+        let now = self.now();
+        for switch in 0..self.sites.len() {
+            let (worker, node) = (self.network.representatives[switch], NodeKey::Rep(switch as u16));
+            if self.network.world.is_down(worker) {
+                if !core::mem::replace(&mut self.sites[switch].is_down, true) {
+                    self.disconnect(node);
+                }
+                continue;
+            }
+            if self.sites[switch].is_down {
+                let starts = self.sites[switch].starts;
+                let keeper = self.new_keeper(switch, starts);
+                self.sites[switch] = Site { keeper, starts: starts + 1, is_down: false };
+            }
+            let events: Vec<_> = {
+                let worker: &mut Switch<Representative> = self.network.world.node_mut(worker);
+                worker.events.drain(..).collect()
+            };
+            let keeper = &mut self.sites[switch].keeper;
+            for event in events {
+                keeper.on_event(event, now);
+            }
+            if keeper.next_timer().is_some_and(|at| at <= now) {
+                keeper.on_timer(now);
+            }
+            self.pass_commands(switch);
+            let keeper = &mut self.sites[switch].keeper;
+            let sent: Vec<_> = core::iter::from_fn(|| keeper.poll_envelope()).collect();
+            self.send_to_controllers(node, sent);
+        }
+    }
+}

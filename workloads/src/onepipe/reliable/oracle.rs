@@ -1,0 +1,314 @@
+//! What has to hold, asked of what applications have seen and of what was stored.
+
+use super::System;
+use super::host::{Delivery, Fate, Host, Life, Sent};
+use super::message::{Endpoint, Service};
+use controller::record::{MemberState, Stage};
+use onepipe::ProcessId;
+use std::collections::{BTreeMap, BTreeSet};
+use switch::Nanos;
+
+/// What a run had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Reliable scatterings that were committed
+    pub committed: u64,
+    /// Reliable scatterings that were recalled
+    pub recalled: u64,
+    /// Messages of the best-effort service that were delivered
+    pub best_effort: u64,
+    /// Incarnations of processes that failed
+    pub failed: u64,
+    /// Processes that recovered as receivers
+    pub recovered: u64,
+    /// Frames that controllers carried
+    pub carried: u64,
+    /// Terms of controllers
+    pub terms: u64,
+    /// Incarnations of representatives
+    pub representatives: u64,
+}
+
+impl Totals {
+    /// Adds those of another run.
+    pub fn add(&mut self, other: &Self) {
+        self.committed += other.committed;
+        self.recalled += other.recalled;
+        self.best_effort += other.best_effort;
+        self.failed += other.failed;
+        self.recovered += other.recovered;
+        self.carried += other.carried;
+        self.terms += other.terms;
+        self.representatives += other.representatives;
+    }
+}
+
+impl System {
+    /// Applies what was stored since.
+    ///
+    /// # Errors
+    /// An incarnation has two times.
+    pub(super) fn see_writes(&mut self) -> Result<(), String> {
+        let log = self.store.log();
+        for (_, changes) in &log[self.applied..] {
+            let before = self.failed();
+            self.image.apply(changes);
+            let now = self.failed();
+            let differs = |(key, time): &(&Endpoint, &u64)| now.get(*key).is_some_and(|now| now != *time);
+            if let Some((key, time)) = before.iter().find(differs) {
+                return Err(format!("{key:?} failed at {time} and at {}", now[key]));
+            }
+        }
+        self.applied = log.len();
+        let unfenced = self.image.cases.values().flat_map(|case| &case.unfenced);
+        self.unfenced.extend(unfenced.map(|id| id.0));
+        Ok(())
+    }
+
+    /// Returns the time of each incarnation that has failed.
+    fn failed(&self) -> BTreeMap<Endpoint, u64> {
+        let failed = self.image.cases.values().flat_map(|case| &case.failed);
+        failed.map(|failed| ((failed.id.0, failed.incarnation.0), failed.time)).collect()
+    }
+
+    /// Returns the processes that have failed, each with its incarnation and T_P, in their order.
+    pub fn failures(&self) -> Vec<(u32, u32, u64)> {
+        self.failed().into_iter().map(|((id, incarnation), time)| (id, incarnation, time)).collect()
+    }
+
+    /// Returns the incarnations that failed in a case in which not all receivers could be stopped: the operator
+    /// is alarmed, because their messages may be delivered by some receivers alone.
+    fn unsound(&self) -> BTreeSet<Endpoint> {
+        let cases = self.image.cases.values().filter(|case| !case.unfenced.is_empty());
+        cases.flat_map(|case| &case.failed).map(|failed| (failed.id.0, failed.incarnation.0)).collect()
+    }
+
+    /// Returns whether all processes are members, no case is open, and all scatterings have a result.
+    pub fn is_settled(&self) -> bool {
+        let is_member = |host: &Host| {
+            let member = self.image.member(ProcessId(host.id));
+            member.is_some_and(|(incarnation, record)| {
+                record.state == MemberState::Member && host.admitted == Some(incarnation.0)
+            })
+        };
+        let leader = self.leader();
+        leader.is_some_and(|leader| !leader.suspects())
+            && self.image.cases.values().all(|case| case.stage == Stage::Resumed)
+            && self.hosts().all(|host| is_member(host) && host.is_idle())
+    }
+
+    /// Returns what is not settled.
+    pub(super) fn describe(&self) -> String {
+        let host = |host: &Host| {
+            let process = &host.process;
+            format!(
+                "\n{}: incarnation {:?}, {} unsettled, {} held, {} unsettled of best effort, commit {:?}, waits for {:?}, stored {:?}",
+                host.id,
+                host.admitted,
+                process.unsettled_reliable(),
+                process.held_reliable(),
+                process.unsettled(),
+                process.delivered_up_to(),
+                process.unanswered(),
+                self.image.member(ProcessId(host.id)),
+            )
+        };
+        let hosts: String = self.hosts().map(host).collect();
+        let keeper = |site: &super::Site| format!("\n{:?}", site.keeper.status());
+        let keepers: String = self.sites.iter().map(keeper).collect();
+        let controller = |controller: &super::Controller| {
+            format!("\nleads {}, suspects {}", controller.leads(), controller.suspects())
+        };
+        let controllers: String = self.controllers.iter().map(controller).collect();
+        format!("{hosts}{keepers}{controllers}\n{:?}", self.image.cases)
+    }
+
+    fn lives(&self) -> impl Iterator<Item = (u32, &Life)> {
+        self.hosts().flat_map(|host| host.lives.iter().map(|life| (host.id, life)))
+    }
+
+    /// Returns what the run had.
+    pub fn totals(&self) -> Totals {
+        let of = |fate| {
+            let sent = self.lives().flat_map(|(_, life)| life.sent.values());
+            sent.filter(|sent| sent.fate == fate).count() as u64
+        };
+        let sum = |count: &dyn Fn(&Host) -> u64| self.hosts().map(count).sum::<u64>();
+        Totals {
+            committed: of(Fate::Committed),
+            recalled: of(Fate::Recalled),
+            best_effort: self.delivered_between(Service::BestEffort, Nanos::ZERO, Nanos(u64::MAX)),
+            failed: self.failed().len() as u64,
+            recovered: sum(&|host| host.member.counters().recoveries.get()),
+            carried: sum(&|host| host.process.counters().relays_taken.get()),
+            terms: self.terms,
+            representatives: self.image.reps.len() as u64,
+        }
+    }
+
+    /// Returns the number of messages of a service that were delivered in a span of the world's time.
+    fn delivered_between(&self, service: Service, from: Nanos, until: Nanos) -> u64 {
+        let count = |host: &Host| {
+            let node = self.network.hosts[host.id as usize];
+            let within = |delivery: &&Delivery| {
+                let at = self.network.world.when(node, delivery.at);
+                delivery.body.service == service && from <= at && at < until
+            };
+            host.lives.iter().flat_map(|life| &life.delivered).filter(within).count() as u64
+        };
+        self.hosts().map(count).sum()
+    }
+
+    /// Returns the numbers of best-effort and of reliable messages that were delivered in a span.
+    pub fn delivered(&self, from: Nanos, until: Nanos) -> [u64; 2] {
+        [Service::BestEffort, Service::Reliable].map(|service| self.delivered_between(service, from, until))
+    }
+
+    /// Checks the run as a whole.
+    ///
+    /// # Errors
+    /// The first violation.
+    pub fn check(&self) -> Result<(), String> {
+        self.check_all().map_err(|error| format!("{error}\n{:?}", self.image.cases))
+    }
+
+    fn check_all(&self) -> Result<(), String> {
+        let (unsound, failed) = (self.unsound(), self.failed());
+        let mut sound = failed.clone();
+        sound.retain(|key, _| !unsound.contains(key));
+        for host in self.hosts() {
+            check_once(host)?;
+            for life in &host.lives {
+                check_order(host.id, life)?;
+                check_incarnations(host.id, life)?;
+                self.check_callbacks(host.id, life)?;
+                if !self.unfenced.contains(&host.id) {
+                    check_times(host.id, life, &sound)?;
+                }
+            }
+        }
+        let mut delivered: BTreeMap<(Endpoint, u32), BTreeSet<Endpoint>> = BTreeMap::new();
+        for (_, life) in self.lives() {
+            for body in life.delivered.iter().map(|delivery| delivery.body) {
+                if body.service == Service::Reliable {
+                    delivered.entry((body.src, body.serial)).or_default().insert(body.dst);
+                }
+            }
+        }
+        for (_, life) in self.lives() {
+            for sent in life.sent.values().filter(|sent| !unsound.contains(&sent.src)) {
+                let by = delivered.remove(&(sent.src, sent.serial)).unwrap_or_default();
+                self.check_scattering(sent, &by, &failed)?;
+            }
+        }
+        delivered.retain(|(src, _), _| !unsound.contains(src));
+        match delivered.first_key_value() {
+            Some((message, by)) => Err(format!("{message:?} was never sent, and {by:?} deliver it")),
+            None => Ok(()),
+        }
+    }
+
+    /// All receivers that have not lost their memory deliver a scattering, or none does, as its sender knows.
+    fn check_scattering(
+        &self,
+        sent: &Sent,
+        by: &BTreeSet<Endpoint>,
+        failed: &BTreeMap<Endpoint, u64>,
+    ) -> Result<(), String> {
+        let is_lost = |&(id, incarnation): &Endpoint| {
+            let of = || self.lives().filter(move |&(of, _)| of == id).map(|(_, life)| life);
+            let lost = of().any(|life| life.lost == Some(incarnation));
+            let had = of().any(|life| life.incarnations.contains(&incarnation));
+            lost || !had || self.unfenced.contains(&id)
+        };
+        let receivers: Vec<_> = sent.receivers.iter().filter(|receiver| !is_lost(receiver)).collect();
+        let count = receivers.iter().filter(|receiver| by.contains(receiver)).count();
+        if count != 0 && count != receivers.len() {
+            return Err(format!("{receivers:?} differ, {by:?} deliver {sent:?}"));
+        }
+        match sent.fate {
+            Fate::Recalled if !by.is_empty() => Err(format!("{sent:?} was recalled, and {by:?} deliver it")),
+            Fate::Committed if count != receivers.len() => {
+                Err(format!("{sent:?} was committed, and {by:?} alone deliver it"))
+            }
+            Fate::Unknown if !failed.contains_key(&sent.src) && self.is_present(sent.src) => {
+                Err(format!("{sent:?} has no result"))
+            }
+            Fate::Recalled if failed.is_empty() => Err(format!("{sent:?} was recalled without a failure")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns whether an incarnation is the present one of its process.
+    fn is_present(&self, (id, incarnation): Endpoint) -> bool {
+        self.host(id as usize).admitted == Some(incarnation)
+    }
+
+    /// Applications are called back with the time that was stored.
+    fn check_callbacks(&self, id: u32, life: &Life) -> Result<(), String> {
+        for (&(case, process), &(time, _)) in &life.called {
+            let failed = self.image.cases.get(&case).map(|case| &case.failed);
+            let stored = failed.and_then(|failed| failed.iter().find(|failed| failed.id.0 == process));
+            if stored.is_none_or(|stored| stored.time != time) {
+                return Err(format!(
+                    "{id} is called back in case {case} for {process} and {time}; stored is {stored:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One order, within each service, and of both if they are received together.
+fn check_order(id: u32, life: &Life) -> Result<(), String> {
+    let mut last: BTreeMap<Service, &Delivery> = BTreeMap::new();
+    let mut before: Option<&Delivery> = None;
+    let position = |delivery: &Delivery| (delivery.time, delivery.body.src.0);
+    for delivery in &life.delivered {
+        let of_service = last.insert(delivery.body.service, delivery);
+        let of_both = before.replace(delivery).filter(|_| life.merges);
+        if of_service.is_some_and(|last| position(last) >= position(delivery))
+            || of_both.is_some_and(|last| position(last) > position(delivery))
+        {
+            return Err(format!("{id} receives {delivery:?} after {of_service:?} and {of_both:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// Nothing twice, also after a restart.
+fn check_once(host: &Host) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for delivery in host.lives.iter().flat_map(|life| &life.delivered) {
+        let body = delivery.body;
+        if !seen.insert((body.service, body.src.0, body.serial)) {
+            return Err(format!("{} receives {delivery:?} twice", host.id));
+        }
+    }
+    Ok(())
+}
+
+/// Nothing is delivered above the time of its sender's failure.
+fn check_times(id: u32, life: &Life, failed: &BTreeMap<Endpoint, u64>) -> Result<(), String> {
+    let reliable = life.delivered.iter().filter(|delivery| delivery.body.service == Service::Reliable);
+    for delivery in reliable {
+        if let Some(&time) = failed.get(&delivery.body.src)
+            && delivery.time > time
+        {
+            return Err(format!("{id} receives {delivery:?}, whose sender failed at {time}"));
+        }
+    }
+    Ok(())
+}
+
+/// Messages reach the incarnation for which they are.
+fn check_incarnations(id: u32, life: &Life) -> Result<(), String> {
+    for delivery in &life.delivered {
+        let (to, incarnation) = delivery.body.dst;
+        let is_reliable = delivery.body.service == Service::Reliable;
+        if to != id || is_reliable && !life.incarnations.contains(&incarnation) {
+            return Err(format!("{id} has had {:?}, and receives {delivery:?}", life.incarnations));
+        }
+    }
+    Ok(())
+}
