@@ -183,7 +183,8 @@ fn barrier_of_a_switch_with_a_new_queue_pair_counts_without_a_controller() {
     process.on_timer(now);
     let clock = config(0, 1, false).clock.add(now.0);
     let mut header = OnePipe::new(OnePipeOpcode::BEACON, clock, Psn::ZERO);
-    (header.set_barrier(Some(clock)), header.set_commit(Some(clock)));
+    header.set_barrier(Some(clock));
+    header.set_commit(Some(clock));
     // The controller gives each incarnation of a switch other queue pairs, of which this process never hears.
     let switch = Peer { qpn: Qpn::new(0x7_7777), ..peer(false, TOR) };
     process.on_frame(&frame(switch, peer(false, 1), &header, &[]), now).unwrap();
