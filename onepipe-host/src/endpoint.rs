@@ -126,7 +126,7 @@ impl Handle {
 
     /// Returns whether the process has received a barrier and accepts messages that are stamped now; see
     /// [`Process::is_open`](onepipe::Process::is_open). Messages to processes that are not open yet fail as
-    /// [`NotAcknowledged`](Failure::NotAcknowledged).
+    /// [`NotAcknowledged`](crate::Failure::NotAcknowledged).
     pub fn is_open(&self) -> bool {
         self.0.shared.open.load(Ordering::Relaxed)
     }
@@ -210,7 +210,7 @@ impl Sender {
     /// # Errors
     /// Nothing of the scattering is sent. [`SendError::Full`] is temporary, as long as the
     /// application receives; the others are not. If a receiver is set dead before the polling thread has read
-    /// the scattering, all of it fails as [`Failure::Dead`].
+    /// the scattering, all of it fails as [`Failure::Dead`](crate::Failure::Dead).
     pub fn unreliable_send(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<Scattering, SendError> {
         let shared = &self.handle.0.shared;
         if shared.closing.load(Ordering::Relaxed) {

@@ -1,7 +1,7 @@
 //! A controller that runs: the state machine with the connections of its nodes, a store and clocks.
 //!
-//! Three threads: that of the sockets ([`management::Server`]), that of the store ([`storage`]), which may
-//! wait for a disk, and that of the state machine ([`worker`]), which carries out effects in their order.
+//! Three threads: that of the sockets ([`management::Server`]), that of the store (`storage`), which may
+//! wait for a disk, and that of the state machine (`worker`), which carries out effects in their order.
 
 mod alarms;
 mod storage;
