@@ -42,7 +42,7 @@ pub enum SecretError {
     },
     /// The secret is too short or too long
     #[error(
-        "a secret of {0} bytes; write {MIN} to {MAX} bytes that nobody can guess, such as the output of: openssl \
+        "a secret of {0} bytes; write {MIN} to {MAX} bytes that cannot be guessed, such as the output of: openssl \
          rand -hex 32"
     )]
     Len(usize),

@@ -11,7 +11,7 @@ use switch::Nanos;
 /// Number of recalls in one message
 const BATCH: usize = 500;
 /// Number of times that an answer is repeated. The controller asks again for what it has not got: it repeats the
-/// notice when it leads anew, and when this process connects.
+/// notice when it leads again, and when this process connects.
 const MAX_REPEATS: u32 = 8;
 
 /// Answers to notices, each of which includes the ones before.
