@@ -217,8 +217,9 @@ mod tests {
         let frames: Vec<_> = connections(32, 0).flatten().collect();
         assert_eq!(frames.iter().collect::<HashSet<_>>().len(), 64);
         for (n, frame) in frames.iter().cycle().take(64 * 2000).enumerate() {
-            // A round trip is begun every 50 us. 113 ns are 443 frames then, so that each of the 64 frames has its turn.
-            run_frame(&mut load, frame, PortId(0), Nanos(n as u64 * 113));
+            // A round trip is begun every 50 us, which are 421 frames of 119 ns, by the next WRITE, which is the 422nd. So
+            // each of the 32 connections has its turn.
+            run_frame(&mut load, frame, PortId(0), Nanos(n as u64 * 119));
         }
         check(&counters).unwrap();
         assert_eq!(counters.qps.iter().count(), 64);
