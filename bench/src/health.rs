@@ -216,10 +216,9 @@ mod tests {
         let mut load = Advancing::new(forward, 64);
         let frames: Vec<_> = connections(32, 0).flatten().collect();
         assert_eq!(frames.iter().collect::<HashSet<_>>().len(), 64);
-        for (n, frame) in frames.iter().cycle().take(64 * 2000).enumerate() {
-            // A round trip is begun every 50 us, which are 421 frames of 119 ns, by the next WRITE, which is the 422nd. So
-            // each of the 32 connections has its turn.
-            run_frame(&mut load, frame, PortId(0), Nanos(n as u64 * 119));
+        for (n, frame) in frames.iter().cycle().take(64 * 400).enumerate() {
+            // A round trip is begun every 10 us. 113 ns are 89 frames then, so that each of the 64 frames has its turn.
+            run_frame(&mut load, frame, PortId(0), Nanos(n as u64 * 113));
         }
         check(&counters).unwrap();
         assert_eq!(counters.qps.iter().count(), 64);

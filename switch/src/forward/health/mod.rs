@@ -191,7 +191,7 @@ const CE: u8 = 3;
 /// Mark of the latest response: its message has further packets
 const GOES_ON: u32 = 1 << 24;
 /// Time between two round trips that a worker begins to measure
-const SAMPLE_EVERY: Nanos = Nanos::from_micros(50);
+const SAMPLE_EVERY: Nanos = Nanos::from_micros(10);
 /// Time after which a response is no longer waited for
 const SAMPLE_TIMEOUT: Nanos = Nanos::from_secs(1);
 
