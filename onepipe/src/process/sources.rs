@@ -34,8 +34,7 @@ impl Sources {
         self.heard
     }
 
-    /// Returns what a beacon counts for. `end` is the configured end of the link. Its best-effort barrier counts
-    /// whatever its queue pair is: that changes with each incarnation, also for processes that have no controller.
+    /// Returns what a beacon counts for. `end` is the configured end of the link.
     #[inline]
     pub(super) fn classify(&mut self, end: (IpAddr, Qpn), source: (IpAddr, Qpn)) -> Takes {
         match &self.named {
@@ -44,7 +43,7 @@ impl Sources {
                 self.heard += 1;
                 Takes::Both
             }
-            _ if source.0 == end.0 => Takes::BestEffort,
+            Some(_) if source == end => Takes::BestEffort,
             _ => Takes::Nothing,
         }
     }

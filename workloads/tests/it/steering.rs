@@ -382,7 +382,7 @@ fn seeds(partition: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
 
 fn lossy_links(partition: u64) {
     let mut counter_totals = CounterTotals::default();
-    for seed in seeds(partition, 2, 150) {
+    for seed in seeds(partition, 2, 200) {
         let (drawn, _) = drawn(seed, false);
         let mut net = build(&drawn);
         net.run(Vec::new()).unwrap_or_else(|wrong| panic!("seed {seed}: {}", net.describe(&wrong, &drawn)));
@@ -488,7 +488,7 @@ fn with_crashes(seed: u64, plant: impl FnOnce(&mut Drawn)) -> Result<Net, String
 
 fn crashes(partition: u64) {
     let mut counter_totals = CounterTotals::default();
-    for seed in seeds(partition, 2, 150) {
+    for seed in seeds(partition, 2, 200) {
         let net = with_crashes(seed, |_| {}).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
         counter_totals.add(&net.switch().switch.function.counters());
         counter_totals.add_forged(net.rack.server().nic.counters());

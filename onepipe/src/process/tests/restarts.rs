@@ -175,18 +175,3 @@ fn clock_error_is_at_most_ahead_max() {
     let error = ConfigError::ClockError { clock_error: config.clock_error, ahead_max: config.ahead_max };
     assert_eq!(Process::new(config).err(), Some(error));
 }
-
-#[test]
-fn barrier_of_a_switch_with_a_new_queue_pair_counts_without_a_controller() {
-    let mut process = Process::new(config(1, 2, false)).unwrap();
-    let now = Nanos(5_000);
-    process.on_timer(now);
-    let clock = config(0, 1, false).clock.add(now.0);
-    let mut header = OnePipe::new(OnePipeOpcode::BEACON, clock, Psn::ZERO);
-    header.set_barrier(Some(clock));
-    header.set_commit(Some(clock));
-    // The controller gives each incarnation of a switch other queue pairs, of which this process never hears.
-    let switch = Peer { qpn: Qpn::new(0x7_7777), ..peer(false, TOR) };
-    process.on_frame(&frame(switch, peer(false, 1), &header, &[]), now).unwrap();
-    assert_eq!((process.barriers().0, process.counters().refused(Refusal::CommitSource)), (Some(clock), 0));
-}
