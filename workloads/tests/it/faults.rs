@@ -203,7 +203,7 @@ const FAULTS: [Row; 34] = [
     ),
     row(
         "an operator changes the switch's settings",
-        &["set_layers", "Message::Configure"],
+        &["set_layers", "OperatorAction::Remove"],
         &[
             (&["verbs", "words"], "a bridge has no settings"),
             (&["P4CE", "consensus", "RDMC"], "P4CE's switch has no setting that can change while it runs"),
