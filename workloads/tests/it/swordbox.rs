@@ -350,7 +350,7 @@ fn operate(net: &mut words::Cluster) {
 fn lossy_links(part: u64) {
     let mut all = words::Totals::default();
     let mut counter_totals = CounterTotals::default();
-    for seed in seeds(part, 3, 420) {
+    for seed in seeds(part, 3, 600) {
         let (config, shared_qp) = draw_shared_qps(&drawn(seed, FORGETFUL).0);
         let mut net = words(&config, shared_qp);
         drift(&mut net);
@@ -398,7 +398,7 @@ fn lossy_links_leave_words_correct_in_the_last_third_of_the_seeds() {
 fn crashes(part: u64) {
     let mut all = words::Totals::default();
     let mut counter_totals = CounterTotals::default();
-    for seed in seeds(part, 2, 280) {
+    for seed in seeds(part, 2, 400) {
         let (config, mut rng) = drawn(seed, FORGETFUL);
         let (config, shared_qp) = draw_shared_qps(&may_fail(&config, &mut rng));
         let mut net = words(&config, shared_qp);
