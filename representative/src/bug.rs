@@ -25,23 +25,25 @@ pub enum Bug {
     NeverEvicts,
     /// All switches wait equally long for a link that lags, and compare what comes down with their own clock
     EvictsEverywhere,
-    /// A link's commit register rises although the controller was told that it stands still
+    /// A link's commit register rises although it was reported to stand still
     FrozenRises,
     /// A link counts for the commit barrier before it has reached the floor of the switch's incarnation
     FloorIgnored,
     /// A commit barrier is accepted from any incarnation of the link's neighbour
     AnyCommitSource,
-    /// Beacons carry a commit barrier although the controller was told that they carry none
+    /// Beacons carry a commit barrier although the controller wants them without one
     MutedSpeaks,
     /// A state that the controller wants takes effect in two parts
     PartialConfiguration,
     /// A state that the controller wanted earlier takes effect after a later one
     OldVersionObeyed,
+    /// Beacons leave from the incarnation's queue pair also to neighbours that do not know it
+    IntroducesToAll,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::ReturningLink,
         Self::LastLink,
         Self::SilentDrop,
@@ -59,5 +61,6 @@ impl Bug {
         Self::MutedSpeaks,
         Self::PartialConfiguration,
         Self::OldVersionObeyed,
+        Self::IntroducesToAll,
     ];
 }

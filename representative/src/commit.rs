@@ -39,12 +39,15 @@ pub struct Configuration {
 
 /// Setting of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a state of its own")]
 pub(crate) struct Setting {
     /// Number of the link, or [`LOOPBACK`]
     pub(crate) link: u16,
     pub(crate) counted: bool,
     pub(crate) frozen: bool,
     pub(crate) muted: bool,
+    /// Whether beacons leave from the queue pair of this incarnation
+    pub(crate) introduced: bool,
     /// Queue pairs from which commit barriers are taken
     pub(crate) sources: Vec<Qpn>,
 }

@@ -33,7 +33,7 @@ pub enum Command {
     Clock(ClockSample),
     /// The link is about to be taken down: nothing follows on it.
     Remove(LinkId),
-    /// Beacons leave from the queue pairs of an incarnation from now on. A [`Keeper`](crate::Keeper) sends this
+    /// Beacons may leave from the queue pairs of an incarnation. A [`Keeper`](crate::Keeper) sends this
     Introduce(Box<Templates>),
     /// A state of the commit registers takes effect, as a whole. A [`Keeper`](crate::Keeper) sends this
     Configure(Box<Configuration>),
@@ -122,6 +122,8 @@ struct LinkEnds {
     /// nothing follows. A first beacon with such an announcement counts although it was refused
     last_beacon: LatestTime,
     beacon: Template,
+    /// Whether `beacon` is that of the incarnation's queue pair
+    is_introduced: bool,
 }
 
 /// 1Pipe's barrier processing at a switch, as a switch function: a bridge or router that updates and stamps
@@ -132,6 +134,9 @@ pub struct Representative {
     halves: [Half; 2],
     /// Commit registers; `None` without a controller
     commit: Option<Box<Commit>>,
+    /// Beacons of each link from the queue pair that it does not use: the incarnation's, or the configured one.
+    /// `None` before there is an incarnation
+    others: Option<Box<Templates>>,
     /// State of the commit registers that took effect last, if it was not reported yet
     configured: Option<Box<Configuration>>,
     links: Box<[LinkEnds]>,
@@ -198,6 +203,7 @@ impl Representative {
                 absence: None,
                 last_beacon: LatestTime::default(),
                 beacon,
+                is_introduced: false,
             });
         }
         // What comes down is at most this switch's own barrier, so it is not compared with this switch's clock.
@@ -216,6 +222,7 @@ impl Representative {
             forward: Forward::embedded(&config.forward),
             halves,
             commit,
+            others: None,
             configured: None,
             expected: config.links.iter().map(|link| Expected::new(link.port)).collect(),
             links: links.into(),
@@ -299,6 +306,22 @@ impl Representative {
     fn is_own(&self, frame: &[u8]) -> bool {
         frame.first_chunk::<6>().is_some_and(|to| *to == self.config.mac.0)
             && self.forward.is_addressed_to_switch(frame, &self.config.addresses)
+    }
+
+    /// Lets the beacons of each link leave from the queue pair that its neighbour knows.
+    fn introduce(&mut self, to: &Configuration) {
+        let Some(others) = &mut self.others else { return };
+        let ignores = self.config.has_bug(crate::bug::Bug::IntroducesToAll);
+        for setting in &to.links {
+            let number = usize::from(setting.link);
+            let (Some(link), Some(other)) = (self.links.get_mut(number), others.0.get_mut(number)) else {
+                continue;
+            };
+            let introduced = setting.introduced || ignores;
+            if core::mem::replace(&mut link.is_introduced, introduced) != introduced {
+                core::mem::swap(&mut link.beacon, other);
+            }
+        }
     }
 
     /// Copies the registers and the links' states to the gauges.
@@ -395,11 +418,9 @@ impl Function for Representative {
             Command::Remove(link) if input_of(link).is_some() => {
                 self.leave(usize::from(link.0), Gone::Left, now);
             }
-            Command::Introduce(templates) => {
-                let Templates(beacons) = *templates;
-                self.links.iter_mut().zip(beacons).for_each(|(link, beacon)| link.beacon = beacon);
-            }
+            Command::Introduce(templates) => self.others = Some(templates),
             Command::Configure(mut to) => {
+                self.introduce(&to);
                 if let Some(commit) = &mut self.commit {
                     commit.configure(&mut to);
                     self.configured = Some(to);

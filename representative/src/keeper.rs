@@ -308,10 +308,11 @@ impl Keeper {
 
     /// Returns a setting with the queue pairs of those sources that are at the link's neighbour.
     fn setting(&self, setting: LinkSetting) -> Setting {
-        let LinkSetting { link, counted, frozen, muted, sources } = setting;
+        let LinkSetting { link, counted, frozen, muted, introduced, sources } = setting;
         let at = self.representative.links.get(usize::from(link)).map(|link: &Link| address(link.address));
         let sources = sources.into_iter().filter(|source| Some(source.address) == at);
-        Setting { link, counted, frozen, muted, sources: sources.map(|source| source.qpn).collect() }
+        let sources = sources.map(|source| source.qpn).collect();
+        Setting { link, counted, frozen, muted, introduced, sources }
     }
 
     /// Answers the controller with the values at the moment at which a state took effect.

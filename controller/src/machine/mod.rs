@@ -28,7 +28,7 @@ use crate::store::{Change, Records, StoreError, Term};
 use cases::Progress;
 use derived::Derived;
 use nodes::{LinkStatus, NodeState};
-use onepipe::control::{Envelope, Incarnation, Message};
+use onepipe::control::{Envelope, Incarnation, Message, Source};
 use onepipe::{ProcessId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use suspicion::Suspicion;
@@ -174,6 +174,8 @@ struct Leader {
     unheard: BTreeSet<LinkId>,
     /// When the sender that a keeper has to listen to last changed
     introduced: BTreeMap<LinkId, Nanos>,
+    /// By process: sender of its link's beacons that it has acknowledged
+    given: BTreeMap<ProcessId, Source>,
     joins: BTreeMap<ProcessId, members::Join>,
     /// Number of desired states that were sent
     versions: u64,
@@ -294,6 +296,7 @@ impl Machine {
             silent: BTreeSet::new(),
             unheard: BTreeSet::new(),
             introduced: BTreeMap::new(),
+            given: BTreeMap::new(),
             joins: BTreeMap::new(),
             versions: 0,
             epoch: 0,

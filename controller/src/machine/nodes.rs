@@ -201,6 +201,19 @@ impl Machine {
         !self.leader().is_unfailed(id)
     }
 
+    /// Returns whether the receiver of an output knows the incarnation of its sender. A switch takes best-effort
+    /// barriers from any queue pair, a process from that of its file and those that it has been given.
+    fn is_introduced(&self, output: LinkId) -> bool {
+        let Node::Process(id) = self.graph.at(self.graph.ends(output).to) else { return true };
+        let leader = self.leader();
+        let is_given = match leader.given.get(&id) {
+            Some(source) => self.source(output).as_ref() == Some(source),
+            // An earlier leader has given it to a member.
+            None => leader.state(id) == Some(MemberState::Member),
+        };
+        leader.is_unfailed(id) && is_given
+    }
+
     fn want_rep(&self, switch: u16, counted: &BTreeSet<LinkId>, fence: &Fence) -> Option<Desired> {
         let leader = self.leader();
         let (_, rep) = leader.image.rep(switch)?;
@@ -208,11 +221,12 @@ impl Machine {
             return None;
         }
         let node = self.graph.switch(switch);
-        let setting = |number: u16, input: LinkId, muted: bool| LinkSetting {
+        let setting = |number: u16, input: LinkId, muted: bool, introduced: bool| LinkSetting {
             link: number,
             counted: counted.contains(&input),
             frozen: fence.frozen.contains(&input),
             muted,
+            introduced,
             sources: self.source(input).into_iter().collect(),
         };
         let muted = |output: LinkId| {
@@ -221,10 +235,10 @@ impl Machine {
         };
         let ports = node.ports.iter().enumerate().filter_map(|(number, port)| {
             let port = (*port)?;
-            Some(setting(number as u16, port.input, muted(port.output)))
+            Some(setting(number as u16, port.input, muted(port.output), self.is_introduced(port.output)))
         });
         let mut links: Vec<_> = ports.collect();
-        links.push(LinkSetting { sources: Vec::new(), ..setting(LOOPBACK, node.loopback, false) });
+        links.push(LinkSetting { sources: Vec::new(), ..setting(LOOPBACK, node.loopback, false, false) });
         Some(Desired::Rep { epoch: leader.epoch, floors: [rep.up, rep.down], links })
     }
 
@@ -352,6 +366,9 @@ impl Machine {
             self.graph.links().filter(|&link| self.key(self.graph.ends(link).to) == node).collect();
         let leader = self.leader_mut();
         leader.nodes.remove(&node);
+        if let NodeKey::Process(id) = node {
+            leader.given.remove(&id);
+        }
         leader.refreshed = None;
         leader.links.retain(|link, _| !kept.contains(link));
         leader.silent.retain(|link| !kept.contains(link));
@@ -399,8 +416,23 @@ impl Machine {
         {
             return;
         }
+        self.note_given(id);
         if let Some(place) = self.graph.place(id) {
             self.leader_mut().set_status(place.down, LinkStatus { silent, caught: true });
+        }
+    }
+
+    /// Notes the source of its link that a process has acknowledged.
+    fn note_given(&mut self, id: ProcessId) {
+        let leader = self.leader_mut();
+        let Some(Desired::Process { sources, .. }) =
+            leader.nodes.get(&NodeKey::Process(id)).map(|state| &state.desired)
+        else {
+            return;
+        };
+        let Some(source) = sources.first().cloned() else { return };
+        if leader.given.insert(id, source.clone()) != Some(source) {
+            leader.refreshed = None;
         }
     }
 

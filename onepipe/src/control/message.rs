@@ -66,6 +66,10 @@ wire_structs! {
         frozen: bool,
         /// Whether beacons on the output carry no commit barrier
         muted: bool,
+        /// Whether beacons on the output leave from the queue pair of this switch's incarnation, because their
+        /// receiver has been given it; from the configured one otherwise, which best effort does not depend on
+        /// the controller for
+        introduced: bool,
         /// Senders of the input's beacons
         sources: Vec<Source>,
     }

@@ -11,10 +11,10 @@ fn settings() -> impl Strategy<Value = Vec<LinkSetting>> {
     let source = any::<([u8; 16], u32)>()
         .prop_map(|(address, qpn)| Source { address, qpn: rocev2::Qpn::new(qpn & 0xff_ffff) });
     let sources = prop::collection::vec(source, 0..3);
-    let setting =
-        (any::<(u16, bool, bool, bool)>(), sources).prop_map(|((link, counted, frozen, muted), sources)| {
-            LinkSetting { link, counted, frozen, muted, sources }
-        });
+    let setting = (any::<(u16, [bool; 4])>(), sources).prop_map(|((link, flags), sources)| {
+        let [counted, frozen, muted, introduced] = flags;
+        LinkSetting { link, counted, frozen, muted, introduced, sources }
+    });
     prop::collection::vec(setting, 0..5)
 }
 

@@ -15,7 +15,7 @@ fn commit() -> Commit {
 }
 
 fn setting(link: u16, counted: bool) -> Setting {
-    Setting { link, counted, frozen: false, muted: false, sources: vec![Qpn::new(SOURCE)] }
+    Setting { link, counted, frozen: false, muted: false, introduced: true, sources: vec![Qpn::new(SOURCE)] }
 }
 
 fn state(floors: [u64; 2], links: Vec<Setting>) -> Configuration {

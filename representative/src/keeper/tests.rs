@@ -84,7 +84,7 @@ fn setting(link: u16, sources: &[(u8, u32)]) -> LinkSetting {
         qpn: Qpn::new(qpn),
     };
     let sources = sources.iter().map(source).collect();
-    LinkSetting { link, counted: true, frozen: false, muted: false, sources }
+    LinkSetting { link, counted: true, frozen: false, muted: false, introduced: true, sources }
 }
 
 fn configure(version: u64) -> Message {

@@ -69,6 +69,7 @@ pub(super) struct Rep {
     /// By number among the switch's links
     pub(super) inputs: BTreeMap<u16, Input>,
     muted: BTreeSet<u16>,
+    introduced: BTreeSet<u16>,
     pub(super) outputs: [u64; 2],
     report: u32,
     unreported: BTreeSet<u16>,
@@ -79,7 +80,12 @@ impl Rep {
     pub(super) fn sends(&self, number: u16, lower: bool) -> Option<(u64, u32)> {
         let sent = self.outputs[usize::from(lower)];
         let sends = self.configured && sent != 0 && !self.muted.contains(&number);
-        sends.then_some((sent, self.first_qp + u32::from(number)))
+        sends.then_some((sent, self.queue_pair(number).unwrap_or(0)))
+    }
+
+    /// Returns the queue pair of this incarnation from which beacons on an output leave, if its receiver knows it.
+    pub(super) fn queue_pair(&self, number: u16) -> Option<u32> {
+        self.introduced.contains(&number).then_some(self.first_qp + u32::from(number))
     }
 
     fn half(graph: &Graph, switch: u16, number: u16) -> usize {
@@ -167,6 +173,11 @@ impl Rep {
                     }
                     (input.counted, input.frozen, input.sources) =
                         (setting.counted, setting.frozen, setting.sources);
+                    if setting.introduced {
+                        self.introduced.insert(setting.link);
+                    } else {
+                        self.introduced.remove(&setting.link);
+                    }
                     if setting.muted {
                         self.muted.insert(setting.link);
                     } else {

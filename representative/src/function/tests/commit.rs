@@ -14,7 +14,7 @@ pub(super) fn controlled(incarnation: Incarnation) -> Config {
 
 /// Returns the setting of a link that counts.
 pub(super) fn counted(link: u16) -> Setting {
-    Setting { link, counted: true, frozen: false, muted: false, sources: vec![SOURCE] }
+    Setting { link, counted: true, frozen: false, muted: false, introduced: true, sources: vec![SOURCE] }
 }
 
 /// Lets a state take effect, and returns the answer.
@@ -187,7 +187,12 @@ fn beacons_leave_from_the_queue_pairs_of_the_incarnation() {
     assert_eq!(sources(&mut function, 0), [0x200, 0x201, 0x202, 0x203]);
     let templates = Templates::new(&config, Qpn::new(0x7000));
     function.on_command(Command::Introduce(templates.into()), Nanos(1));
-    assert_eq!(sources(&mut function, T), [0x7000, 0x7001, 0x7002, 0x7003]);
+    assert_eq!(sources(&mut function, T), [0x200, 0x201, 0x202, 0x203], "no neighbour knows it yet");
+    let introduced = |link, introduced| Setting { introduced, ..counted(link) };
+    configure(&mut function, 1, vec![introduced(0, true), introduced(1, false), introduced(2, true)]);
+    assert_eq!(sources(&mut function, 2 * T), [0x7000, 0x201, 0x7002, 0x203]);
+    configure(&mut function, 2, vec![introduced(0, false), introduced(1, true), introduced(2, true)]);
+    assert_eq!(sources(&mut function, 3 * T), [0x200, 0x7001, 0x7002, 0x203]);
 }
 
 #[test]

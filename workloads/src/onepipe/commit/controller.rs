@@ -417,6 +417,7 @@ impl Controller {
             counted: state.counted.contains(&link),
             frozen: state.still.contains(&Still::Frozen(link)),
             muted: state.still.contains(&Still::Muted(link)),
+            introduced: true,
             sources: if link == LOOPBACK { None } else { self.source(tree, keeper, link) }
                 .into_iter()
                 .collect(),

@@ -195,7 +195,8 @@ impl System {
 
     /// Returns the nodes of the management network.
     pub(super) fn nodes(&self) -> Vec<NodeKey> {
-        let hosts = (0..self.network.hosts.len()).map(|n| NodeKey::Process(onepipe::ProcessId(n as u32)));
+        let hosts = (0..self.network.hosts.len()).filter(|&n| self.plan.unmanaged != Some(n));
+        let hosts = hosts.map(|n| NodeKey::Process(onepipe::ProcessId(n as u32)));
         hosts.chain((0..self.sites.len()).map(|n| NodeKey::Rep(n as u16))).collect()
     }
 

@@ -72,6 +72,8 @@ pub(super) struct Host {
     seed: u64,
     config: Config,
     topology: u64,
+    /// Whether it has no controller
+    is_unmanaged: bool,
     rng: Rng,
     pub(super) process: Process,
     pub(super) member: Member,
@@ -100,6 +102,7 @@ pub(super) struct Host {
 pub(super) struct Settings {
     pub(super) topology: u64,
     pub(super) seed: u64,
+    pub(super) unmanaged: Option<usize>,
     pub(super) bug: Option<Bug>,
 }
 
@@ -135,6 +138,7 @@ impl Host {
             seed: settings.seed,
             member: new_member(n as u32, 0, settings.topology, &process),
             topology: settings.topology,
+            is_unmanaged: settings.unmanaged == Some(n),
             process,
             config,
             rng: Rng::stream(settings.seed, 1 << 43 | n as u64),
@@ -402,7 +406,7 @@ impl Node for Host {
             self.member = new_member(self.id, life, self.topology, &self.process);
             (self.term, self.answered) = (0, (0, 0));
         }
-        self.lives.push(Life { merges: self.rng.below(2) == 0, ..Life::default() });
+        self.lives.push(Life { merges: self.rng.below(2) == 0 && !self.is_unmanaged, ..Life::default() });
         self.next_send = now + Nanos(self.rng.below(2 * self.every.0));
     }
 

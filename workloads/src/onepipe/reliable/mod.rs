@@ -49,6 +49,8 @@ pub struct Plan {
     pub management_delay: u64,
     /// Longest time of a write, in nanoseconds
     pub store_latency: u64,
+    /// Process that has no controller, and the best-effort service alone
+    pub unmanaged: Option<usize>,
     /// Bugs to plant
     pub bugs: Bugs,
 }
@@ -57,7 +59,7 @@ impl Plan {
     /// Returns a system on perfect links, with a controller that is 10 us away and writes within 20 us.
     pub fn new(mut tree: Tree) -> Self {
         tree.controlled = true;
-        Self { tree, management_delay: 10_000, store_latency: 20_000, bugs: Bugs::default() }
+        Self { tree, management_delay: 10_000, store_latency: 20_000, unmanaged: None, bugs: Bugs::default() }
     }
 }
 
@@ -121,7 +123,8 @@ impl System {
     pub fn new(plan: &Plan, seed: u64) -> Self {
         let mut plan = *plan;
         plan.tree.bug = plan.bugs.representative;
-        let settings = host::Settings { topology: TOPOLOGY, seed, bug: plan.bugs.process };
+        let unmanaged = plan.unmanaged;
+        let settings = host::Settings { topology: TOPOLOGY, seed, unmanaged, bug: plan.bugs.process };
         let network = plan.tree.build_with(seed, |n, position| Host::new(n, position, settings));
         let mut system = Self {
             plan,

@@ -3,10 +3,14 @@
 use super::System;
 use super::host::{Delivery, Fate, Host, Life, Sent};
 use super::message::{Endpoint, Service};
+use crate::onepipe::addresses::shifted_clock;
 use controller::record::{MemberState, Stage};
 use onepipe::ProcessId;
 use std::collections::{BTreeMap, BTreeSet};
 use switch::Nanos;
+
+/// Time in nanoseconds by which a process's best-effort barrier may be behind its clock
+const BARRIER_LAG: i64 = 100_000;
 
 /// What a run had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,10 +95,11 @@ impl System {
                 record.state == MemberState::Member && host.admitted == Some(incarnation.0)
             })
         };
+        let is_unmanaged = |host: &Host| self.plan.unmanaged == Some(host.id as usize);
         let leader = self.leader();
         leader.is_some_and(|leader| !leader.suspects())
             && self.image.cases.values().all(|case| case.stage == Stage::Resumed)
-            && self.hosts().all(|host| is_member(host) && host.is_idle())
+            && self.hosts().all(|host| (is_unmanaged(host) || is_member(host)) && host.is_idle())
     }
 
     /// Returns what is not settled.
@@ -178,6 +183,7 @@ impl System {
         sound.retain(|key, _| !unsound.contains(key));
         for host in self.hosts() {
             check_once(host)?;
+            self.check_barrier(host)?;
             for life in &host.lives {
                 check_order(host.id, life)?;
                 check_incarnations(host.id, life)?;
@@ -206,6 +212,16 @@ impl System {
             Some((message, by)) => Err(format!("{message:?} was never sent, and {by:?} deliver it")),
             None => Ok(()),
         }
+    }
+
+    /// The best-effort barrier of each process follows the clock when all faults have ended.
+    fn check_barrier(&self, host: &Host) -> Result<(), String> {
+        let (barrier, _) = host.process.barriers();
+        let lag = barrier.map(|barrier| shifted_clock(0).add(self.now().0).distance(barrier));
+        if lag.is_some_and(|lag| lag < BARRIER_LAG) {
+            return Ok(());
+        }
+        Err(format!("the best-effort barrier of {} is behind its clock by {lag:?} ns", host.id))
     }
 
     /// All receivers that have not lost their memory deliver a scattering, or none does, as its sender knows.

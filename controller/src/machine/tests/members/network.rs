@@ -368,8 +368,8 @@ impl Network {
         let (_, number) = sender(&self.graph, link).expect("a switch sends");
         let rep = &self.reps[&switch];
         let mut from = representative(switch);
-        if rep.terms.incarnation != Incarnation(0) {
-            from.qpn = Qpn::new(rep.first_qp + u32::from(number));
+        if let Some(qpn) = rep.queue_pair(number) {
+            from.qpn = Qpn::new(qpn);
         }
         let commit = rep.sends(number, true).map(|(sent, _)| sent);
         let mut header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::new(EPOCH + self.now.0), Psn::ZERO);

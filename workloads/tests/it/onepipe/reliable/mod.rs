@@ -38,6 +38,10 @@ fn draw(seed: u64) -> Plan {
     let mut plan = Plan::new(tree);
     plan.management_delay = *rng.pick(&[2_000, 10_000, 40_000]);
     plan.store_latency = *rng.pick(&[0, 20_000, 100_000]);
+    // Another stream, so that all other draws of the seed stay the same.
+    let mut rng = Rng::stream(seed, 0x756e_6d61);
+    let hosts = tree.hosts() as u64;
+    plan.unmanaged = (hosts > 2 && rng.below(3) == 0).then(|| rng.below(hosts) as usize);
     plan
 }
 
@@ -100,6 +104,10 @@ fn every_scattering_is_delivered_everywhere_or_nowhere() {
     }
 }
 
+/// Bug of representatives that only a process without a controller shows
+#[cfg(debug_assertions)]
+pub(super) const UNMANAGED_BUG: representative::Bug = representative::Bug::IntroducesToAll;
+
 /// Bugs that few of these seeds find
 #[cfg(debug_assertions)]
 fn bugs() -> Vec<Bugs> {
@@ -115,8 +123,10 @@ fn bugs() -> Vec<Bugs> {
         Process::CompletedEarly,
         Process::RecoversWithoutRecalls,
     ];
+    let of_representatives = Bugs { representative: Some(UNMANAGED_BUG), ..Bugs::default() };
     let of_controllers = [Controller::MinimumForT, Controller::SendBeforeStore];
-    of_processes.map(process).into_iter().chain(of_controllers.map(controller)).collect()
+    let of_processes = of_processes.map(process).into_iter().chain([of_representatives]);
+    of_processes.chain(of_controllers.map(controller)).collect()
 }
 
 #[cfg(debug_assertions)]
