@@ -59,11 +59,7 @@ mod tests {
         let mut sources = Sources::default();
         let end = source(1, 2);
         assert_eq!(sources.classify(end, end), Takes::Both);
-        assert_eq!(
-            sources.classify(end, source(1, 3)),
-            Takes::BestEffort,
-            "an incarnation that was not named"
-        );
+        assert_eq!(sources.classify(end, source(1, 3)), Takes::Nothing);
         assert_eq!(sources.classify(end, source(2, 2)), Takes::Nothing);
         assert!(sources.set(vec![source(1, 7)]) && !sources.set(vec![source(1, 7)]));
         assert_eq!((sources.classify(end, end), sources.heard()), (Takes::BestEffort, 0));
