@@ -187,6 +187,11 @@ impl Drop for Server {
     }
 }
 
+/// Returns whether a peer that was last heard at a time keeps its connection.
+fn is_alive(heard: Nanos, now: Nanos) -> bool {
+    now.since(heard) < ALIVE
+}
+
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), None)?;
     // A controller that restarts gets its address although old connections are remembered.
@@ -363,7 +368,7 @@ impl Worker {
         }
         if peer != Peer::Operator {
             if let Some(&before) = self.by_peer.get(&peer) {
-                if now.since(self.peers[&before].stream.connection.heard()) < ALIVE {
+                if is_alive(self.peers[&before].stream.connection.heard(), now) {
                     return Err(Reason::Connected);
                 }
                 self.end(before, Reason::Replaced);
@@ -426,5 +431,18 @@ impl Worker {
         for id in closing {
             self.end(id, Reason::Ended);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_keeps_its_connection_for_three_signs_of_life_and_yields_before_it_is_dead() {
+        let heard = Nanos::from_secs(7);
+        assert!(is_alive(heard, heard) && is_alive(heard, Nanos(heard.0 + ALIVE.0 - 1)));
+        assert!(!is_alive(heard, heard + ALIVE));
+        assert!(ALIVE < crate::DEAD_AFTER);
     }
 }

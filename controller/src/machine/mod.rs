@@ -179,7 +179,7 @@ struct Leader {
     joins: BTreeMap<ProcessId, members::Join>,
     /// Number of desired states that were sent
     versions: u64,
-    /// Number of joins, by which every representative acknowledges anew
+    /// Number of joins, by which every representative acknowledges again
     epoch: u32,
     suspicion: Option<Suspicion>,
     /// By case: answers of the members

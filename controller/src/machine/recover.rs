@@ -177,7 +177,7 @@ impl Machine {
         }
     }
 
-    /// Forgets a process that has recovered; it may register anew then.
+    /// Forgets a process that has recovered; it may register again then.
     pub(super) fn recovered(&mut self, id: ProcessId) {
         let Some((incarnation, member)) = self.leader().image.member(id) else { return };
         let record = member.clone();

@@ -150,7 +150,7 @@ impl Machine {
         }
     }
 
-    /// Recomputes what has to stand still; answers are waited for anew.
+    /// Recomputes what has to stand still; answers are waited for again.
     fn new_round(&mut self) {
         let now = self.now;
         let suspects = self.suspects_of();

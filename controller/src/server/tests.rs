@@ -9,12 +9,17 @@ use management::{Client, ClientConfig, ClientEvent, Peer};
 use onepipe::ProcessId;
 use onepipe::control::{Envelope, Incarnation, Message, Reason};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use switch::Nanos;
 
 const NETWORK: u64 = 5;
 /// Longest time for which a test waits
 const PATIENCE: Duration = Duration::from_secs(30);
+
+#[allow(clippy::disallowed_methods, reason = "the time for which a test waits")]
+fn now() -> Instant {
+    Instant::now()
+}
 
 fn start(store: &MemoryStore) -> Controller {
     let processes = [0, 1].map(|id| Some(ProcessId(id))).to_vec();
@@ -99,14 +104,29 @@ impl Node {
 
     /// Asks for the state until it is as expected.
     fn wait(&self, what: &str, is: impl Fn(&Status) -> bool) -> Status {
-        for _ in 0..600 {
+        let start = now();
+        loop {
             let status = self.status();
             if is(&status) {
                 return status;
             }
-            std::thread::sleep(Duration::from_millis(20));
+            assert!(start.elapsed() < PATIENCE, "{what}: {status:?}");
+            // What is waited for leads to no event at an operator.
+            std::thread::sleep(Duration::from_millis(1));
         }
-        panic!("{what}: {:?}", self.status());
+    }
+}
+
+/// Waits for counts, as a snapshot is some time old.
+fn wait_for_counts(controller: &Controller, are: impl Fn(&Counts) -> bool) {
+    let start = now();
+    loop {
+        let counts = controller.snapshot().counts;
+        if are(&counts) {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "{counts:?}");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -132,7 +152,7 @@ fn a_full_store_raises_an_alarm_and_decides_nothing_until_there_is_room() {
     rep.welcome();
     let status = operator.status();
     assert_eq!(status.reps.len(), 1);
-    assert!(controller.snapshot().counts.store_errors >= 10);
+    wait_for_counts(&controller, |counts| counts.store_errors >= 10);
 }
 
 #[test]
@@ -194,9 +214,9 @@ fn unknown_nodes_other_topologies_and_other_names_are_refused_by_name() {
     operator.client.send(b"?!");
     let answer = Answer::decode(&operator.next()).unwrap();
     assert!(matches!(&answer, Answer::Refused(why) if why.contains("version 63")), "{answer:?}");
-    std::thread::sleep(Duration::from_millis(200));
-    let counts = controller.snapshot().counts;
-    assert_eq!((counts.undecodable, counts.other_name, counts.requests_refused), (1, 1, 2), "{counts:?}");
+    wait_for_counts(&controller, |counts| {
+        (counts.undecodable, counts.other_name, counts.requests_refused) == (1, 1, 2)
+    });
 }
 
 #[test]

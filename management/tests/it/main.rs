@@ -4,7 +4,6 @@ mod faults;
 mod world;
 
 use management::{ClientEvent, Peer, Reason, Secret, ServerEvent};
-use std::time::Duration;
 use world::{Node, Servers, TOPOLOGY, config, secret};
 
 #[test]
@@ -140,5 +139,4 @@ fn more_nodes_than_allowed_are_refused() {
     assert_eq!(operator.message(), b"status");
     server.server.close(id);
     operator.wait(|event| matches!(event, ClientEvent::Disconnected(_, Reason::Closed)));
-    std::thread::sleep(Duration::from_millis(10));
 }

@@ -426,9 +426,9 @@ fn restarted_sender_is_accepted_at_once() {
         config.seed = seed;
         group.processes[0] = Process::new(config).unwrap();
         group.run(3);
-        group.scatter(0, &[(1, b"anew")]).unwrap();
+        group.scatter(0, &[(1, b"again")]).unwrap();
         group.run(9);
-        assert_eq!(group.received(1).pop(), Some((0, b"anew".to_vec())));
+        assert_eq!(group.received(1).pop(), Some((0, b"again".to_vec())));
         assert_eq!(group.failures(0), []);
     }
     assert_eq!(group.processes[1].counters().restarts.get(), 4);

@@ -67,7 +67,7 @@ fn a_failed_process_gets_what_it_has_missed() {
     world.restart(1);
     world.steps(4_000).expect("no fault");
     assert!(world.member(1).0 > incarnation);
-    world.check_settled().expect("it has joined anew");
+    world.check_settled().expect("it has joined again");
 }
 
 #[test]

@@ -69,7 +69,7 @@ pub(super) struct World {
     decided: BTreeMap<u64, Decided>,
     times: BTreeMap<(ProcessId, Incarnation), u64>,
     planted: Option<Planted>,
-    /// Whether failed processes wait instead of starting anew
+    /// Whether failed processes wait instead of starting again
     pub(super) keeps_memory: bool,
     pub(super) alarms: Vec<Alarm>,
     /// By node: messages that were delivered to it
@@ -284,7 +284,7 @@ impl World {
             NodeKey::Process(id) => {
                 let process = self.processes.get_mut(&id).expect("a process of the graph");
                 if process.failed {
-                    // It has nothing to recover: it starts anew.
+                    // It has nothing to recover: it starts again.
                     let resumed = self.image.cases.values().all(|case| case.stage == Stage::Resumed);
                     if resumed && !self.keeps_memory {
                         self.boot(node);

@@ -95,7 +95,7 @@ pub(super) struct Rounds {
 struct Answers {
     /// Number of timeouts since the last answer
     missing: u32,
-    /// Whether there were so many that frames go through the controller, too, until the receiver answers directly
+    /// Whether enough are missing that frames go through the controller, too, until the receiver answers directly
     are_missing: bool,
     /// Whether the controller carries frames to it
     is_relayed: bool,

@@ -123,7 +123,7 @@ fn restarted_receiver_may_have_delivered_what_it_does_not_report() {
     group.loses = Box::new(|_, _, _| false);
     // It counts more packets than the previous incarnation had acknowledged.
     for _ in 0..4 {
-        group.scatter(0, &[(1, b"anew")]).unwrap();
+        group.scatter(0, &[(1, b"again")]).unwrap();
     }
     group.run(12);
     assert_eq!(group.received(1).len(), 4);
@@ -149,7 +149,7 @@ fn receiver_that_never_acknowledged_may_have_delivered_before_a_restart() {
         is_data(&header) && nth == 3
     });
     for _ in 0..6 {
-        group.scatter(0, &[(1, b"anew")]).unwrap();
+        group.scatter(0, &[(1, b"again")]).unwrap();
     }
     group.run(12);
     assert_eq!(group.received(1).len(), 5);

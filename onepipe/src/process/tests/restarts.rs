@@ -160,9 +160,9 @@ fn message_of_before_a_restart_fails_as_not_acknowledged() {
     group.run(1);
     assert_eq!(group.processes[1].on_frame(&copy, now), Err(Refusal::BeforeStart));
     group.run(30);
-    group.scatter(0, &[(1, b"anew")]).unwrap();
+    group.scatter(0, &[(1, b"again")]).unwrap();
     group.run(1010);
-    assert_eq!(group.received(1), [(0, b"anew".to_vec())]);
+    assert_eq!(group.received(1), [(0, b"again".to_vec())]);
     assert_eq!(group.failures(0), [(1, 0, Failure::NotAcknowledged)]);
 }
 

@@ -1,4 +1,4 @@
-//! Commit registers in a representative, and what the control plane is told of links.
+//! Commit registers in a representative, and the events of links for the control plane.
 
 use super::*;
 use crate::commit::{Configuration, Setting};

@@ -73,7 +73,7 @@ fn check_left(network: &Network) -> Result<(), String> {
         host.process.counters().refused(process::Refusal::Contradiction) > 0
     };
     match network.each_host().find(|host| contradicts(host)) {
-        Some(host) => Err(format!("host {} was told that nothing follows", host.number())),
+        Some(host) => Err(format!("host {} heard that nothing follows", host.number())),
         None => Ok(()),
     }
 }

@@ -85,7 +85,7 @@ impl World {
         self.input(0, Input::Fail(ProcessId(id)));
     }
 
-    /// A process that is not needed any more starts anew.
+    /// A process that is not needed any more starts again.
     pub(in super::super) fn restart(&mut self, id: u32) {
         self.boot(NodeKey::Process(ProcessId(id)));
     }

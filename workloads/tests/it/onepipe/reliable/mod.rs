@@ -133,7 +133,7 @@ fn bugs() -> Vec<Bugs> {
 #[test]
 fn planted_bugs_of_all_parts_are_found() {
     for bugs in bugs() {
-        let found = (1..=SEEDS).find_map(|seed| Some((seed, run(seed, &kinds(seed), bugs).err()?)));
+        let found = (1..=4 * SEEDS).find_map(|seed| Some((seed, run(seed, &kinds(seed), bugs).err()?)));
         let found = found.map(|(seed, error)| (seed, error.lines().next().unwrap_or_default().to_string()));
         println!("{bugs:?}: {found:?}");
         assert!(found.is_some(), "{bugs:?} was not found");
