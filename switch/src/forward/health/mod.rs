@@ -190,8 +190,12 @@ pub(super) const MAX_JUMP: u32 = 1 << 16;
 const CE: u8 = 3;
 /// Mark of the latest response: its message has further packets
 const GOES_ON: u32 = 1 << 24;
-/// Time between two round trips that a worker begins to measure
-const SAMPLE_EVERY: Nanos = Nanos::from_micros(10);
+/// Time between two round trips that a worker begins to measure. A cache miss for each, at tens of thousands of
+/// queue pairs, is what limits them
+const SAMPLE_EVERY: Nanos = Nanos::from_micros(50);
+/// Time between the first [`FIRST_SAMPLES`] round trips, by which most queue pairs find their other end
+const FIRST_SAMPLES_EVERY: Nanos = Nanos::from_micros(10);
+const FIRST_SAMPLES: u32 = 4096;
 /// Time after which a response is no longer waited for
 const SAMPLE_TIMEOUT: Nanos = Nanos::from_secs(1);
 
@@ -251,6 +255,8 @@ pub(super) struct Monitor {
     exchanges: Exchanges,
     /// Time of the next round trip to be measured
     sample_due: Nanos,
+    /// Round trips that are still measured at the first rate
+    first_samples: u32,
     bug: Option<Bug>,
 }
 
@@ -262,6 +268,7 @@ impl Monitor {
             matches: Matches::new(),
             exchanges: Exchanges::new(),
             sample_due: Nanos::ZERO,
+            first_samples: FIRST_SAMPLES,
             bug: None,
         }
     }
@@ -469,9 +476,15 @@ impl Monitor {
         }
     }
 
+    /// Sets the time of the next round trip after one that begins now.
+    fn delay_next_sample(&mut self, now: Nanos) {
+        self.sample_due = now + if self.first_samples > 0 { FIRST_SAMPLES_EVERY } else { SAMPLE_EVERY };
+        self.first_samples = self.first_samples.saturating_sub(1);
+    }
+
     /// Begins to measure a round trip.
     fn sample(&mut self, id: u32, packet: &Packet<'_>, place: &Place<'_>) {
-        self.sample_due = place.now + SAMPLE_EVERY;
+        self.delay_next_sample(place.now);
         let (entries, psn) = (&place.counters.qps.entries, packet.bth().psn());
         let Some(peer) = entries.get(entries[id as usize].peer.get() as usize) else {
             return self.matches.add(id, source(packet)[1], psn);
@@ -512,6 +525,20 @@ const fn fills_mtu(opcode: Opcode) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn round_trips_begin_often_at_first_and_less_often_later() {
+        let mut monitor = Monitor::new(0);
+        let mut now = Nanos::ZERO;
+        let mut next = || {
+            monitor.delay_next_sample(now);
+            let every = monitor.sample_due.since(now);
+            now = monitor.sample_due;
+            every
+        };
+        assert!((0..FIRST_SAMPLES).all(|_| next() == FIRST_SAMPLES_EVERY));
+        assert!((0..10).all(|_| next() == SAMPLE_EVERY));
+    }
 
     #[test]
     fn positions_wrap_within_their_class() {

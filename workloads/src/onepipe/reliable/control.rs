@@ -195,9 +195,13 @@ impl System {
 
     /// Returns the nodes of the management network.
     pub(super) fn nodes(&self) -> Vec<NodeKey> {
-        let hosts = (0..self.network.hosts.len()).filter(|&n| self.plan.unmanaged != Some(n));
-        let hosts = hosts.map(|n| NodeKey::Process(onepipe::ProcessId(n as u32)));
-        hosts.chain((0..self.sites.len()).map(|n| NodeKey::Rep(n as u16))).collect()
+        let hosts = (0..self.network.hosts.len()).map(|n| NodeKey::Process(onepipe::ProcessId(n as u32)));
+        let nodes = hosts.chain((0..self.sites.len()).map(|n| NodeKey::Rep(n as u16)));
+        nodes.filter(|&node| !self.is_unmanaged(node)).collect()
+    }
+
+    fn is_unmanaged(&self, node: NodeKey) -> bool {
+        matches!(node, NodeKey::Process(id) if self.plan.unmanaged == Some(id.0 as usize))
     }
 
     fn is_down(&self, node: NodeKey) -> bool {
@@ -210,13 +214,16 @@ impl System {
 
     /// Breaks the connections of a node with all controllers.
     pub(super) fn disconnect(&mut self, node: NodeKey) {
+        if self.is_unmanaged(node) {
+            return;
+        }
         for n in 0..self.controllers.len() {
             self.break_connection(n, node);
         }
     }
 
     /// Breaks a connection; the node connects again after a drawn time.
-    pub(super) fn break_connection(&mut self, n: usize, node: NodeKey) {
+    fn break_connection(&mut self, n: usize, node: NodeKey) {
         let now = self.now();
         let at = now + Nanos(self.rng.below(RECONNECTS_AFTER));
         let (delay, rng) = (self.plan.management_delay, &mut self.rng);
