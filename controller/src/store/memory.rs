@@ -60,6 +60,11 @@ impl MemoryStore {
         self.shared().faults.extend(faults);
     }
 
+    /// Forgets what was set to go wrong.
+    pub fn clear_faults(&self) {
+        self.shared().faults.clear();
+    }
+
     /// Damages the store: no controller can lead until [`repair`](Self::repair).
     pub fn tear(&self) {
         self.shared().torn = true;

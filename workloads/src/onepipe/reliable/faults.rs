@@ -48,6 +48,8 @@ pub(super) struct Faults {
     next: Nanos,
     /// What ends those that have not ended
     ends: Vec<Fault>,
+    /// When the last of those ends whose end was drawn
+    last_end: Nanos,
     /// Number of each kind
     pub(super) counts: BTreeMap<FaultKind, u64>,
 }
@@ -70,6 +72,11 @@ impl System {
             }
         }
         Ok(())
+    }
+
+    /// Returns when the last fault of a drawn length ends.
+    pub const fn last_end(&self) -> Nanos {
+        self.faults.last_end
     }
 
     /// Returns how many faults of each kind have happened.
@@ -108,6 +115,7 @@ impl System {
             self.network.world.schedule(self.now(), end);
         }
         self.cut_off.clear();
+        self.store.clear_faults();
         while self.controllers.len() > 1 {
             self.stop_controller(0);
         }
@@ -120,7 +128,12 @@ impl System {
     fn fail_for(&mut self, what: Failing, time: Nanos) {
         let Some((begin, end)) = self.network.faults(what) else { return };
         self.network.world.schedule(self.now(), begin);
-        self.network.world.schedule(self.now() + time, end);
+        self.end_at(self.now() + time, end);
+    }
+
+    fn end_at(&mut self, at: Nanos, end: Fault) {
+        self.network.world.schedule(at, end);
+        self.faults.last_end = self.faults.last_end.max(at);
     }
 
     /// Draws a link, and one of its ends or none.
@@ -191,7 +204,8 @@ impl System {
         let mut at = self.now();
         for _ in 0..6 {
             self.network.world.schedule(at, begin.clone());
-            self.network.world.schedule(at + Nanos(3000 + self.rng.below(9000)), end.clone());
+            let healed_at = at + Nanos(3000 + self.rng.below(9000));
+            self.end_at(healed_at, end.clone());
             at = at + Nanos(13_000);
         }
     }

@@ -53,8 +53,8 @@ fn run(seed: u64, kinds: &[FaultKind], bugs: Bugs) -> Result<System, String> {
         system.run_until(ACTIVE)?;
     } else {
         system.run_with_faults(JOINS, ACTIVE, kinds)?;
-        // What crashed restarts.
-        system.run_until(ACTIVE + Nanos::from_micros(100))?;
+        // What crashed restarts, and links heal.
+        system.run_until(system.last_end().max(ACTIVE) + Nanos::from_micros(100))?;
         system.repair();
     }
     system.run_until_settled(SETTLES_WITHIN)?;
