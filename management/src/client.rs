@@ -5,7 +5,7 @@ use crate::connection::{Connection, Event, Identity};
 use crate::mailbox::{Item, Mailbox};
 use crate::poller::{Poller, Ready};
 use crate::stream::{READ, Stream};
-use crate::{Peer, Reason, Secret};
+use crate::{HANDSHAKE_TIME, Peer, Reason, Secret};
 use socket2::{Domain, Socket, Type};
 use std::io;
 use std::net::SocketAddr;
@@ -17,6 +17,8 @@ use switch::Nanos;
 const FIRST_WAIT: Nanos = Nanos::from_millis(50);
 /// Longest wait before a controller is tried again
 const LAST_WAIT: Nanos = Nanos::from_secs(2);
+/// Time within which a node that runs has connected to a controller that listens
+pub const CONNECT_TIME: Nanos = Nanos(LAST_WAIT.0 + HANDSHAKE_TIME.0);
 /// A connection that was open for this time was a good one: the next wait is the first one
 const GOOD: Nanos = Nanos::from_secs(1);
 

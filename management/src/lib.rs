@@ -26,7 +26,7 @@ mod server;
 mod stream;
 
 pub use bug::Bug;
-pub use client::{Client, ClientConfig, ClientEvent};
+pub use client::{CONNECT_TIME, Client, ClientConfig, ClientEvent};
 pub use connection::{Connection, Event, Identity};
 pub use hello::{Peer, VERSION};
 pub use reason::Reason;

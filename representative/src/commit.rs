@@ -19,6 +19,8 @@ use std::collections::VecDeque;
 
 /// Unwrapped time where the first timestamp is placed
 const ORIGIN: u64 = 1 << 48;
+/// Largest age in nanoseconds of a time that is reported; 48 bits reach back for 39 hours
+const AGE_MAX: u64 = 1 << 46;
 
 /// Number of ticks in which all links are checked for silence
 const CHECKED_WITHIN: usize = 4;
@@ -249,7 +251,7 @@ impl Commit {
         self.muted = self.inputs.iter().filter(|input| input.muted).count();
         self.halves.iter_mut().for_each(Plane::follow);
         self.loop_back();
-        to.outputs = [UP, DOWN].map(|half| self.output(half));
+        to.outputs = [UP, DOWN].map(|half| self.timestamp(self.halves[half].output));
         let links = to.links.iter().filter_map(|setting| self.index(setting.link));
         to.values.extend(links.map(|link| self.value(link)));
     }
@@ -312,13 +314,19 @@ impl Commit {
         if number == LOOPBACK { Some(loopback) } else { (link < loopback).then_some(link) }
     }
 
+    /// Returns the timestamp of a time, unless there is none or it is so old that its 48 bits are near to being
+    /// those of a time of the future.
+    fn timestamp(&self, time: u64) -> Option<Timestamp> {
+        (time != 0 && time.saturating_add(AGE_MAX) > self.latest).then(|| Timestamp::new(time))
+    }
+
     fn value(&self, link: usize) -> LinkValue {
         let input = &self.inputs[link];
         LinkValue {
             link: if link + 1 == self.inputs.len() { LOOPBACK } else { link as u16 },
             caught: input.counted && input.caught,
             silent: input.silent,
-            raw: (input.register != 0).then(|| Timestamp::new(input.register)),
+            raw: self.timestamp(input.register),
         }
     }
 }

@@ -109,6 +109,13 @@ impl Machine {
         }
     }
 
+    /// Begins the time anew in which a process has to answer notices.
+    pub(super) fn renew_notices(&mut self, id: ProcessId) {
+        let now = self.now;
+        let open = self.leader_mut().progress.values_mut();
+        open.filter_map(|progress| progress.members.get_mut(&id)).for_each(|(_, since)| *since = now);
+    }
+
     pub(super) fn answered(&mut self, id: ProcessId, case: u64, answer: Answer) {
         let now = self.now;
         let progress = self.leader_mut().progress.get_mut(&case);
@@ -149,7 +156,8 @@ impl Machine {
             answer != Some(Answer::Completed) && answer != Some(Answer::Noticed) && self.is_late(since)
         };
         let slow = progress.members.iter().filter(|&(&id, &state)| is_slow(state) && leader.is_unfailed(id));
-        let slow: Vec<_> = slow.map(|(&id, _)| id).collect();
+        let slow = slow.map(|(&id, _)| id).filter(|&id| !self.may_connect(NodeKey::Process(id)));
+        let slow: Vec<_> = slow.collect();
         for id in slow {
             self.suspect_node(NodeKey::Process(id));
         }
@@ -194,11 +202,11 @@ impl Machine {
         }
         self.refresh();
         let nodes = &self.leader().nodes;
-        let missing =
-            nodes.iter().filter(|(node, state)| matches!(node, NodeKey::Rep(_)) && !state.is_settled());
+        let is_needed = |node: &NodeKey| matches!(node, NodeKey::Rep(switch) if self.is_needed(*switch));
+        let missing = nodes.iter().filter(|(node, state)| is_needed(node) && !state.is_settled());
         let missing: Vec<_> = missing.map(|(&node, _)| node).collect();
         let since = self.leader().progress.get(&case).map_or(Nanos(0), |progress| progress.resuming);
-        if !missing.is_empty() && !self.is_late(since) {
+        if missing.iter().any(|&node| !self.is_overdue(node, since)) {
             return;
         }
         let record = CaseRecord { stage: Stage::Resumed, ..self.leader().image.cases[&case].clone() };

@@ -81,7 +81,7 @@ impl Machine {
     /// Suspects receivers that do not answer. The next incarnation of one that has failed owes no answer.
     pub(super) fn check_forwards(&mut self) {
         let forwards = self.leader().forwards.by_receiver.iter();
-        let late = forwards.filter(|(_, state)| self.is_late(state.since));
+        let late = forwards.filter(|&(&node, state)| self.is_late(state.since) && !self.may_connect(node));
         let late: Vec<_> = late.map(|(&node, state)| (node, state.incarnation)).collect();
         for (node, incarnation) in late {
             self.leader_mut().forwards.by_receiver.remove(&node);

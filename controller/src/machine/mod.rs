@@ -119,6 +119,9 @@ pub struct Config {
     pub gather: Nanos,
     /// Time in which a node has to answer what a case needs, and in which a callback has to return
     pub respond_within: Nanos,
+    /// Time in which a node connects again to a controller that has started to lead: as long as the longest wait
+    /// of a node between two tries. A node that has not connected is not late before
+    pub reconnect_within: Nanos,
     /// Reported times that are ahead of the clock by more are refused
     pub ahead_max: Nanos,
     /// Number of recalls that are stored for a failed process
@@ -159,6 +162,10 @@ pub struct Counts {
 #[derive(Clone, Debug)]
 struct Leader {
     term: Term,
+    /// When it began to lead
+    since: Nanos,
+    /// Nodes that have been connected since then
+    met: BTreeSet<NodeKey>,
     /// The records, as stored
     image: Image,
     /// What follows from them
@@ -244,6 +251,7 @@ impl Machine {
         match input {
             Input::Up(node) => {
                 self.up.insert(node);
+                self.meet(node);
                 self.resend(node);
             }
             Input::Down(node) => drop(self.up.remove(&node)),
@@ -287,6 +295,8 @@ impl Machine {
         let writes = Writes::new(image.next.clone());
         self.leader = Some(Leader {
             term,
+            since: self.now,
+            met: self.up.clone(),
             image,
             derived: Derived::default(),
             writes,
@@ -442,6 +452,22 @@ impl Machine {
 
     fn is_late(&self, then: Nanos) -> bool {
         self.since(then) >= self.config.respond_within
+    }
+
+    /// Notes that a node has connected. The time in which it has to answer begins now.
+    fn meet(&mut self, node: NodeKey) {
+        let is_new = self.leader.as_mut().is_some_and(|leader| leader.met.insert(node));
+        if let NodeKey::Process(id) = node
+            && is_new
+        {
+            self.renew_notices(id);
+        }
+    }
+
+    /// Returns whether a node has not connected yet to this leader, and still has time to.
+    fn may_connect(&self, node: NodeKey) -> bool {
+        let leader = self.leader();
+        !leader.met.contains(&node) && self.since(leader.since) < self.config.reconnect_within
     }
 }
 

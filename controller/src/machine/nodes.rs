@@ -14,6 +14,8 @@ use switch::Nanos;
 
 /// Links per write of what was found out about links
 const LINKS_PER_WRITE: usize = 90;
+/// Largest age in nanoseconds of a floor on the wire, whose 48 bits reach back for 39 hours
+const FLOOR_AGE_MAX: u64 = 1 << 46;
 
 /// State that a node has to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -231,7 +233,10 @@ impl Machine {
         };
         let muted = |output: LinkId| {
             let to = self.graph.at(self.graph.ends(output).to);
-            fence.muted.contains(&output) || matches!(to, Node::Process(id) if self.is_cut(id))
+            // A link that does not count carries nothing: whoever is behind it may have failed, and not know it.
+            fence.muted.contains(&output)
+                || !counted.contains(&output)
+                || matches!(to, Node::Process(id) if self.is_cut(id))
         };
         let ports = node.ports.iter().enumerate().filter_map(|(number, port)| {
             let port = (*port)?;
@@ -337,6 +342,9 @@ impl Machine {
         let version = state.version;
         let message = match state.desired.clone() {
             Desired::Rep { floors, links, .. } => {
+                // A floor of two days ago would be a time of the future; every later one is a floor as well.
+                let oldest = self.clock.saturating_sub(FLOOR_AGE_MAX);
+                let floors = floors.map(|floor| if floor == 0 { 0 } else { floor.max(oldest) });
                 Message::Configure { version, floors: floors.map(Self::timestamp), links }
             }
             Desired::Process { held, sources } => Message::Desired { version, held, sources },
@@ -495,7 +503,10 @@ impl Machine {
             [ends.from, ends.to].iter().all(|&node| self.up.contains(&self.key(node)))
         };
         let back = leader.derived.absent.iter().copied().filter(|&link| {
-            leader.suspicion.is_none() && present(link) && status(link).is_some_and(|status| !status.silent)
+            leader.suspicion.is_none()
+                && present(link)
+                && settled(link)
+                && status(link).is_some_and(|status| !status.silent)
         });
         let back = back.map(|link| Key::Link(link.0).delete());
         let changes: Vec<_> = relied.chain(back).take(LINKS_PER_WRITE).collect();
@@ -550,7 +561,9 @@ impl Machine {
         }
         let port = self.graph.switch(switch).ports.get(usize::from(setting.link)).copied().flatten();
         if let Some(port) = port.filter(|_| setting.muted) {
-            to.muted.insert(port.output, acked.outputs[lower(self.graph.ends(port.output).from)]);
+            // One that has not caught up sends nothing yet; earlier incarnations have sent at most the floor.
+            let half = lower(self.graph.ends(port.output).from);
+            to.muted.insert(port.output, acked.outputs[half].max(floors[half]));
         }
     }
 }

@@ -144,8 +144,10 @@ impl Machine {
 
     fn reply(&mut self, id: ProcessId, case_done: u64, until: Option<u64>) {
         let image = &self.leader().image;
-        let Some((incarnation, _)) = image.member(id) else { return };
-        let missed = image.cases.range(case_done + 1..).filter(|(_, case)| !case.failed.is_empty());
+        let Some((incarnation, member)) = image.member(id) else { return };
+        // Cases of before its time are not about messages that it may hold.
+        let first = case_done.max(member.since.saturating_sub(1)) + 1;
+        let missed = image.cases.range(first..).filter(|(_, case)| !case.failed.is_empty());
         let notices: Vec<_> = missed
             .map(|(&case, record)| match Self::notice(case, record) {
                 Message::Notice { case, failed } => MissedNotice { case, failed },

@@ -69,18 +69,23 @@ impl Machine {
             self.forget_node(node);
         }
         self.refresh();
+        let counted = self.counted();
         let waited_for: Vec<_> = registering
             .iter()
             .flat_map(|&switch| {
                 let node = self.graph.switch(switch);
                 [node.up, node.down].into_iter().flat_map(|node| self.graph.outputs(node).to_vec())
             })
+            // A switch that is dead answers never; nothing relies on what it knows of a link that does not count.
+            .filter(|link| counted.contains(link))
             .map(|link| self.key(self.graph.ends(link).to))
             .filter(|&node| self.knows(node) && !self.leader().is_settled(node))
             .collect();
         if !waited_for.is_empty() {
             let nodes = &self.leader().nodes;
-            let late = |node: &NodeKey| nodes.get(node).is_some_and(|state| self.is_late(state.since));
+            let late = |node: &NodeKey| {
+                nodes.get(node).is_some_and(|state| self.is_late(state.since)) && !self.may_connect(*node)
+            };
             let late: Vec<_> = waited_for.into_iter().filter(late).collect();
             for node in late {
                 self.suspect_node(node);
@@ -115,7 +120,10 @@ impl Machine {
     /// Returns whether a node has a memory of what came over its links.
     fn knows(&self, node: NodeKey) -> bool {
         match node {
-            NodeKey::Rep(switch) => self.rep_state(switch) == Some(RepState::Active),
+            // One that is configuring may have taken its state, and values of its inputs since.
+            NodeKey::Rep(switch) => {
+                matches!(self.rep_state(switch), Some(RepState::Configuring | RepState::Active))
+            }
             NodeKey::Process(id) => self.leader().is_unfailed(id),
         }
     }
@@ -142,6 +150,7 @@ impl Machine {
                 Some((_, member)) if member.state == MemberState::Failed => member.delivered,
                 _ => acked.map_or(0, |acked| acked.barrier),
             },
+            (Node::Up(_) | Node::Down(_), _) if !self.counted().contains(&link) => 0,
             (_, Some(acked)) if self.knows(key) => acked.raws.get(&link).copied().unwrap_or(0),
             (Node::Up(switch) | Node::Down(switch), _) => {
                 if leader.image.links.get(&link.0) != Some(&LinkState::Relied) {
@@ -173,21 +182,21 @@ impl Machine {
         }
     }
 
-    /// Returns whether all representatives on the way of counted links have the state that they have to have;
+    /// Returns whether links of a switch to other nodes count, so that its values bound those of others.
+    pub(super) fn is_needed(&self, switch: u16) -> bool {
+        let counted = self.counted();
+        let ports = self.graph.switch(switch).ports.iter().flatten();
+        ports.map(|port| port.output).any(|output| counted.contains(&output))
+    }
+
+    /// Returns whether all representatives whose links to others count have the state that they have to have;
     /// an error is one that has not.
     pub(super) fn reps_settled(&self) -> Result<(), u16> {
-        let counted = self.counted();
-        let switches = counted.iter().flat_map(|&link| {
-            let ends = self.graph.ends(link);
-            [ends.from, ends.to].into_iter().filter_map(|node| self.graph.at(node).switch())
-        });
-        let mut switches: Vec<_> = switches.collect();
-        switches.sort_unstable();
-        switches.dedup();
+        let mut switches = (0..self.graph.switches().len() as u16).filter(|&switch| self.is_needed(switch));
         let ready = |switch: &u16| {
             self.rep_state(*switch) == Some(RepState::Active)
                 && self.leader().is_settled(NodeKey::Rep(*switch))
         };
-        switches.into_iter().find(|switch| !ready(switch)).map_or(Ok(()), Err)
+        switches.find(|switch| !ready(switch)).map_or(Ok(()), Err)
     }
 }

@@ -224,7 +224,30 @@ impl Machine {
         // One that registers has no state yet.
         let new = (0..self.graph.switches().len() as u16).filter(|&switch| self.is_registering(switch));
         let new = new.map(NodeKey::Rep).filter(|node| !leader.nodes.contains_key(node));
-        nodes.chain(new).filter(|node| !late(node)).collect()
+        let is_needed = |node: &NodeKey| match node {
+            NodeKey::Rep(switch) => self.is_needed(*switch) || self.keeps_fence(*switch),
+            NodeKey::Process(_) => true,
+        };
+        nodes.chain(new).filter(|node| is_needed(node) && !late(node)).collect()
+    }
+
+    /// Returns whether something that has to stand still is kept by a switch's representative.
+    fn keeps_fence(&self, switch: u16) -> bool {
+        let fence = self.fence();
+        let ports = self.graph.switch(switch).ports.iter().flatten();
+        ports.into_iter().any(|port| fence.frozen.contains(&port.input) || fence.muted.contains(&port.output))
+    }
+
+    /// Returns whether a time is over that began at `then`, and each node has had as much time since it got its
+    /// present state, and the time to connect.
+    fn is_over(&self, then: Nanos) -> bool {
+        self.is_late(then) && self.unsettled().iter().all(|&node| self.is_overdue(node, then))
+    }
+
+    /// Returns whether a node has not answered in time, which began at `then` at the earliest.
+    pub(super) fn is_overdue(&self, node: NodeKey, then: Nanos) -> bool {
+        let since = self.leader().nodes.get(&node).map_or(then, |state| state.since.max(then));
+        self.is_late(since) && !self.may_connect(node)
     }
 
     /// Decides if all answers that the decision needs are there.
@@ -236,16 +259,12 @@ impl Machine {
             suspects.contains(&switch.up) || suspects.contains(&switch.down)
         };
         let unsettled = self.unsettled();
-        let late = self.is_late(suspicion.since);
         // A suspected node is waited for only as far as the outcome depends on it.
         let required =
             unsettled.iter().filter(|node| matches!(node, NodeKey::Rep(switch) if !suspected(*switch)));
         let required: Vec<_> = required.copied().collect();
         if !required.is_empty() && !self.has(Bug::NoFreeze) {
-            if late {
-                self.give_up(required);
-            }
-            return;
+            return self.give_up(&required, suspicion.since);
         }
         if suspicion.nodes.is_empty() && suspicion.links.iter().all(|&link| !self.leader().is_silent(link)) {
             self.counts.thawed += 1;
@@ -258,19 +277,21 @@ impl Machine {
         }
         let (best, worst) = (self.rest(&[]), self.rest(&unsettled));
         if best.failed != worst.failed && !self.has(Bug::NoFreeze) {
-            if late {
-                self.give_up(unsettled);
-            }
-            return;
+            return self.give_up(&unsettled, suspicion.since);
         }
         if best.failed.is_empty() {
             return self.decide_links();
         }
+        let late = self.is_over(suspicion.since);
         self.decide_processes(&best, &unsettled, late);
     }
 
-    /// Suspects nodes that did not answer in time.
-    fn give_up(&mut self, nodes: Vec<NodeKey>) {
+    /// Suspects those nodes that did not answer in time.
+    fn give_up(&mut self, nodes: &[NodeKey], since: Nanos) {
+        let nodes: Vec<_> = nodes.iter().copied().filter(|&node| self.is_overdue(node, since)).collect();
+        if nodes.is_empty() {
+            return;
+        }
         let suspicion = self.suspicion();
         suspicion.nodes.extend(nodes.iter().copied());
         suspicion.late.extend(nodes);
@@ -292,7 +313,7 @@ impl Machine {
             leader.is_silent(*link) || lost(ends.from) || lost(ends.to)
         };
         let dead: BTreeSet<_> = counted.iter().copied().filter(is_dead).collect();
-        let relied_only = suspicion.phase == Phase::AwaitingPath && self.is_late(suspicion.since);
+        let relied_only = suspicion.phase == Phase::AwaitingPath && self.is_over(suspicion.since);
         let usable = |link: LinkId| {
             let pending = !leader.image.links.contains_key(&link.0);
             counted.contains(&link) && !dead.contains(&link) && !(relied_only && pending)
@@ -309,7 +330,7 @@ impl Machine {
         if !rest.failed.is_empty() {
             let unsettled = self.unsettled();
             let since = self.suspicion().since;
-            let late = self.is_late(since);
+            let late = self.is_over(since);
             return self.decide_processes(&rest, &unsettled, late);
         }
         if rest.dead.is_empty() {
@@ -429,7 +450,11 @@ impl Machine {
             MemberState::Joining => record.joined.max(self.recent()),
             _ => decision.time(id, record.joined, record.since, &earlier),
         };
-        let delivered = decision.delivered(id).unwrap_or(time);
+        let delivered = match record.state {
+            // It delivers nothing before it is admitted.
+            MemberState::Joining => 0,
+            _ => decision.delivered(id).unwrap_or(time),
+        };
         FailedMember { id, incarnation, time, delivered }
     }
 }

@@ -4,6 +4,7 @@
 mod members;
 mod messages;
 mod nodes;
+mod outages;
 mod world;
 
 use super::Bug;

@@ -28,6 +28,7 @@ fn start(store: &MemoryStore) -> Controller {
         network: NETWORK,
         gather: Nanos::from_micros(30),
         respond_within: Nanos::from_millis(20),
+        reconnect_within: Nanos::from_millis(20),
         ahead_max: Nanos::from_millis(10),
         max_recalls: 100,
     };

@@ -329,11 +329,12 @@ impl Representative {
     #[inline(never)]
     fn on_commit(&mut self, link: usize, source: Option<Qpn>, commit: Option<Timestamp>, now: Nanos) {
         let commit = commit.map(|commit| self.lowered(commit, now));
-        if let Some(registers) = &mut self.commit
-            && registers.on_beacon(link, source, commit) == Source::Unknown
-        {
+        let Some(registers) = &mut self.commit else { return };
+        let is_stranger = registers.on_beacon(link, source, commit) == Source::Unknown;
+        if is_stranger {
             self.counters.refuse(Refusal::OtherIncarnation);
         }
+        self.meet(link, is_stranger);
     }
 
     /// Updates a link's register by a barrier that its neighbour has sent. Output links that this affects get

@@ -89,6 +89,7 @@ pub(super) fn read(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Op
         network: network.topology.hash(),
         gather: Nanos(settings.beacon_interval.0 * u64::from(fail_after)),
         respond_within,
+        reconnect_within: management::CONNECT_TIME,
         ahead_max: settings.ahead_max,
         max_recalls: MAX_RECALLS,
     };

@@ -19,6 +19,8 @@ use switch::{Nanos, Rng};
 /// Nanoseconds per step
 const STEP: u64 = 1_000;
 const RESPOND_WITHIN: u64 = 1_500 * STEP;
+/// Longest time after which a node connects to a new controller
+const RECONNECT_WITHIN: u64 = 3 * RESPOND_WITHIN;
 /// Time after which a link is silent
 const SILENT_AFTER: u64 = 400 * STEP;
 /// Clock at the start
@@ -40,6 +42,8 @@ struct Controller {
     campaigns: bool,
     /// Nothing is carried between it and the nodes until then
     stalled_until: u64,
+    /// Nodes that have not connected yet, and when they do
+    away: BTreeMap<NodeKey, u64>,
 }
 
 /// A decided case as the test sees it.
@@ -55,6 +59,8 @@ pub(super) struct World {
     graph: Graph,
     rng: Rng,
     now: u64,
+    /// Nanoseconds in which nothing happened
+    skipped: u64,
     store: MemoryStore,
     controllers: Vec<Controller>,
     reps: BTreeMap<u16, Rep>,
@@ -71,6 +77,8 @@ pub(super) struct World {
     planted: Option<Planted>,
     /// Whether failed processes wait instead of starting again
     pub(super) keeps_memory: bool,
+    /// Whether some nodes need time to connect to a new controller
+    pub(super) reconnects_late: bool,
     pub(super) alarms: Vec<Alarm>,
     /// By node: messages that were delivered to it
     pub(super) inbox: BTreeMap<NodeKey, Vec<Message>>,
@@ -87,6 +95,7 @@ impl World {
             graph,
             rng: Rng::new(seed),
             now: 0,
+            skipped: 0,
             controllers: Vec::new(),
             store,
             dead: BTreeSet::new(),
@@ -99,6 +108,7 @@ impl World {
             times: BTreeMap::new(),
             planted,
             keeps_memory: false,
+            reconnects_late: false,
             alarms: Vec::new(),
             inbox: BTreeMap::new(),
         };
@@ -151,9 +161,17 @@ impl World {
     fn connect(&mut self, n: usize, node: NodeKey) {
         self.controllers[n].to_nodes.remove(&node);
         self.controllers[n].from_nodes.remove(&node);
+        self.controllers[n].away.remove(&node);
         if !self.dead.contains(&node) {
             self.input(n, Input::Up(node));
         }
+    }
+
+    /// Connects the nodes whose time has come.
+    fn connect_due(&mut self, n: usize) {
+        let due = |(_, at): &(&NodeKey, &u64)| **at <= self.now;
+        let due: Vec<_> = self.controllers[n].away.iter().filter(due).map(|(&node, _)| node).collect();
+        due.into_iter().for_each(|node| self.connect(n, node));
     }
 
     fn new_controller(&mut self) {
@@ -161,6 +179,7 @@ impl World {
             network: super::nodes::NETWORK,
             gather: Nanos(5 * STEP),
             respond_within: Nanos(RESPOND_WITHIN),
+            reconnect_within: Nanos(RECONNECT_WITHIN),
             ahead_max: Nanos(1_000_000),
             max_recalls: 1_000,
         };
@@ -177,15 +196,19 @@ impl World {
             results: VecDeque::new(),
             campaigns: true,
             stalled_until: 0,
+            away: BTreeMap::new(),
         });
         let n = self.controllers.len() - 1;
         for node in self.nodes() {
-            self.connect(n, node);
+            let is_late = self.reconnects_late && self.draw(3) == 0;
+            let at = if is_late { self.draw(RECONNECT_WITHIN as usize) as u64 } else { 0 };
+            self.controllers[n].away.insert(node, self.now + at);
         }
+        self.connect_due(n);
     }
 
     fn clock(&self) -> u64 {
-        EPOCH + self.now
+        EPOCH + self.now + self.skipped
     }
 
     fn input(&mut self, n: usize, input: Input) {
@@ -263,7 +286,7 @@ impl World {
 
     /// A node does something by itself: registers, reports, goes on with a notice.
     fn act(&mut self, n: usize, node: NodeKey) {
-        if self.dead.contains(&node) {
+        if self.dead.contains(&node) || self.controllers[n].away.contains_key(&node) {
             return;
         }
         // A report is repeated until acknowledged, but not more often than it is carried.
@@ -489,6 +512,7 @@ impl World {
         self.now += STEP;
         let nodes = self.nodes();
         let n = self.draw(self.controllers.len());
+        self.connect_due(n);
         let stalled = self.controllers[n].stalled_until > self.now;
         match self.draw(12) {
             5..9 if stalled => Ok(()),
@@ -554,7 +578,7 @@ impl World {
             self.input(n, Input::Led(term, records));
             self.nodes()
                 .into_iter()
-                .filter(|node| !self.dead.contains(node))
+                .filter(|node| !self.dead.contains(node) && !self.controllers[n].away.contains_key(node))
                 .collect::<Vec<_>>()
                 .into_iter()
                 .for_each(|node| self.input(n, Input::Up(node)));

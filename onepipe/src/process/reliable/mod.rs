@@ -174,7 +174,9 @@ impl Service {
 
     /// Raises the commit barrier, and delivers and reports what it has reached.
     fn on_commit(&mut self, commit: u64, clock: &mut Clock, now: Nanos) {
-        if self.stage == Stage::Excluded || !self.receiver.on_commit(commit, clock, now) {
+        // One that is not admitted is not among the receivers that are stopped when a sender fails.
+        let takes_part = !matches!(self.stage, Stage::Joining | Stage::Excluded);
+        if !takes_part || !self.receiver.on_commit(commit, clock, now) {
             return;
         }
         self.risen_at = now;

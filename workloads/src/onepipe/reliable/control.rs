@@ -153,6 +153,7 @@ impl System {
             network: super::TOPOLOGY,
             gather: Nanos::from_micros(5),
             respond_within: RESPOND_WITHIN,
+            reconnect_within: Nanos(RECONNECTS_AFTER),
             ahead_max: Nanos::from_millis(1),
             max_recalls: 1000,
         };

@@ -41,6 +41,7 @@ impl Network {
             network: NETWORK,
             gather: Nanos(5 * STEP),
             respond_within: Nanos(1_500 * STEP),
+            reconnect_within: Nanos(3_000 * STEP),
             ahead_max: Nanos(1_000_000),
             max_recalls: 1_000,
         };

@@ -114,6 +114,75 @@ impl World {
         self.new_controller();
     }
 
+    /// Replaces the controller; some nodes connect to the next one after some steps only.
+    pub(in super::super) fn replace_controller_late(
+        &mut self,
+        steps: u64,
+        is_late: impl Fn(NodeKey) -> bool,
+    ) {
+        self.replace_controller();
+        let nodes: Vec<_> = self.nodes().into_iter().filter(|&node| is_late(node)).collect();
+        for node in nodes {
+            self.part(node, self.now + steps * STEP);
+        }
+    }
+
+    /// Breaks a node's connection with the controllers until a time.
+    fn part(&mut self, node: NodeKey, until: u64) {
+        for n in 0..self.controllers.len() {
+            self.controllers[n].to_nodes.remove(&node);
+            self.controllers[n].from_nodes.remove(&node);
+            self.controllers[n].away.insert(node, until);
+            self.input(n, Input::Down(node));
+        }
+    }
+
+    /// Breaks the connections of a switch and of the processes below with the controllers for good, and cuts or heals
+    /// its links with other switches.
+    pub(in super::super) fn isolate(&mut self, switch: u16, is_cut: bool) {
+        let below = self.graph.processes().filter(|(_, place)| place.switch == switch);
+        let nodes = below.map(|(id, _)| NodeKey::Process(id)).chain([NodeKey::Rep(switch)]);
+        let nodes: Vec<_> = nodes.collect();
+        nodes.into_iter().for_each(|node| self.part(node, u64::MAX));
+        let ports: Vec<_> = self.graph.switch(switch).ports.iter().flatten().copied().collect();
+        for link in ports.into_iter().flat_map(|port| [port.input, port.output]) {
+            let ends = self.graph.ends(link);
+            if [ends.from, ends.to].iter().all(|&node| self.graph.at(node).switch().is_some()) {
+                if is_cut {
+                    self.cut.insert(link)
+                } else {
+                    self.cut.remove(&link)
+                };
+            }
+        }
+    }
+
+    pub(in super::super) fn kill_rep(&mut self, switch: u16) {
+        self.kill(NodeKey::Rep(switch));
+    }
+
+    pub(in super::super) fn restart_rep(&mut self, switch: u16) {
+        self.boot(NodeKey::Rep(switch));
+    }
+
+    /// Lets time pass in which nothing happens.
+    pub(in super::super) fn skip(&mut self, nanoseconds: u64) {
+        self.skipped += nanoseconds;
+    }
+
+    pub(in super::super) fn barrier(&self, id: u32) -> u64 {
+        self.processes[&ProcessId(id)].barrier
+    }
+
+    /// Returns the time of a failed process.
+    pub(in super::super) fn failed_at(&self, id: u32) -> Option<u64> {
+        let cases = self.image.cases.values();
+        cases
+            .flat_map(|case| &case.failed)
+            .find(|failed| failed.id == ProcessId(id))
+            .map(|failed| failed.time)
+    }
+
     /// Returns the stored failures of processes.
     pub(in super::super) fn failures(&self) -> Vec<(ProcessId, Incarnation)> {
         let cases = self.image.cases.values();
@@ -182,6 +251,7 @@ pub(in super::super) fn run(seed: u64, planted: Option<Planted>) -> Result<usize
     let racks: Vec<_> = (0..=draws.below(3)).map(|_| 1 + draws.below(2) as usize).collect();
     let mut world = World::new(seed, &racks, 1 + draws.below(2) as usize, planted);
     world.steps(1_500)?;
+    world.reconnects_late = draws.below(2) == 0;
     for _ in 0..draws.below(6) {
         world.fault();
         let steps = [20, 150, 1_000][draws.below(3) as usize];

@@ -267,6 +267,7 @@ fn best_effort_message_waits_for_an_earlier_reliable_one() {
     for bug in [None, Some(Bug::UnmergedReads)] {
         let mut endpoint = Endpoint::new(bug);
         endpoint.process.join(1, &[1, 2].map(|id| member(id, 1)), endpoint.now).unwrap();
+        endpoint.process.admit(endpoint.time(0), endpoint.now).unwrap();
         let (prepared, sent) = (endpoint.time(10), endpoint.time(12));
         endpoint.data(1, 0, prepared, b"reliable").unwrap();
         let mut header = OnePipe::new(OnePipeOpcode::DATA, sent, Psn::ZERO);

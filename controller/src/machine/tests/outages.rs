@@ -1,0 +1,119 @@
+//! Switches that are dead for good, nodes that connect late, and times that are old.
+
+use super::world::World;
+use crate::machine::NodeKey;
+use onepipe::ProcessId;
+use onepipe::control::Message;
+
+/// Switch of the first spine, behind two racks
+const SPINE: u16 = 2;
+
+/// Returns a network of two racks with one process each and two spines, in which all are members.
+fn two_racks() -> World {
+    let mut world = World::new(11, &[1, 1], 2, None);
+    world.steps(6_000).expect("no fault");
+    world.check_settled().expect("all have joined");
+    world
+}
+
+/// Returns it after its first spine's representative has died for good.
+fn without_a_spine() -> World {
+    let mut world = two_racks();
+    world.kill_rep(SPINE);
+    world.steps(6_000).expect("no process fails");
+    world.check_settled().expect("the other spine is left");
+    assert_eq!(world.failures(), []);
+    world
+}
+
+/// Returns the number of steps after which a process that is killed has failed.
+fn steps_until_failed(mut world: World, id: u32) -> usize {
+    world.kill_process(id);
+    let decided = (0..20_000).find(|_| {
+        world.step().expect("one failure");
+        world.failed_at(id).is_some()
+    });
+    decided.expect("it has failed")
+}
+
+#[test]
+fn a_process_joins_where_a_core_switch_is_dead() {
+    let mut world = without_a_spine();
+    world.fail(1);
+    world.steps(12_000).expect("one failure");
+    world.check_settled().expect("it has joined again");
+}
+
+#[test]
+fn a_dead_core_switch_delays_no_later_decision() {
+    let mut world = without_a_spine();
+    world.fail(1);
+    world.steps(12_000).expect("one failure");
+    // By now the dead one has not answered for long.
+    let without = steps_until_failed(world, 2);
+    let with = steps_until_failed(two_racks(), 2);
+    assert!(without < 2 * with, "{without} steps after {with}");
+}
+
+#[test]
+fn a_representative_restarts_beside_a_dead_core_switch() {
+    let mut world = without_a_spine();
+    world.restart_rep(0);
+    world.steps(20_000).expect("at most its rack fails");
+    world.check_settled().expect("all are members");
+}
+
+#[test]
+fn a_new_leader_waits_for_nodes_that_connect_late() {
+    let mut world = World::new(12, &[2, 2], 1, None);
+    world.steps(8_000).expect("no fault");
+    world.check_settled().expect("all have joined");
+    world.kill_process(1);
+    // All but its switch need longer than the time in which a node has to answer.
+    world.replace_controller_late(2_500, |node| node != NodeKey::Rep(0));
+    world.keeps_memory = true;
+    world.steps(12_000).expect("one failure");
+    let failed: Vec<_> = world.failures().into_iter().map(|(id, _)| id).collect();
+    assert_eq!(failed, [ProcessId(1)]);
+}
+
+#[test]
+fn a_failed_process_gets_no_barrier_before_it_knows() {
+    for seed in 0..20 {
+        let mut world = World::new(seed, &[1, 1], 1, None);
+        world.steps(6_000).expect("no fault");
+        world.check_settled().expect("all have joined");
+        world.isolate(1, true);
+        world.steps(12_000).expect("one failure");
+        let time = world.failed_at(2).expect("its rack is lost");
+        // The links heal; the connections with the controller do not.
+        world.isolate(1, false);
+        world.steps(6_000).expect("no other failure");
+        assert!(world.barrier(2) <= time, "seed {seed}: {} is above {time}", world.barrier(2));
+    }
+}
+
+#[test]
+fn floors_and_values_that_are_days_old_are_not_times_of_the_future() {
+    let mut world = two_racks();
+    world.restart_rep(0);
+    world.steps(12_000).expect("at most its rack fails");
+    world.check_settled().expect("all are members");
+    let of_rep = |world: &World| world.inbox[&NodeKey::Rep(0)].len();
+    let before = of_rep(&world);
+    // More than half of the time after which timestamps repeat
+    world.skip(40 * 3_600 * 1_000_000_000);
+    world.steps(3_000).expect("barriers follow");
+    world.fail(1);
+    world.steps(12_000).expect("one failure");
+    world.check_settled().expect("it has joined again");
+    let mut floors = 0;
+    for message in &world.inbox[&NodeKey::Rep(0)][before..] {
+        let Message::Configure { floors: sent, .. } = message else { continue };
+        for floor in sent.iter().flatten() {
+            floors += 1;
+            assert!(floor.precedes(world.now()), "{floor:?} is in the future");
+        }
+    }
+    assert!(floors > 0, "the restarted representative has floors");
+}
