@@ -124,11 +124,6 @@ struct LinkEnds {
     beacon: Template,
     /// Whether `beacon` is that of the incarnation's queue pair
     is_introduced: bool,
-    /// Whether it has to be, as the controller wants it
-    introduces: bool,
-    /// Whether the neighbour's latest beacon is of no source that the controller has named: it has restarted, and
-    /// knows the configured queue pair alone
-    is_stranger: bool,
 }
 
 /// 1Pipe's barrier processing at a switch, as a switch function: a bridge or router that updates and stamps
@@ -209,8 +204,6 @@ impl Representative {
                 last_beacon: LatestTime::default(),
                 beacon,
                 is_introduced: false,
-                introduces: false,
-                is_stranger: false,
             });
         }
         // What comes down is at most this switch's own barrier, so it is not compared with this switch's clock.
@@ -317,31 +310,17 @@ impl Representative {
 
     /// Lets the beacons of each link leave from the queue pair that its neighbour knows.
     fn introduce(&mut self, to: &Configuration) {
+        let Some(others) = &mut self.others else { return };
         let ignores = self.config.has_bug(crate::bug::Bug::IntroducesToAll);
         for setting in &to.links {
             let number = usize::from(setting.link);
-            if let Some(link) = self.links.get_mut(number) {
-                link.introduces = setting.introduced || ignores;
-                self.choose_queue_pair(number);
+            let (Some(link), Some(other)) = (self.links.get_mut(number), others.0.get_mut(number)) else {
+                continue;
+            };
+            let introduced = setting.introduced || ignores;
+            if core::mem::replace(&mut link.is_introduced, introduced) != introduced {
+                core::mem::swap(&mut link.beacon, other);
             }
-        }
-    }
-
-    /// Notes whether the controller has named the source of a link's beacon.
-    fn meet(&mut self, link: usize, is_stranger: bool) {
-        if core::mem::replace(&mut self.links[link].is_stranger, is_stranger) != is_stranger {
-            self.choose_queue_pair(link);
-        }
-    }
-
-    /// Lets the beacons of a link leave from the queue pair of the incarnation, or from the configured one.
-    #[cold]
-    fn choose_queue_pair(&mut self, number: usize) {
-        let Some(other) = self.others.as_mut().and_then(|others| others.0.get_mut(number)) else { return };
-        let link = &mut self.links[number];
-        let is_introduced = link.introduces && !link.is_stranger;
-        if core::mem::replace(&mut link.is_introduced, is_introduced) != is_introduced {
-            core::mem::swap(&mut link.beacon, other);
         }
     }
 

@@ -329,12 +329,11 @@ impl Representative {
     #[inline(never)]
     fn on_commit(&mut self, link: usize, source: Option<Qpn>, commit: Option<Timestamp>, now: Nanos) {
         let commit = commit.map(|commit| self.lowered(commit, now));
-        let Some(registers) = &mut self.commit else { return };
-        let is_stranger = registers.on_beacon(link, source, commit) == Source::Unknown;
-        if is_stranger {
+        if let Some(registers) = &mut self.commit
+            && registers.on_beacon(link, source, commit) == Source::Unknown
+        {
             self.counters.refuse(Refusal::OtherIncarnation);
         }
-        self.meet(link, is_stranger);
     }
 
     /// Updates a link's register by a barrier that its neighbour has sent. Output links that this affects get

@@ -214,15 +214,10 @@ impl System {
         }
     }
 
-    /// Returns by how many nanoseconds the best-effort barrier of a process is behind its clock, if it has one.
-    pub fn barrier_lag(&self, process: usize) -> Option<i64> {
-        let (barrier, _) = self.host(process).process.barriers();
-        barrier.map(|barrier| shifted_clock(0).add(self.now().0).distance(barrier))
-    }
-
     /// The best-effort barrier of each process follows the clock when all faults have ended.
     fn check_barrier(&self, host: &Host) -> Result<(), String> {
-        let lag = self.barrier_lag(host.id as usize);
+        let (barrier, _) = host.process.barriers();
+        let lag = barrier.map(|barrier| shifted_clock(0).add(self.now().0).distance(barrier));
         if lag.is_some_and(|lag| lag < BARRIER_LAG) {
             return Ok(());
         }

@@ -70,7 +70,6 @@ fn without_a_controller_both_services_go_on_and_a_failure_stalls_commit_alone() 
     system.mend(Failing::Crash(Part::Host(2)));
     run(&mut system, 300);
     assert_eq!(system.admitted(2), None, "a join waits for a controller");
-    assert!(system.barrier_lag(2).is_some_and(|lag| lag < 20_000), "best effort needs no controller");
     assert_eq!(failed(&system), []);
     system.start_controller();
     finish(&mut system);
