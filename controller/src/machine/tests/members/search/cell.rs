@@ -271,9 +271,7 @@ impl Cell {
                 self.deliver_to_node(node, &envelope)
             }
             Event::FromNode(node) => {
-                let queue = self.queues.edit().from_nodes.get_mut(&node);
-                let envelope = queue.and_then(VecDeque::pop_front).expect("the event can happen");
-                self.input(Input::FromNode(node, envelope));
+                self.take_from_node(node);
                 Ok(())
             }
             Event::Apply => self.apply(),
@@ -358,6 +356,12 @@ impl Cell {
                 Ok(())
             }
         }
+    }
+
+    fn take_from_node(&mut self, node: NodeKey) {
+        let queue = self.queues.edit().from_nodes.get_mut(&node);
+        let envelope = queue.and_then(VecDeque::pop_front).expect("the event can happen");
+        self.input(Input::FromNode(node, envelope));
     }
 
     fn send_to_controller(&mut self, node: NodeKey, envelope: Envelope) {

@@ -104,10 +104,15 @@ impl Cell {
                 }
             }
         }
+        self.check_callbacks(&living)
+    }
+
+    /// Checks that living processes have been called back for each failure.
+    fn check_callbacks(&self, living: &[u32]) -> Result<(), String> {
         let cases = self.image().cases.iter();
         let expected: BTreeSet<_> =
             cases.flat_map(|(&case, record)| record.failed.iter().map(move |of| (case, of.id.0))).collect();
-        for &id in &living {
+        for &id in living {
             if self.host(id).returned != expected {
                 return Err(format!(
                     "{id} is called back for {:?}, not {expected:?}",
