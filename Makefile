@@ -68,9 +68,10 @@ e2e: build ## run real RDMA programs in virtual machines, through understudy and
 	$(AS_ROOT) tests/e2e/steer.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/tutorial.py --understudy $(PROGRAM)
 
-soak: build ## run new seeds of every simulator suite, scenario and fuzz target, for SECONDS=60 each or SEEDS=100000 FROM=1; seeds that fail become tests. Before that, exhaustive tests: consensus interrupted after every packet of three leader changes, and every order of deliveries through Swordbox around a restart (some minutes each)
+soak: build ## run new seeds of every simulator suite, scenario and fuzz target, for SECONDS=60 each or SEEDS=100000 FROM=1; seeds that fail become tests. Before that, exhaustive tests: consensus interrupted after every packet of three leader changes, every order of deliveries through Swordbox around a restart, and 1Pipe's smallest worlds with a failure (some minutes each)
 	DEPTH=3 $(CARGO) test --release --locked -p workloads --test it consensus::exhaustive::
 	DEPTH=8 $(CARGO) test --release --locked -p workloads --test it swordbox::exhaustive::
+	DEPTH=2 $(CARGO) test --release --locked -p controller --lib members::search::
 	scripts/soak.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FROM),--from $(FROM))
 
 bench: build ## compare forwarding and replication with dpdk-testpmd; measure parsing, the ICRC, the NIC and the simulator

@@ -18,7 +18,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILT = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 SEEDS = ROOT / "workloads/tests/seeds.txt"
-# By suite, which is a module of workloads/tests/it: filters of its tests that take seeds, and the number of seeds that take about ten
+# By suite, which is a module of workloads/tests/it (`_` is `::`): filters of its tests that take seeds, and the number of seeds that take about ten
 # seconds on two CPUs
 SUITES = {
     "verbs": (["verbs_", "memory_is_not", "connections_fail"], 200),
@@ -29,6 +29,7 @@ SUITES = {
     "consensus": (["seeds::"], 50),
     "rdmc": (["seeds::", "deliveries::"], 2000),
     "onepipe": (["seeds::"], 5000),
+    "onepipe_reliable": (["every_scattering"], 100),
 }
 
 
@@ -66,7 +67,7 @@ class Soak:
     def suite(self, name):
         filters, size = SUITES[name]
         test = ["cargo", "test", "--quiet", "--release", "--locked", "-p", "workloads", "--test", "it"]
-        filters = [f"{name}::{filter}" for filter in filters]
+        filters = [f"{name.replace('_', '::')}::{filter}" for filter in filters]
         code, output = run([*test, "--no-run"])
         if code != 0:
             sys.exit(output)

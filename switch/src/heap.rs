@@ -5,7 +5,7 @@ pub type Key = (u64, u64);
 
 /// Slots by key, smallest first. The heap records the position of each slot, so that any can be removed in
 /// logarithmic time. It allocates only on creation.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Heap {
     entries: Vec<(Key, u32)>,
     /// Position of each slot in `entries`, or `ABSENT`

@@ -7,7 +7,7 @@ use crate::heap::Heap;
 ///
 /// Postponing a deadline, as most acknowledgements do, costs nothing: the timer stays at the earlier time, and
 /// its owner sets it again when it expires.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Timers(Heap);
 
 impl Timers {

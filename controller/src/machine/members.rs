@@ -65,6 +65,19 @@ impl Machine {
         leader.joins.insert(id, Join { phase: Phase::Counting, since, alarmed: false });
     }
 
+    /// Returns whether a process's clock shows about the time of this controller's, and refuses the process if not.
+    /// Its commit values would be wrong by as much, and delay everybody.
+    pub(super) fn has_right_clock(&mut self, id: ProcessId, clock: Option<Timestamp>) -> bool {
+        let off = clock.map_or(0, |clock| clock.distance(Timestamp::new(self.clock)));
+        // Its message may have been on its way for as long as an answer may take.
+        let is_right = off.unsigned_abs() <= self.config.ahead_max.0 + self.config.respond_within.0;
+        if !is_right {
+            self.alarm(Alarm::Clock(id, off));
+            self.send(NodeKey::Process(id), Message::Refused { reason: Reason::Clock });
+        }
+        is_right
+    }
+
     pub(super) fn register(&mut self, id: ProcessId, boot: Boot, address: Address, topology: u64) {
         let node = NodeKey::Process(id);
         let wait = |reason| Message::Wait { reason, of: id.0 };

@@ -94,6 +94,9 @@ pub enum Alarm {
     /// A process that is a member registered with another number
     #[error("process {0} registered while another process of this number is alive; give each its own number")]
     Living(ProcessId),
+    /// A process whose clock differs from the controller's, by this many nanoseconds
+    #[error("the clock of process {0} differs from the controller's by {1} ns; synchronise both")]
+    Clock(ProcessId, i64),
     /// A node of another topology
     #[error("{0} has another topology; give all nodes files of the same plan")]
     OtherTopology(NodeKey),
@@ -342,8 +345,10 @@ impl Machine {
             return self.step_down(true);
         }
         match (node, message) {
-            (NodeKey::Process(id), Message::Register { boot, address, topology, .. }) => {
-                self.register(id, boot, address, topology);
+            (NodeKey::Process(id), Message::Register { boot, address, topology, clock, .. }) => {
+                if self.has_right_clock(id, clock) {
+                    self.register(id, boot, address, topology);
+                }
             }
             (NodeKey::Rep(switch), Message::RegisterRep { boot, address, topology, .. }) => {
                 self.register_rep(switch, boot, address, topology);

@@ -374,6 +374,7 @@ fn kind(alarm: &Alarm) -> (String, Urgency) {
         Alarm::Record(_) => ("record".into(), Urgency::Error),
         Alarm::Ahead(node, _) => (format!("ahead, {node}"), Urgency::Warning),
         Alarm::Living(id) => (format!("living, {id}"), Urgency::Warning),
+        Alarm::Clock(id, _) => (format!("clock, {}", NodeKey::Process(*id)), Urgency::Warning),
         Alarm::OtherTopology(node) => (format!("other topology, {node}"), Urgency::Warning),
         Alarm::Unknown(node) => (format!("unknown, {node}"), Urgency::Warning),
         Alarm::JoinWaits(switch) => (format!("join waits, {switch}"), Urgency::Warning),

@@ -32,6 +32,8 @@ wire_enum! {
         Undecided = 7,
         /// The record of the failure is gone; nothing can be recovered
         Forgotten = 8,
+        /// The clock differs too much from the controller's
+        Clock = 9,
     }
 }
 
@@ -184,6 +186,8 @@ messages! {
         address: Address,
         /// Hash of its topology
         topology: u64,
+        /// What its clock shows
+        clock: Option<Timestamp>,
     }
     /// The node has to ask again later.
     2 Wait {

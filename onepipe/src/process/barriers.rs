@@ -8,7 +8,7 @@ use super::config::Config;
 use super::counters::Refusal;
 
 /// Best-effort and commit barrier, unwrapped; 0 before there is one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Barriers {
     best_effort: u64,
     commit: u64,

@@ -22,7 +22,7 @@ enum Pending {
 }
 
 /// Beacons to the other end of the link.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Beacons {
     tor: Template,
     /// Outer headers of beacons that take a detour; empty otherwise

@@ -8,7 +8,7 @@ use super::bug::Bug;
 use super::config::Config;
 
 /// 1Pipe's time, unwrapped to 64 bits: the low 48 bits are the timestamp.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Clock {
     discipline: Discipline,
     /// Latest time that was sent or returned

@@ -12,7 +12,7 @@ use super::config::{Config, Peer};
 use super::counters::Refusal;
 
 /// Headers that a datagram for this process has to match.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Filter {
     /// Expected headers of datagrams without options
     expected: Expected,

@@ -82,7 +82,7 @@ use switch::{Nanos, Rng};
 /// Endpoint of 1Pipe. Frames and time go in ([`on_frame`](Self::on_frame), [`on_timer`](Self::on_timer)),
 /// frames, messages and events come out ([`poll_transmit`](Self::poll_transmit),
 /// [`unreliable_recv`](Self::unreliable_recv), [`poll_event`](Self::poll_event)); see the [module](self).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Process {
     config: Config,
     clock: Clock,

@@ -41,7 +41,7 @@ impl Key for Source {
 }
 
 /// Peer, and the headers of frames to it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Remote {
     id: ProcessId,
     is_dead: bool,
@@ -54,7 +54,7 @@ struct Remote {
 }
 
 /// Table of the peers, by index.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Peers {
     remotes: Box<[Remote]>,
     by_id: Index<ProcessId>,

@@ -48,7 +48,7 @@ struct Path {
 }
 
 /// Frames for the controller, and the paths of answers, by the index of the peer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Relay {
     paths: Box<[Path]>,
     waiting: VecDeque<(u32, Vec<u8>)>,

@@ -14,7 +14,7 @@ pub(super) enum Takes {
 }
 
 /// Sources whose commit barriers count. Before the controller has named any, it is the end of the link.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Sources {
     named: Option<Box<[(IpAddr, Qpn)]>>,
     /// Number of beacons of these sources

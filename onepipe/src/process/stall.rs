@@ -9,7 +9,7 @@ use super::counters::Counters;
 use super::types::Event;
 
 /// Time for which the barrier has not risen.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Stall {
     /// Time after which a barrier that does not rise is reported; 0 for never
     after: Nanos,

@@ -269,7 +269,7 @@ impl Process {
     }
 
     pub(super) fn register(&self, id: ProcessId) -> Message {
-        Message::Register { id, boot: [self.boot; 16], address: [2; 16], topology: NETWORK }
+        Message::Register { id, boot: [self.boot; 16], address: [2; 16], topology: NETWORK, clock: None }
     }
 
     /// Goes on with a notice: recalls, then the callback.

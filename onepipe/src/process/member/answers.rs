@@ -15,7 +15,7 @@ const BATCH: usize = 500;
 const MAX_REPEATS: u32 = 8;
 
 /// Answers to notices, each of which includes the ones before.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Answers {
     template: Repeat,
     /// By case: the latest answer, and how often it was sent
@@ -61,7 +61,7 @@ impl Answers {
 }
 
 /// Recalls to be stored: one batch at a time, until it is.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Recalls {
     waiting: VecDeque<StoredRecall>,
     /// Number of the present batch, or of the last one

@@ -10,7 +10,7 @@ use switch::Nanos;
 const TICKS: u32 = 5;
 
 /// State of the link from the switch.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Link {
     /// Time between two ticks. A program that sleeps for longer counts one tick, so it declares no link silent.
     tick: Nanos,

@@ -47,8 +47,10 @@ use switch::Nanos;
 /// Frames for a member
 type Batch = ((ProcessId, Incarnation), Vec<Vec<u8>>);
 
-/// Time between two batches of frames for the controller to carry
+/// Time in which a bounded number of bytes leave for the controller to carry
 const RELAY_EVERY: Nanos = Nanos::from_millis(1);
+/// That number, which the last frame may exceed
+const RELAY_BYTES: usize = 32 << 10;
 
 /// Settings of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +110,7 @@ enum Stage {
 }
 
 /// Process's side of the controller's protocol; see the [module](self).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Member {
     config: Config,
     id: ProcessId,
@@ -127,7 +129,10 @@ pub struct Member {
     answers: Answers,
     recalls: Recalls,
     recovery: Recovery,
+    /// When this time begins again
     relay_at: Nanos,
+    /// Bytes for the controller to carry that may leave until then
+    relay_left: usize,
     envelopes: VecDeque<Envelope>,
     events: VecDeque<Event>,
     /// Last event, which is not reported again
@@ -171,6 +176,7 @@ impl Member {
             recalls: Recalls::new(repeat),
             recovery: Recovery::new(repeat),
             relay_at: Nanos::ZERO,
+            relay_left: 0,
             envelopes: VecDeque::new(),
             events: VecDeque::new(),
             reported: None,
@@ -221,7 +227,7 @@ impl Member {
             return;
         }
         match self.stage {
-            Stage::Registering => self.register(now),
+            Stage::Registering => self.register(process, now),
             Stage::Joined => {
                 self.link.check(process.commit_beacons(), now);
                 if let Some(report) = self.link.take_report(now) {
@@ -369,11 +375,12 @@ impl Member {
         }
     }
 
-    fn register(&mut self, now: Nanos) {
+    fn register(&mut self, process: &mut Process, now: Nanos) {
         if self.registration.take(now) {
             let Self { id, address, .. } = *self;
             let Config { boot, topology, .. } = self.config;
-            let message = Message::Register { id, boot, address, topology };
+            let clock = Some(process.timestamp(now));
+            let message = Message::Register { id, boot, address, topology, clock };
             self.envelopes.push_back(Envelope { term: self.term, incarnation: Incarnation(0), message });
         }
     }
@@ -408,7 +415,7 @@ impl Member {
         self.link.restart(now);
         self.answers.clear();
         self.recalls.clear();
-        self.relay_at = now + RELAY_EVERY;
+        (self.relay_at, self.relay_left) = (now + RELAY_EVERY, RELAY_BYTES);
         Ok(())
     }
 
@@ -484,12 +491,14 @@ impl Member {
 
     /// Passes the frames for members that do not answer to the controller.
     fn relay(&mut self, process: &mut Process, now: Nanos) {
-        if now < self.relay_at {
-            return;
+        if now >= self.relay_at {
+            (self.relay_at, self.relay_left) = (now + RELAY_EVERY, RELAY_BYTES);
         }
-        self.relay_at = now + RELAY_EVERY;
         let mut batches: Vec<Batch> = Vec::new();
-        while let Some(super::Relayed { to, incarnation, frame }) = process.poll_relayed() {
+        while self.relay_left > 0
+            && let Some(super::Relayed { to, incarnation, frame }) = process.poll_relayed()
+        {
+            self.relay_left = self.relay_left.saturating_sub(frame.len());
             let to = (to, Incarnation(incarnation));
             match batches.iter_mut().find(|(of, _)| *of == to) {
                 Some((_, frames)) => frames.push(frame),

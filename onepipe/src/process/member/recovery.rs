@@ -9,7 +9,7 @@ use crate::process::reliable::{Failed, StoredRecall};
 use switch::Nanos;
 
 /// What a process that has failed asks for, and the pages of the reply.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Recovery {
     pub(super) repeat: Repeat,
     case_done: u64,

@@ -36,7 +36,7 @@ struct AckState {
 }
 
 /// ACKs and NAKs to all senders.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Acks {
     /// State of each sender, by index
     states: Box<[AckState]>,

@@ -41,7 +41,7 @@ pub(in super::super) struct RunFlags {
 }
 
 /// Run that was accepted.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in super::super) struct Run {
     /// Its timestamp, unwrapped
     pub(in super::super) time: u64,
@@ -55,7 +55,7 @@ pub(in super::super) struct Run {
 }
 
 /// Results of a call in addition to its return value; to be consumed by the caller.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
     /// Buffers for small messages, of messages that were delivered
     pub(super) spare: Vec<Vec<u8>>,
@@ -78,7 +78,7 @@ impl Outcome {
 pub(super) type AckContents = (u64, Psn, AckBody);
 
 /// Packet behind a gap.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Ahead {
     Missing,
     /// Accepted, or refused
@@ -92,7 +92,7 @@ enum Ahead {
 }
 
 /// Run that is being reassembled.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Assembly {
     open: bool,
     data: Vec<u8>,
@@ -101,7 +101,7 @@ struct Assembly {
 }
 
 /// Receiver state of a sender.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Inbound {
     /// All packets before this PSN are decided.
     next: Psn,

@@ -41,7 +41,7 @@ const LEASE_INTERVALS: u64 = 10;
 pub(super) type SenderId = (u32, ProcessId);
 
 /// Receiving side of a process.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Receiver {
     /// State of each sender, created with its first packet
     senders: Box<[Option<Box<Inbound>>]>,

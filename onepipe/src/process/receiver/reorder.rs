@@ -36,7 +36,7 @@ impl DeliveryKey {
 const NO_RUN: u32 = u32::MAX;
 
 /// A run, or, without one, a mark where packets of a sender wait behind a gap.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in super::super) struct Waiting {
     pub(in super::super) key: DeliveryKey,
     /// Index of the sender among the peers
@@ -45,7 +45,7 @@ pub(in super::super) struct Waiting {
 }
 
 /// Priority queue of runs, and of marks where packets wait behind a gap.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(in super::super) struct Reorder {
     /// Entries that arrived in order: each is later than all before it. Where messages of many senders arrive
     /// as they were sent, that is nearly all of them, and keeping them in order costs nothing

@@ -3,7 +3,7 @@
 use super::super::config::{Config, PACKET_COST};
 
 /// Bytes buffered for all senders, and their limits.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Room {
     held: usize,
     /// Maximum number of bytes for all senders

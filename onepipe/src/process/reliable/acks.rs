@@ -18,7 +18,7 @@ struct State {
 }
 
 /// ACKs to all senders.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Acks {
     states: Box<[State]>,
     queue: VecDeque<u32>,

@@ -19,7 +19,7 @@ pub(super) struct Packet<'a> {
 }
 
 /// State of a packet from the first missing one on.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Slot {
     Missing,
     Held {
@@ -32,7 +32,7 @@ enum Slot {
 }
 
 /// Run that is being reassembled.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Assembly {
     /// Position of its first packet
     first: u64,
@@ -43,7 +43,7 @@ struct Assembly {
 }
 
 /// Runs that are complete, and buffers for small ones.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Complete {
     pub(super) runs: Vec<Run>,
     pub(super) spare: Vec<Vec<u8>>,
@@ -52,7 +52,7 @@ pub(super) struct Complete {
 }
 
 /// Receiver state of a sender.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Inbound {
     /// Position of the first packet that is missing. The first packet of an incarnation has position 0 and
     /// PSN 0

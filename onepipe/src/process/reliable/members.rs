@@ -5,7 +5,7 @@ use super::super::types::ProcessId;
 use super::types::{Member, MemberError};
 
 /// Members by the index of the peer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Members {
     present: Box<[Option<Member>]>,
     /// Whether the member at this index is leaving, so that nothing more may be sent to it

@@ -66,7 +66,7 @@ enum Stage {
 }
 
 /// Reliable service of a process that has joined.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Service {
     stage: Stage,
     incarnation: u32,
@@ -85,7 +85,7 @@ struct Service {
 }
 
 /// Reliable service of a process, if it has joined.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Reliable(Option<Box<Service>>);
 
 impl Service {

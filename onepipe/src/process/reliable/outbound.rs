@@ -91,7 +91,7 @@ pub(super) struct Rounds {
 }
 
 /// Whether a receiver answers.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Answers {
     /// Number of timeouts since the last answer
     missing: u32,
@@ -102,7 +102,7 @@ struct Answers {
 }
 
 /// Sender state of a receiver.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Outbound {
     /// Incarnation of the receiver
     pub(super) incarnation: u32,

@@ -7,7 +7,7 @@ use switch::Nanos;
 const MAX_TOKENS: u64 = 2;
 
 /// Token bucket.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Pace {
     /// Time per token, in nanoseconds
     period: u64,

@@ -5,7 +5,7 @@ use super::super::receiver::reorder::{DeliveryKey, Reorder, Waiting};
 use super::super::types::ProcessId;
 
 /// Priority queue of runs.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Queue(Reorder);
 
 impl Queue {

@@ -28,7 +28,7 @@ const MAX_SPARES: usize = 1024;
 pub(super) type Delivered = (Message, u32, usize);
 
 /// Receiving side of the reliable service.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Receiver {
     /// State of each sender that is a member
     senders: Box<[Option<Box<Inbound>>]>,

@@ -49,7 +49,7 @@ impl Piece {
 }
 
 /// Run: the messages of a scattering for one receiver.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Run {
     /// Index of the receiver among the peers
     pub(super) peer: u32,
@@ -93,7 +93,7 @@ pub(super) enum Phase {
 }
 
 /// A scattering.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) number: u64,
     pub(super) phase: Phase,
@@ -258,7 +258,7 @@ impl Entry {
 }
 
 /// All scatterings that are not decided, by index.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Scatterings {
     entries: Vec<Entry>,
     free: Vec<u32>,
@@ -330,7 +330,7 @@ pub(super) enum Fate {
 }
 
 /// Scatterings that were stamped and are not decided, in the order of their timestamps.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Undecided {
     /// The first one is not decided.
     stamped: VecDeque<Stamped>,

@@ -4,7 +4,7 @@
 use super::super::config::{Config, PACKET_COST};
 
 /// Bytes held for each sender, and the bytes granted to each.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Grants {
     grant: usize,
     /// Bytes held of each peer's messages, of all of its incarnations, until the application has taken them
@@ -64,7 +64,7 @@ impl Grants {
 }
 
 /// Window of a receiver, as its sender knows it. It is none until the receiver has granted one.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct SendWindow {
     /// Bytes granted from `from` on
     window: usize,

@@ -12,7 +12,7 @@ const ONE: u32 = 1 << 10;
 const SHIFT: u32 = 4;
 
 /// Congestion window, in bytes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in super::super) struct Dctcp {
     window: u32,
     /// Slow-start threshold: below it, the window doubles every round

@@ -26,7 +26,7 @@ use schedule::Schedule;
 use switch::timers::Timers;
 
 /// Settings of the sending side, as in [`Config`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Settings {
     own: ProcessId,
     /// Maximum number of data bytes of a packet
@@ -39,7 +39,7 @@ struct Settings {
 }
 
 /// Sending side of a process.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Sender {
     settings: Settings,
     /// State of each receiver by peer, created with the first message; the last one is for this process

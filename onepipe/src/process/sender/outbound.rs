@@ -69,7 +69,7 @@ impl Report {
 const MAX_REPORT_LAG: i32 = 1 << 22;
 
 /// Sender state of a receiver.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Outbound {
     /// Number of the receiver
     dst: ProcessId,

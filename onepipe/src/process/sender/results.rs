@@ -8,7 +8,7 @@ use super::super::counters::Counters;
 use super::super::types::{Event, Failure, ProcessId, Scattering};
 
 /// Events that the application has not taken, and messages that are not settled.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Results {
     events: VecDeque<Event>,
     /// Messages that are not settled

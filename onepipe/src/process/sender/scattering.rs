@@ -10,7 +10,7 @@ use super::super::types::{ProcessId, Scattering};
 pub(super) type RunId = (u32, u32);
 
 /// Run: the messages of a scattering for one receiver, at least one, which are sent and accepted as a whole.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Run {
     /// Index of the receiver among the peers
     peer: u32,
@@ -52,7 +52,7 @@ struct Part {
 }
 
 /// A scattering.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Entry {
     number: u64,
     /// All messages, by receiver
@@ -298,7 +298,7 @@ impl Entry {
 }
 
 /// All scatterings, by index.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Scatterings {
     entries: Vec<Entry>,
     free: Vec<u32>,

@@ -14,7 +14,7 @@ pub(in super::super) struct Finishing {
 }
 
 /// What is to be sent next.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(in super::super) struct Schedule {
     /// Scatterings that are ready to be stamped
     ready: VecDeque<u32>,

@@ -154,7 +154,8 @@ impl System {
             gather: Nanos::from_micros(5),
             respond_within: RESPOND_WITHIN,
             reconnect_within: Nanos(RECONNECTS_AFTER),
-            ahead_max: Nanos::from_millis(1),
+            // That of the representatives, as in a plan
+            ahead_max: Nanos::from_millis(10),
             max_recalls: 1000,
         };
         let mut machine = Machine::new(self.graph.clone(), config);
@@ -276,10 +277,15 @@ impl System {
 
     /// Gives all controllers an input.
     pub(super) fn input_all(&mut self, input: &Input) {
-        let (now, delay) = (self.now(), self.plan.management_delay);
-        for controller in &mut self.controllers {
-            controller.input(input.clone(), now, &mut self.rng, delay);
+        for n in 0..self.controllers.len() {
+            self.input_one(n, input.clone());
         }
+    }
+
+    /// Gives one controller an input.
+    pub(super) fn input_one(&mut self, n: usize, input: Input) {
+        let (now, delay) = (self.now(), self.plan.management_delay);
+        self.controllers[n].input(input, now, &mut self.rng, delay);
     }
 
     fn connect_nodes(&mut self, n: usize) {

@@ -1,6 +1,8 @@
 //! Faults at drawn moments, and their repair.
 
 use super::System;
+use super::host::Host;
+use crate::onepipe::addresses::host_addresses;
 use crate::onepipe::{Failing, Part, Wiring};
 use controller::machine::NodeKey;
 use controller::store::Fault as StoreFault;
@@ -96,6 +98,16 @@ impl System {
         let Some((_, end)) = self.network.faults(what) else { return };
         if let Some(at) = self.faults.ends.iter().position(|other| *other == end) {
             self.network.world.schedule(self.now(), self.faults.ends.swap_remove(at));
+        }
+    }
+
+    /// Lets no frame of process `from` reach process `to`, or each of them again. All other frames arrive.
+    pub fn cut_path(&mut self, from: usize, to: usize, is_cut: bool) {
+        let mac = host_addresses(from).mac;
+        let host: &mut Host = self.network.world.node_mut(self.network.hosts[to]);
+        host.unheard.retain(|other| *other != mac);
+        if is_cut {
+            host.unheard.push(mac);
         }
     }
 
@@ -234,5 +246,10 @@ impl System {
     /// Has the leader declare a process failed, as an operator.
     pub fn declare_failed(&mut self, id: u32) {
         self.input_all(&controller::machine::Input::Fail(ProcessId(id)));
+    }
+
+    /// Has controller `n` declare a process failed, also if it is suspended.
+    pub fn declare_failed_by(&mut self, n: usize, id: u32) {
+        self.input_one(n, controller::machine::Input::Fail(ProcessId(id)));
     }
 }

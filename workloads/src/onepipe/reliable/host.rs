@@ -9,6 +9,7 @@ use onepipe::process::member::{self, Member};
 use onepipe::process::reliable::{self, Event, Failed, Failure};
 use onepipe::process::{self, BeaconPeer, Bug, Config, Peer};
 use onepipe::{Process, ProcessId};
+use rocev2::ethernet::MacAddr;
 use sim::{Node, Ports};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use switch::memory::MemoryFrame;
@@ -83,6 +84,8 @@ pub(super) struct Host {
     until: Nanos,
     next_send: Nanos,
     pub(super) outbox: VecDeque<Envelope>,
+    /// Interfaces whose frames do not reach this host
+    pub(super) unheard: Vec<MacAddr>,
     /// Incarnation of each process that is or was last a member
     pub(super) known: BTreeMap<u32, u32>,
     pub(super) admitted: Option<u32>,
@@ -147,6 +150,7 @@ impl Host {
             until: position.until,
             next_send: Nanos::ZERO,
             outbox: VecDeque::new(),
+            unheard: Vec::new(),
             known: BTreeMap::new(),
             admitted: None,
             last_incarnation: None,
@@ -363,6 +367,9 @@ impl Host {
 
 impl Node for Host {
     fn on_frame(&mut self, frame: MemoryFrame, _port: PortId, now: Nanos, _out: &mut Ports<'_>) {
+        if frame.bytes().get(6..12).is_some_and(|src| self.unheard.iter().any(|mac| mac.0 == *src)) {
+            return;
+        }
         // The process counts whether it accepted the frame.
         _ = self.process.on_frame(frame.bytes(), now);
         self.after(now);

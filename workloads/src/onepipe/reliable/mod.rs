@@ -19,6 +19,7 @@ use controller::record::Image;
 use controller::store::MemoryStore;
 use host::Host;
 use onepipe::ProcessId;
+use onepipe::process::member::Refused;
 use representative::{Keeper, Representative, keeper};
 use sim::Switch;
 use std::collections::{BTreeMap, BTreeSet};
@@ -245,6 +246,12 @@ impl System {
             host::Fate::Recalled => Some(false),
             host::Fate::Unknown => None,
         }
+    }
+
+    /// Returns how many messages of an earlier term the processes and representatives of this moment have refused.
+    pub fn refused_terms(&self) -> u64 {
+        let of_hosts = self.hosts().map(|host| host.member.counters().refused(Refused::OldTerm));
+        of_hosts.chain(self.sites.iter().map(|site| site.keeper.refused().old_term)).sum()
     }
 
     /// Returns how many messages of either service a process has received since its start.

@@ -74,7 +74,7 @@ pub(super) struct Sent {
     pub(super) fate: Fate,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Host {
     pub(super) id: u32,
     pub(super) process: Process,
@@ -251,6 +251,24 @@ impl Host {
                 (ProcessId(dst.0), bytes)
             })
             .collect();
+        self.send(serial, src, receivers, &messages, now);
+    }
+
+    /// Sends a short scattering to these receivers.
+    pub(super) fn scatter_to(&mut self, serial: u32, src: (u32, u32), to: &[(u32, u32)], now: Nanos) {
+        let message = |&dst: &(u32, u32)| (ProcessId(dst.0), Body { src, dst, serial }.encode());
+        let messages: Vec<_> = to.iter().map(message).collect();
+        self.send(serial, src, to.iter().copied().collect(), &messages, now);
+    }
+
+    fn send(
+        &mut self,
+        serial: u32,
+        src: (u32, u32),
+        receivers: BTreeSet<(u32, u32)>,
+        messages: &[(ProcessId, Vec<u8>)],
+        now: Nanos,
+    ) {
         let borrowed: Vec<_> = messages.iter().map(|(to, bytes)| (*to, &bytes[..])).collect();
         if let Ok(number) = self.process.reliable_send(now, &borrowed) {
             self.sent.insert(number.0, (serial, Sent { src, receivers, fate: Fate::Unknown }));

@@ -6,6 +6,7 @@ mod faults;
 mod host;
 mod network;
 mod oracle;
+mod search;
 
 use super::number;
 use network::{Network, Plan};

@@ -383,7 +383,7 @@ impl Network {
 }
 
 /// Builds a frame without a payload.
-fn frame(from: Peer, to: Peer, header: &OnePipe) -> Vec<u8> {
+pub(super) fn frame(from: Peer, to: Peer, header: &OnePipe) -> Vec<u8> {
     let route = PathHeaders::new(&PathHeaderFields {
         src_mac: from.mac,
         dst_mac: to.mac,

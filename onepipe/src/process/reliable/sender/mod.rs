@@ -27,7 +27,7 @@ use super::types::{Error, Event, Failure, ToController};
 use recall::Cases;
 
 /// Sending side of the reliable service.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Sender {
     /// Numbers of the peers by index, and of this process, which is the last
     ids: Box<[ProcessId]>,

@@ -26,7 +26,7 @@ enum Stage {
 }
 
 /// Cases of the controller, which are kept so that a repeated notice gets the same answer.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Cases {
     stages: BTreeMap<u64, Stage>,
     /// Cases whose callbacks were not called, in order
@@ -36,7 +36,7 @@ pub(super) struct Cases {
 }
 
 /// Case whose callbacks were not called.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Waiting {
     case: u64,
     failed: Box<[Failed]>,

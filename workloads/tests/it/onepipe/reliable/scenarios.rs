@@ -197,3 +197,112 @@ fn one_half_of_a_fabric_goes_on_and_the_other_joins_again() {
         assert_eq!(failed(&system), [2, 3]);
     }
 }
+
+#[test]
+fn messages_are_carried_by_the_controller_where_one_path_is_cut() {
+    for (seed, both_ways) in (0..6).zip([false, true].into_iter().cycle()) {
+        let mut system = joined(&plan(2, 2, Nanos::from_micros(3000)), seed);
+        system.cut_path(0, 3, true);
+        system.cut_path(3, 0, both_ways);
+        run(&mut system, 700);
+        let scattering = system.send(0, &[1, 3]).unwrap();
+        finish(&mut system);
+        let totals = system.totals();
+        assert_eq!(system.is_committed(0, scattering), Some(true), "seed {seed}");
+        assert_eq!((totals.failed, totals.recalled), (0, 0), "seed {seed}: {totals:?}");
+        assert!(totals.carried > 20, "seed {seed}: {totals:?}");
+    }
+}
+
+#[test]
+fn a_sender_that_dies_in_its_recall_leaves_nothing_delivered() {
+    let mut died_in_recall = 0;
+    for delay in 8..48 {
+        let mut quiet = plan(1, 3, Nanos::from_micros(1));
+        (quiet.tree.every, quiet.management_delay) = (Nanos::from_millis(1), 5_000);
+        let mut system = joined(&quiet, delay);
+        // Process 2 never acknowledges, and process 1 acknowledges the message and not its recall.
+        system.fail(Failing::Crash(Part::Host(2)));
+        let scattering = system.send(0, &[1, 2]).unwrap();
+        while failed(&system).is_empty() {
+            run(&mut system, 1);
+        }
+        system.cut_path(1, 0, true);
+        // The notice arrives within 5 us. The callback comes after the recall.
+        run(&mut system, delay);
+        let in_recall = system.is_committed(0, scattering).is_none() && system.callbacks(0).is_empty();
+        died_in_recall += usize::from(in_recall);
+        system.fail(Failing::Crash(Part::Host(0)));
+        run(&mut system, 1500);
+        assert_eq!(system.received(1), 0, "after {delay} us");
+        let callbacks = system.callbacks(1).into_iter().map(|(process, _)| process);
+        assert_eq!(callbacks.collect::<Vec<_>>(), [2, 0], "after {delay} us");
+        system.cut_path(1, 0, false);
+        system.mend(Failing::Crash(Part::Host(0)));
+        system.mend(Failing::Crash(Part::Host(2)));
+        finish(&mut system);
+        assert_eq!((failed(&system), system.received(1)), (vec![0, 2], 0), "after {delay} us");
+    }
+    assert!(died_in_recall > 30, "{died_in_recall}");
+}
+
+#[test]
+fn a_representative_that_restarts_late_fails_its_rack_once() {
+    for seed in 0..6 {
+        let mut system = joined(&plan(2, 2, Nanos::from_micros(4500)), seed);
+        system.fail(Failing::Crash(Part::Keeper(1)));
+        let (from, until) = (run(&mut system, 1300), run(&mut system, 300));
+        let [best_effort, reliable] = system.delivered(from, until);
+        assert!(best_effort > 20 && reliable > 20, "seed {seed}: {best_effort} and {reliable}");
+        assert_eq!(failed(&system), [2, 3], "seed {seed}");
+        let called = [0, 1].map(|process| system.callbacks(process));
+        assert_eq!((called[0].len(), &called[0]), (2, &called[1]), "seed {seed}");
+        system.mend(Failing::Crash(Part::Keeper(1)));
+        finish(&mut system);
+        assert_eq!(failed(&system), [2, 3], "seed {seed}: once");
+    }
+}
+
+#[test]
+fn commands_of_a_leader_in_a_minority_are_refused() {
+    for seed in 0..8 {
+        let mut system = joined(&plan(1, 3, Nanos::from_micros(4500)), seed);
+        let old = system.leader_number().unwrap();
+        // It reaches all nodes, but its store has another leader.
+        system.pause_controller(old, Nanos::from_micros(300));
+        system.start_controller();
+        run(&mut system, 290);
+        assert_eq!(system.totals().terms, 2, "seed {seed}");
+        let before = system.refused_terms();
+        // It has not heard of the other one yet, and commands as if a process had failed.
+        system.declare_failed_by(old, 1);
+        run(&mut system, 200);
+        assert!(system.refused_terms() > before, "seed {seed}");
+        assert_eq!((failed(&system), system.totals().terms), (vec![], 2), "seed {seed}");
+        finish(&mut system);
+        assert_eq!((failed(&system), system.totals().recalled), (vec![], 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_process_whose_clock_is_a_second_ahead_delays_its_own_messages_alone() {
+    for seed in 0..4 {
+        let mut plan = plan(2, 2, Nanos::from_micros(4000));
+        plan.tree.wrong_host = Some((1, 1_000_000_000));
+        // The representatives' clocks are not those of the controller.
+        plan.tree.wrong_keepers = Some((seed, 200_000));
+        plan.management_delay = 2_000;
+        let mut system = joined(&plan, seed);
+        let right = [0, 2, 3];
+        let scattering = system.send(0, &right).unwrap();
+        let late = system.send(1, &right).unwrap();
+        let before = right.map(|process| system.received(process as usize));
+        run(&mut system, 1000);
+        for (process, before) in right.into_iter().zip(before) {
+            assert!(system.received(process as usize) > before + 40, "seed {seed}: process {process}");
+        }
+        assert_eq!(system.is_committed(0, scattering), Some(true), "seed {seed}");
+        assert_eq!(system.is_committed(1, late), None, "seed {seed}: its time has not come");
+        assert_eq!(failed(&system), [], "seed {seed}");
+    }
+}
