@@ -63,6 +63,10 @@ pub(super) struct Controller {
     /// It does nothing until then, as a program that is suspended
     paused_until: Nanos,
     timer: Nanos,
+    /// Time that it takes for a message in a measurement, in which writes take exactly as long as they may, and until
+    /// when it is busy
+    message_time: Option<Nanos>,
+    busy_until: Nanos,
 }
 
 /// Write under way.
@@ -77,7 +81,7 @@ struct Write {
 }
 
 impl Controller {
-    fn new(machine: Machine, store: MemoryStore, now: Nanos) -> Self {
+    fn new(machine: Machine, store: MemoryStore, now: Nanos, message_time: Option<Nanos>) -> Self {
         Self {
             machine,
             store,
@@ -88,7 +92,20 @@ impl Controller {
             campaigns: Some(now),
             paused_until: Nanos::ZERO,
             timer: now,
+            message_time,
+            busy_until: now,
         }
+    }
+
+    /// Returns the state machine.
+    pub(super) const fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Takes the time of a message. Returns when it is done with it.
+    fn spend(&mut self, now: Nanos) -> Nanos {
+        self.busy_until = self.busy_until.max(now) + self.message_time.unwrap_or_default();
+        self.busy_until
     }
 
     /// Returns whether it leads, as far as the store and the controller itself know.
@@ -106,8 +123,9 @@ impl Controller {
         while let Some(effect) = self.machine.poll_effect() {
             match effect {
                 Effect::Send(node, envelope) => {
+                    let sent = self.spend(now);
                     if let Some(connection) = self.connections.get_mut(&node) {
-                        connection.to_node.push(&envelope, now + Nanos(rng.between(1000, delay)));
+                        connection.to_node.push(&envelope, sent + Nanos(rng.between(1000, delay)));
                     }
                 }
                 Effect::Write(id, changes) => self.writes.push_back((id, changes)),
@@ -122,7 +140,8 @@ impl Controller {
         if self.write.is_none()
             && let Some((id, changes)) = self.writes.pop_front()
         {
-            let answered_at = now + Nanos(rng.below(latency + 1));
+            let is_exact = self.message_time.is_some();
+            let answered_at = now + Nanos(if is_exact { latency } else { rng.below(latency + 1) });
             let applied_at = now + Nanos(rng.below(answered_at.since(now).0 + 1));
             self.write = Some(Write { id, changes: Some(changes), applied_at, result: Ok(()), answered_at });
         }
@@ -161,7 +180,7 @@ impl System {
             machine.plant(bug);
         }
         let now = self.now();
-        let mut controller = Controller::new(machine, self.store.clone(), now);
+        let mut controller = Controller::new(machine, self.store.clone(), now, self.message_time());
         for node in self.nodes() {
             controller.reconnects.insert(node, now + Nanos(self.rng.below(RECONNECTS_AFTER)));
         }
@@ -265,7 +284,8 @@ impl System {
             if let Some(input) = controller.run_store(now, rng, self.plan.store_latency) {
                 controller.input(input, now, rng, delay);
             }
-            if controller.timer <= now {
+            let is_due = controller.machine.next_timer().is_some_and(|at| at <= now);
+            if controller.timer <= now || is_due && controller.message_time.is_some() {
                 controller.timer = now + TIMER;
                 controller.input(Input::Timer, now, rng, delay);
                 self.campaign(n);
@@ -322,8 +342,10 @@ impl System {
             while let Some(envelope) = controller
                 .connections
                 .get_mut(&node)
+                .filter(|_| controller.busy_until < now + super::STEP)
                 .and_then(|connection| connection.to_controller.pop_due(now))
             {
+                controller.spend(now);
                 controller.input(Input::FromNode(node, envelope), now, rng, delay);
             }
         }
