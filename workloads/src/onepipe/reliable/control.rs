@@ -23,6 +23,9 @@ const TIMER: Nanos = Nanos::from_micros(8);
 /// Time in which a node has to answer a controller
 pub(super) const RESPOND_WITHIN: Nanos = Nanos::from_micros(800);
 
+/// The same in measurements, in which writes take up to a millisecond
+pub(super) const MEASURED_WITHIN: Nanos = Nanos::from_millis(3);
+
 /// Messages of one direction, with their times of arrival
 #[derive(Debug, Default)]
 struct Queue(VecDeque<(Nanos, Vec<u8>)>);
@@ -142,7 +145,8 @@ impl Controller {
         {
             let is_exact = self.message_time.is_some();
             let answered_at = now + Nanos(if is_exact { latency } else { rng.below(latency + 1) });
-            let applied_at = now + Nanos(rng.below(answered_at.since(now).0 + 1));
+            let applied_at =
+                if is_exact { answered_at } else { now + Nanos(rng.below(answered_at.since(now).0 + 1)) };
             self.write = Some(Write { id, changes: Some(changes), applied_at, result: Ok(()), answered_at });
         }
         let write = self.write.as_mut()?;
@@ -170,8 +174,8 @@ impl System {
     pub fn start_controller(&mut self) {
         let config = Config {
             network: super::TOPOLOGY,
-            gather: Nanos::from_micros(5),
-            respond_within: RESPOND_WITHIN,
+            gather: Nanos(2 * crate::onepipe::BEACON_INTERVAL.0),
+            respond_within: if self.message_time().is_some() { MEASURED_WITHIN } else { RESPOND_WITHIN },
             ahead_max: Nanos::from_millis(1),
             max_recalls: 1000,
         };

@@ -14,7 +14,7 @@ use onepipe::{Process, ProcessId};
 use sim::{Node, Ports};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use switch::memory::MemoryFrame;
-use switch::{Frame, Nanos, PortId, Rng};
+use switch::{Frame, Nanos, PortId, Probability, Rng};
 
 /// Bytes of reliable messages that a process grants to each member
 const GRANT: usize = 8192;
@@ -327,7 +327,7 @@ impl Host {
     /// Sends a scattering to some of the processes.
     fn scatter(&mut self, now: Nanos) {
         if let Some(load) = self.load {
-            if self.admitted.is_some() {
+            if self.admitted.is_some() && !load.is_saturating() {
                 load.scatter(&mut self.process, &mut self.meter, &mut self.rng, now);
             }
             return;
@@ -388,6 +388,13 @@ impl Host {
 }
 
 impl Host {
+    /// Loses this share of the frames that arrive, in a measurement.
+    pub(super) fn lose(&mut self, loss: Probability) {
+        if let Some(load) = &mut self.load {
+            load.loss = loss;
+        }
+    }
+
     /// Takes a frame, when the CPU has come to it.
     fn take(&mut self, frame: &MemoryFrame, now: Nanos) {
         if self.load.is_some() {

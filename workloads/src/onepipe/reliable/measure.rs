@@ -2,6 +2,8 @@
 //! record. Messages, acknowledgements and beacons take a host some time each, and messages of the management
 //! network take the controller as long.
 
+use super::control::MEASURED_WITHIN;
+use super::host::Host;
 use super::{Plan, System};
 use crate::onepipe::host::{true_time, unwrap};
 use crate::onepipe::{FatTree, Network, Tree};
@@ -13,7 +15,9 @@ use switch::{Nanos, Probability, Rng};
 /// Time within which all processes of a network join
 const JOINS_WITHIN: Nanos = Nanos::from_millis(40);
 /// Time after the last admission from which silence counts at once, and routes of the commit barrier are known
-const QUIET: Nanos = Nanos::from_millis(1);
+const QUIET: Nanos = Nanos(MEASURED_WITHIN.0 + 500_000);
+/// Time in which messages that were sent are delivered
+const DELIVERED_WITHIN: Nanos = Nanos::from_millis(1);
 
 /// What the hosts of a measurement do.
 #[derive(Clone, Copy, Debug)]
@@ -207,6 +211,13 @@ impl Testbed {
         self.system.run_until(self.system.now() + time)
     }
 
+    /// Lets hosts lose this share of the frames that arrive from now on.
+    pub fn lose(&mut self, loss: Probability) {
+        for node in self.system.network.hosts.clone() {
+            self.system.network.world.node_mut::<Host>(node).lose(loss);
+        }
+    }
+
     /// Measures the messages that are sent within a time, of which those are counted that are delivered within a
     /// further millisecond.
     ///
@@ -216,7 +227,7 @@ impl Testbed {
         let from = self.system.now();
         self.run(time)?;
         let span = Network::time(from)..Network::time(self.system.now());
-        self.run(QUIET)?;
+        self.run(DELIVERED_WITHIN)?;
         let mean = |of: &dyn Fn(&Meter) -> &Vec<(u64, u64)>| {
             let (mut sum, mut count) = (0, 0);
             for host in self.system.hosts() {

@@ -46,6 +46,14 @@ pub struct Steps {
     pub resume: u64,
 }
 
+impl Steps {
+    /// Returns the time of all steps, in nanoseconds.
+    pub const fn total(&self) -> u64 {
+        let Self { detect, gather, freeze, store, broadcast, callback, resume } = *self;
+        detect + gather + freeze + store + broadcast + callback + resume
+    }
+}
+
 /// What a failure has led to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recovery {
@@ -217,33 +225,14 @@ mod tests {
     use representative::config::Incarnation;
 
     #[test]
-    fn explore() {
-        for hosts in [5] {
-            for incarnation in [Incarnation::Chip, Incarnation::Host] {
-                let mut tree = FatTree::of_hops(incarnation, hosts);
-                tree.skew_ns = 300;
-                tree.every = Nanos::from_micros(40);
-                let begin = std::time::Instant::now();
-                let bed = Testbed::new(&tree, &Load::light(), 1);
-                let mut bed = match bed {
-                    Ok(bed) => bed,
-                    Err(error) => {
-                        println!("{error}");
-                        continue;
-                    }
-                };
-                println!("{hosts} joined at {} us, {:?}", bed.system.now().0 / 1000, begin.elapsed());
-                println!("{:?} {:?}", bed.latencies(Nanos::from_millis(1)), begin.elapsed());
-            }
-        }
-        for broken in [Broken::Host, Broken::Tor] {
-            let mut tree = FatTree::testbed(Incarnation::Host);
-            tree.skew_ns = 300;
-            tree.every = Nanos::from_micros(20);
-            let begin = std::time::Instant::now();
-            let mut bed = Testbed::new(&tree, &Load::light(), 1).unwrap();
-            println!("{broken:?} {:?}", bed.break_part(broken, Nanos::ZERO));
-            println!("{:?}", begin.elapsed());
-        }
+    fn steps_add_up_to_the_time_for_which_barriers_stand_still() {
+        let mut tree = FatTree::of_hops(Incarnation::Host, 3);
+        tree.every = Nanos::from_micros(20);
+        let mut bed = Testbed::new(&tree, &Load::light(), 1).unwrap();
+        let recovery = bed.break_part(Broken::Host, Nanos::from_micros(200)).unwrap();
+        assert_eq!((recovery.failed, recovery.survivors), (1, 15));
+        let Steps { detect, gather, store, .. } = recovery.steps;
+        assert!(detect >= 29_000 && gather >= 5_000 && store >= 199_000, "{recovery:?}");
+        assert!((recovery.stall_ns - recovery.steps.total() as f64).abs() < 15_000.0, "{recovery:?}");
     }
 }
