@@ -16,6 +16,10 @@ use toml::de::DeTable;
 /// Number of recalls that are stored for a failed process
 const MAX_RECALLS: u32 = 1_000_000;
 
+/// Beacon intervals for which further reports join the first: keepers find the links of a dead node silent within one
+/// of each other, and a report that comes later begins a new round before the decision
+const GATHER_INTERVALS: u64 = 2;
+
 settings::table! {
     /// 1Pipe's controller, for `understudy controller`
     pub(crate) enum Keys "[controller]";
@@ -27,7 +31,7 @@ settings::table! {
     secret_file: () = special("path") => optional("only programs on this machine can connect") example("secret");
     /// Where decisions are stored
     store: () = inline(&StoreKeys::TABLE) => required() example({ file = "controller.redb" });
-    /// Intervals without a beacon after which a representative reports a link; for as many intervals, further reports join the first. Not below `dead_after_intervals` of the topology
+    /// Intervals without a beacon after which a representative reports a link; for two more intervals, further reports join the first. Not below `dead_after_intervals` of the topology
     fail_after_intervals: u32 = whole(1..=1_000_000) => default(10);
     /// Time in which a node has to answer, and in which an application's callback has to return
     respond_within_ms: Nanos = millis(1..=60_000) => default(100);
@@ -80,14 +84,14 @@ pub(super) fn read(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Op
     if let (Some(listen), None) = (&listen, &secret_value) {
         check_loopback(listen, problems);
     }
-    let fail_after = fail_after(&table, topology.as_ref().map(|(_, network)| network));
+    check_fail_after(&table, topology.as_ref().map(|(_, network)| network));
     let respond_within = table.read(Keys::respond_within_ms);
     table.finish();
     let (topology, network) = topology?;
     let settings = network.topology.settings;
     let machine = machine::Config {
         network: network.topology.hash(),
-        gather: Nanos(settings.beacon_interval.0 * u64::from(fail_after)),
+        gather: Nanos(settings.beacon_interval.0 * GATHER_INTERVALS),
         respond_within,
         reconnect_within: management::CONNECT_TIME,
         ahead_max: settings.ahead_max,
@@ -151,8 +155,8 @@ fn network(value: &Value<'_>, path: &Path) -> Option<Network> {
         .ok()
 }
 
-/// Reads the intervals after which a link is reported, which may not be fewer than those of best effort.
-fn fail_after(table: &Table<'_>, network: Option<&Network>) -> u32 {
+/// Checks the intervals after which a link is reported, which may not be fewer than those of best effort.
+fn check_fail_after(table: &Table<'_>, network: Option<&Network>) {
     let intervals = table.read(Keys::fail_after_intervals);
     let least = network.map_or(0, |network| network.topology.settings.dead_after_intervals);
     if intervals < least {
@@ -168,5 +172,4 @@ fn fail_after(table: &Table<'_>, network: Option<&Network>) -> u32 {
         );
         table.problems().add(problem.label("too few").help(help));
     }
-    intervals
 }

@@ -6,11 +6,13 @@ use super::addresses::{Addresses, REGISTERS, host_addresses, switch_addresses};
 use super::host::{Host, Position};
 use super::incarnations::clock_error;
 use super::{Network, Record};
+use controller::graph::{Graph, Layout};
 use core::net::{IpAddr, Ipv4Addr};
+use onepipe::ProcessId;
 use representative::Representative;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
 use rocev2::ethernet::MacAddr;
-use sim::{Clock, EPOCH, Link as Wire, NodeId, Switch, World};
+use sim::{Clock, EPOCH, Link as Wire, Node, NodeId, Switch, World};
 use switch::forward::config::{ForwardingMode, NextHop, Prefix, Route, RouteTable, Ttl};
 use switch::forward::{self, Forward};
 use switch::{Nanos, PortId, Rng};
@@ -43,6 +45,8 @@ pub struct FatTree {
     pub lasts: Nanos,
     /// Behaviour of the hosts
     pub behaviour: Behaviour,
+    /// Whether a controller gives the representatives incarnations
+    pub controlled: bool,
 }
 
 /// A switch and its links: those below in order, then those above. A link has the number of its port.
@@ -97,6 +101,7 @@ impl FatTree {
             every: Nanos::from_micros(4),
             lasts: Nanos::from_micros(200),
             behaviour: Behaviour::default(),
+            controlled: false,
         }
     }
 
@@ -210,7 +215,8 @@ impl FatTree {
         let links = below.chain(above).enumerate().map(|(number, (side, neighbour))| {
             let Addresses { mac, ip, qpn } = neighbour.at();
             let beacon = match neighbour {
-                Neighbour::Switch(_, link) if beside => {
+                // A WRITE does not name its sender's incarnation.
+                Neighbour::Switch(_, link) if beside && !self.controlled => {
                     BeaconForm::Write { va: REGISTERS.va_of(link as u16), rkey: REGISTERS.rkey }
                 }
                 _ => BeaconForm::Datagram,
@@ -219,13 +225,57 @@ impl FatTree {
             Link { side, port, mac, address: ip.into(), qpn, beacon, detour: Vec::new() }
         });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.router(number, site, seed) };
-        super::representative_config(
-            self.incarnation,
-            self.pace,
-            switch_addresses(number, 0),
-            forward,
-            links.collect(),
-        )
+        let own = switch_addresses(number, 0);
+        let config = super::representative_config(self.incarnation, self.pace, own, forward, links.collect());
+        Config {
+            fail_after_intervals: self.controlled.then_some(super::DEAD_AFTER_INTERVALS),
+            layer: self.layer(number),
+            ..config
+        }
+    }
+
+    /// Returns the layer of a switch, from the hosts up.
+    const fn layer(&self, switch: usize) -> u32 {
+        let tors = self.pods * self.racks;
+        1 + (switch >= tors) as u32 + (switch >= tors + self.pods * self.spines) as u32
+    }
+
+    /// Returns the configuration of each switch's representative.
+    pub(super) fn configs(&self, seed: u64) -> Vec<Config> {
+        self.sites().iter().enumerate().map(|(n, site)| self.config(n, site, seed)).collect()
+    }
+
+    /// Returns the routing graph of the tree, as the controller has it.
+    pub(super) fn graph(&self) -> Graph {
+        let layout = |site: Site| {
+            let mut layout = Layout::default();
+            for neighbour in site.below {
+                match neighbour {
+                    Neighbour::Host(host) => layout.processes.push(Some(ProcessId(host as u32))),
+                    Neighbour::Switch(below, _) => layout.below.push(below as u16),
+                }
+            }
+            let above = site.above.iter().filter_map(|neighbour| match *neighbour {
+                Neighbour::Switch(above, _) => Some(above as u16),
+                Neighbour::Host(_) => None,
+            });
+            layout.above = above.collect();
+            layout
+        };
+        Graph::new(&self.sites().into_iter().map(layout).collect::<Vec<_>>())
+    }
+
+    /// Returns the rack switches, each as a router that sends nothing through spine switch `avoided` of its pod
+    /// but what is for that switch itself: routes after a failure above. Barriers are kept on hosts.
+    pub(super) fn detour_routers(&self, avoided: usize, seed: u64) -> Vec<(usize, Forward)> {
+        assert!(self.incarnation == Incarnation::Host, "the router is the representative");
+        let router = |(number, mut site): (usize, Site)| {
+            for route in &mut site.routes {
+                route.via.retain(|hop| usize::from(hop.port.0) != self.hosts + avoided);
+            }
+            (number, Forward::new(&self.router(number, &site, seed)))
+        };
+        self.sites().into_iter().enumerate().take(self.pods * self.racks).map(router).collect()
     }
 
     /// Builds the network.
@@ -233,6 +283,15 @@ impl FatTree {
     /// # Panics
     /// If a size is not a power of two, sizes do not fit each other, or there are more than 65,536 hosts.
     pub fn build(&self, seed: u64) -> Network {
+        self.build_with(seed, |n, position| Host::new(n, position, self.behaviour, seed))
+    }
+
+    /// Builds the network with hosts of any kind.
+    pub(super) fn build_with<H: Node>(
+        &self,
+        seed: u64,
+        mut host: impl FnMut(usize, Position) -> H,
+    ) -> Network {
         let &Self { racks, hosts, spines, cores, pods, .. } = self;
         assert!([pods, racks, hosts].iter().all(|n| n.is_power_of_two()) && self.all_hosts() <= 1 << 16);
         assert!(
@@ -255,11 +314,7 @@ impl FatTree {
                 barriers_in_messages: self.incarnation == Incarnation::Chip,
                 is_old: false,
             };
-            ends.push(world.add(
-                &format!("host {n}"),
-                Host::new(n, position, self.behaviour, seed),
-                clock(self.skew_ns),
-            ));
+            ends.push(world.add(&format!("host {n}"), host(n, position), clock(self.skew_ns)));
         }
         let sites = self.sites();
         let keeper = |n: usize, site: &Site| {

@@ -130,7 +130,7 @@ pub(super) struct Outbound {
     min_rto: u64,
     /// Whether recalls are repeated; false if that bug is planted.
     repeats_recalls: bool,
-    /// Number of consecutive timeouts
+    /// Number of consecutive timeouts, or of all before a round trip is known
     timeouts: u32,
     answers: Answers,
     /// Time of the last progress
@@ -297,7 +297,12 @@ impl Outbound {
             (self.received, self.marked) = (received, marked);
         }
         if progress || has_news {
-            (self.timeouts, self.last) = (0, now);
+            self.last = now;
+            // Before a round trip is known, it may be longer than the shortest timeout, and then no packet would ever
+            // be acknowledged without having been repeated (RFC 6298, section 5).
+            if self.round_trip > 0 {
+                self.timeouts = 0;
+            }
         }
         Ok(())
     }

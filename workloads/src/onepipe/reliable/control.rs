@@ -23,6 +23,9 @@ const TIMER: Nanos = Nanos::from_micros(8);
 /// Time in which a node has to answer a controller
 pub(super) const RESPOND_WITHIN: Nanos = Nanos::from_micros(800);
 
+/// The same in measurements, in which writes take up to a millisecond
+pub(super) const MEASURED_WITHIN: Nanos = Nanos::from_millis(3);
+
 /// Messages of one direction, with their times of arrival
 #[derive(Debug, Default)]
 struct Queue(VecDeque<(Nanos, Vec<u8>)>);
@@ -63,6 +66,10 @@ pub(super) struct Controller {
     /// It does nothing until then, as a program that is suspended
     paused_until: Nanos,
     timer: Nanos,
+    /// Time that it takes for a message in a measurement, in which writes take exactly as long as they may, and until
+    /// when it is busy
+    message_time: Option<Nanos>,
+    busy_until: Nanos,
 }
 
 /// Write under way.
@@ -77,7 +84,7 @@ struct Write {
 }
 
 impl Controller {
-    fn new(machine: Machine, store: MemoryStore, now: Nanos) -> Self {
+    fn new(machine: Machine, store: MemoryStore, now: Nanos, message_time: Option<Nanos>) -> Self {
         Self {
             machine,
             store,
@@ -88,7 +95,20 @@ impl Controller {
             campaigns: Some(now),
             paused_until: Nanos::ZERO,
             timer: now,
+            message_time,
+            busy_until: now,
         }
+    }
+
+    /// Returns the state machine.
+    pub(super) const fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Takes the time of a message. Returns when it is done with it.
+    fn spend(&mut self, now: Nanos) -> Nanos {
+        self.busy_until = self.busy_until.max(now) + self.message_time.unwrap_or_default();
+        self.busy_until
     }
 
     /// Returns whether it leads, as far as the store and the controller itself know.
@@ -106,8 +126,9 @@ impl Controller {
         while let Some(effect) = self.machine.poll_effect() {
             match effect {
                 Effect::Send(node, envelope) => {
+                    let sent = self.spend(now);
                     if let Some(connection) = self.connections.get_mut(&node) {
-                        connection.to_node.push(&envelope, now + Nanos(rng.between(1000, delay)));
+                        connection.to_node.push(&envelope, sent + Nanos(rng.between(1000, delay)));
                     }
                 }
                 Effect::Write(id, changes) => self.writes.push_back((id, changes)),
@@ -122,8 +143,10 @@ impl Controller {
         if self.write.is_none()
             && let Some((id, changes)) = self.writes.pop_front()
         {
-            let answered_at = now + Nanos(rng.below(latency + 1));
-            let applied_at = now + Nanos(rng.below(answered_at.since(now).0 + 1));
+            let is_exact = self.message_time.is_some();
+            let answered_at = now + Nanos(if is_exact { latency } else { rng.below(latency + 1) });
+            let applied_at =
+                if is_exact { answered_at } else { now + Nanos(rng.below(answered_at.since(now).0 + 1)) };
             self.write = Some(Write { id, changes: Some(changes), applied_at, result: Ok(()), answered_at });
         }
         let write = self.write.as_mut()?;
@@ -151,8 +174,8 @@ impl System {
     pub fn start_controller(&mut self) {
         let config = Config {
             network: super::TOPOLOGY,
-            gather: Nanos::from_micros(5),
-            respond_within: RESPOND_WITHIN,
+            gather: Nanos(2 * crate::onepipe::BEACON_INTERVAL.0),
+            respond_within: if self.message_time().is_some() { MEASURED_WITHIN } else { RESPOND_WITHIN },
             reconnect_within: Nanos(RECONNECTS_AFTER),
             // That of the representatives, as in a plan
             ahead_max: Nanos::from_millis(10),
@@ -163,7 +186,7 @@ impl System {
             machine.plant(bug);
         }
         let now = self.now();
-        let mut controller = Controller::new(machine, self.store.clone(), now);
+        let mut controller = Controller::new(machine, self.store.clone(), now, self.message_time());
         for node in self.nodes() {
             controller.reconnects.insert(node, now + Nanos(self.rng.below(RECONNECTS_AFTER)));
         }
@@ -267,7 +290,8 @@ impl System {
             if let Some(input) = controller.run_store(now, rng, self.plan.store_latency) {
                 controller.input(input, now, rng, delay);
             }
-            if controller.timer <= now {
+            let is_due = controller.machine.next_timer().is_some_and(|at| at <= now);
+            if controller.timer <= now || is_due && controller.message_time.is_some() {
                 controller.timer = now + TIMER;
                 controller.input(Input::Timer, now, rng, delay);
                 self.campaign(n);
@@ -329,8 +353,10 @@ impl System {
             while let Some(envelope) = controller
                 .connections
                 .get_mut(&node)
+                .filter(|_| controller.busy_until < now + super::STEP)
                 .and_then(|connection| connection.to_controller.pop_due(now))
             {
+                controller.spend(now);
                 controller.input(Input::FromNode(node, envelope), now, rng, delay);
             }
         }

@@ -1,6 +1,8 @@
 //! A host of the whole system: a process with its member, and an application that sends scatterings of both
 //! services at random, receives, and answers callbacks. Its records outlive crashes.
 
+use super::cpu::Cpu;
+use super::measure::{Load, Meter};
 use super::message::{Body, Endpoint, Service};
 use crate::onepipe::addresses::{Addresses, BEACON_INTERVAL, host_addresses};
 use crate::onepipe::host::{Position, unwrap};
@@ -13,7 +15,7 @@ use rocev2::ethernet::MacAddr;
 use sim::{Node, Ports};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use switch::memory::MemoryFrame;
-use switch::{Frame, Nanos, PortId, Rng};
+use switch::{Frame, Nanos, PortId, Probability, Rng};
 
 /// Bytes of reliable messages that a process grants to each member
 const GRANT: usize = 8192;
@@ -95,6 +97,10 @@ pub(super) struct Host {
     pub(super) lives: Vec<Life>,
     /// First violation that the host itself observes
     pub(super) wrong: Option<String>,
+    /// What it does in a measurement, and what was measured
+    load: Option<Load>,
+    pub(super) meter: Meter,
+    cpu: Cpu,
     /// Highest term that it was shown, and state that it has answered
     term: u64,
     answered: (u32, u64),
@@ -107,6 +113,7 @@ pub(super) struct Settings {
     pub(super) seed: u64,
     pub(super) unmanaged: Option<usize>,
     pub(super) bug: Option<Bug>,
+    pub(super) load: Option<Load>,
 }
 
 fn new_member(id: u32, life: usize, topology: u64, process: &Process) -> Member {
@@ -135,9 +142,15 @@ impl Host {
         config.timeout = Nanos::from_micros(100);
         config.clock = crate::onepipe::addresses::shifted_clock(position.clock_off_by);
         (config.clock_error, config.seed, config.bug) = (position.clock_error, settings.seed, settings.bug);
+        if let Some(load) = &settings.load {
+            load.configure(&mut config);
+        }
         let process = Process::new(config.clone()).expect("the configuration is valid");
         Self {
             id: n as u32,
+            load: settings.load,
+            meter: Meter::default(),
+            cpu: Cpu::new(settings.load.map_or(Nanos::ZERO, |load| load.message_time)),
             seed: settings.seed,
             member: new_member(n as u32, 0, settings.topology, &process),
             topology: settings.topology,
@@ -243,6 +256,9 @@ impl Host {
     }
 
     fn receive(&mut self, now: Nanos) {
+        if self.load.is_some() {
+            return self.meter.receive(&mut self.process, now);
+        }
         while let Some(message) = self.poll_message() {
             let clock = self.process.timestamp(now);
             if !message.timestamp.precedes(clock) {
@@ -273,7 +289,8 @@ impl Host {
                     if self.life().called.insert(key, (time, false)).is_some() {
                         self.report(format!("it is called back twice: {failed:?}"));
                     }
-                    self.callbacks.push((now + Nanos(self.rng.below(CALLBACK)), failed));
+                    let longest = if self.load.is_some() { 1 } else { CALLBACK };
+                    self.callbacks.push((now + Nanos(self.rng.below(longest)), failed));
                 }
                 Event::SendFailed { scattering, why: Failure::Recalled | Failure::Dead, .. } => {
                     self.set_fate(scattering.0, Fate::Recalled);
@@ -295,6 +312,9 @@ impl Host {
     }
 
     fn set_fate(&mut self, scattering: u64, fate: Fate) {
+        if self.load.is_some() {
+            return;
+        }
         let sent = self.life().sent.get_mut(&scattering);
         let is_first = match sent {
             Some(sent) => {
@@ -310,6 +330,12 @@ impl Host {
 
     /// Sends a scattering to some of the processes.
     fn scatter(&mut self, now: Nanos) {
+        if let Some(load) = self.load {
+            if self.admitted.is_some() && !load.is_saturating() {
+                load.scatter(&mut self.process, &mut self.meter, &mut self.rng, now);
+            }
+            return;
+        }
         let is_reliable = self.rng.below(10) < 6;
         if is_reliable && self.admitted.is_none() {
             return;
@@ -365,17 +391,44 @@ impl Host {
     }
 }
 
-impl Node for Host {
-    fn on_frame(&mut self, frame: MemoryFrame, _port: PortId, now: Nanos, _out: &mut Ports<'_>) {
-        if frame.bytes().get(6..12).is_some_and(|src| self.unheard.iter().any(|mac| mac.0 == *src)) {
-            return;
+impl Host {
+    /// Loses this share of the frames that arrive, in a measurement.
+    pub(super) fn lose(&mut self, loss: Probability) {
+        if let Some(load) = &mut self.load {
+            load.loss = loss;
+        }
+    }
+
+    /// Takes a frame, when the CPU has come to it.
+    fn take(&mut self, frame: &MemoryFrame, now: Nanos) {
+        if self.load.is_some() {
+            self.meter.arrive(frame.bytes(), now);
         }
         // The process counts whether it accepted the frame.
         _ = self.process.on_frame(frame.bytes(), now);
         self.after(now);
+        if self.load.is_some() {
+            self.meter.see_commit(&self.process, now);
+        }
+    }
+}
+
+impl Node for Host {
+    fn on_frame(&mut self, frame: MemoryFrame, _port: PortId, now: Nanos, _out: &mut Ports<'_>) {
+        if frame.bytes().get(6..12).is_some_and(|src| self.unheard.iter().any(|mac| mac.0 == *src))
+            || self.load.is_some_and(|load| self.rng.happens(load.loss))
+        {
+            return;
+        }
+        if let Some(frame) = self.cpu.arrive(frame, now) {
+            self.take(&frame, now);
+        }
     }
 
     fn on_timer(&mut self, now: Nanos, _out: &mut Ports<'_>) {
+        while let Some(frame) = self.cpu.poll(now) {
+            self.take(&frame, now);
+        }
         if self.process.next_timer().is_some_and(|at| at <= now) {
             self.process.on_timer(now);
         }
@@ -388,18 +441,28 @@ impl Node for Host {
             }
             self.next_send = now + Nanos(self.rng.between(1, 2 * self.every.0));
         }
+        if let Some(load) = self.load.filter(|load| load.is_saturating() && now < self.until) {
+            load.fill(&mut self.process, self.id, now);
+        }
         self.after(now);
     }
 
     fn next_timer(&self) -> Option<Nanos> {
         let next_send = Some(self.next_send).filter(|&at| at < self.until);
         let callbacks = self.callbacks.iter().map(|callback| callback.0).min();
-        let timers = [self.process.next_timer(), Some(self.member.next_timer()), next_send, callbacks];
+        let member = Some(self.member.next_timer());
+        let timers = [self.process.next_timer(), member, next_send, callbacks, self.cpu.next_timer()];
         timers.into_iter().flatten().min()
     }
 
     fn poll_transmit(&mut self, _port: PortId, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        if !self.cpu.may_send(now) {
+            return false;
+        }
         let more = self.process.poll_transmit(now, frame);
+        if more {
+            self.cpu.sent(now);
+        }
         // Sending may deliver messages to the host itself.
         self.after(now);
         more
@@ -423,5 +486,6 @@ impl Node for Host {
         self.admitted = None;
         self.callbacks.clear();
         self.outbox.clear();
+        self.cpu.clear();
     }
 }

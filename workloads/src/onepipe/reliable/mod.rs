@@ -3,15 +3,20 @@
 //! [`Tree`] in virtual time.
 
 mod control;
+mod cpu;
 mod faults;
 mod host;
+mod measure;
 mod message;
 mod oracle;
+mod recovery;
 
 pub use faults::FaultKind;
+pub use measure::{Latencies, Load, Testbed, Throughput};
 pub use oracle::Totals;
+pub use recovery::{Broken, Recovery, Steps};
 
-use super::{Network, Tree};
+use super::{FatTree, Network, Tree};
 use control::Controller;
 use controller::graph::{Graph, Layout};
 use controller::machine::NodeKey;
@@ -54,13 +59,22 @@ pub struct Plan {
     pub unmanaged: Option<usize>,
     /// Bugs to plant
     pub bugs: Bugs,
+    /// Fat tree, in place of `tree`, and what its hosts do: measurements, whose faults are not drawn
+    measured: Option<(FatTree, Load)>,
 }
 
 impl Plan {
     /// Returns a system on perfect links, with a controller that is 10 us away and writes within 20 us.
     pub fn new(mut tree: Tree) -> Self {
         tree.controlled = true;
-        Self { tree, management_delay: 10_000, store_latency: 20_000, unmanaged: None, bugs: Bugs::default() }
+        Self {
+            tree,
+            management_delay: 10_000,
+            store_latency: 20_000,
+            unmanaged: None,
+            bugs: Bugs::default(),
+            measured: None,
+        }
     }
 }
 
@@ -78,6 +92,8 @@ pub struct System {
     plan: Plan,
     rng: Rng,
     graph: Graph,
+    /// Configurations of the representatives
+    configs: Vec<representative::config::Config>,
     /// The data network
     pub network: Network,
     sites: Vec<Site>,
@@ -125,12 +141,21 @@ impl System {
         let mut plan = *plan;
         plan.tree.bug = plan.bugs.representative;
         let unmanaged = plan.unmanaged;
-        let settings = host::Settings { topology: TOPOLOGY, seed, unmanaged, bug: plan.bugs.process };
-        let network = plan.tree.build_with(seed, |n, position| Host::new(n, position, settings));
+        let load = plan.measured.map(|(_, load)| load);
+        let settings = host::Settings { topology: TOPOLOGY, seed, unmanaged, bug: plan.bugs.process, load };
+        let host = |n, position| Host::new(n, position, settings);
+        let (network, graph, configs) = if let Some((tree, _)) = &plan.measured {
+            (tree.build_with(seed, host), tree.graph(), tree.configs(seed))
+        } else {
+            let tree = &plan.tree;
+            let configs = (0..tree.switches()).map(|n| tree.config(tree.level_of(n), n)).collect();
+            (tree.build_with(seed, host), tree.graph(), configs)
+        };
         let mut system = Self {
             plan,
             rng: Rng::stream(seed, 0x0077_686f_6c65),
-            graph: plan.tree.graph(),
+            graph,
+            configs,
             network,
             sites: Vec::new(),
             down_hosts: BTreeSet::new(),
@@ -143,7 +168,7 @@ impl System {
             unfenced: BTreeSet::new(),
             faults: faults::Faults::default(),
         };
-        for switch in 0..plan.tree.switches() {
+        for switch in 0..system.configs.len() {
             let keeper = system.new_keeper(switch, 0);
             system.sites.push(Site { keeper, starts: 1, is_down: false });
         }
@@ -161,7 +186,7 @@ impl System {
             topology: TOPOLOGY,
             retry_after: Nanos::from_micros(50),
         };
-        Keeper::new(config, self.plan.tree.config(self.plan.tree.level_of(switch), switch))
+        Keeper::new(config, self.configs[switch].clone())
     }
 
     /// Returns the time of the world.
@@ -210,6 +235,11 @@ impl System {
         self.see_writes()
     }
 
+    /// Returns the time that a controller takes for a message, in a measurement.
+    fn message_time(&self) -> Option<Nanos> {
+        self.plan.measured.map(|(_, load)| load.message_time)
+    }
+
     fn host(&self, n: usize) -> &Host {
         self.network.world.node(self.network.hosts[n])
     }
@@ -227,6 +257,12 @@ impl System {
     pub fn callbacks(&self, process: usize) -> Vec<(u32, u64)> {
         let life = self.host(process).lives.last();
         life.iter().flat_map(|life| &life.called).map(|(&(_, of), &(time, _))| (of, time)).collect()
+    }
+
+    /// Returns whether a process has been called back in a case.
+    fn was_called(&self, process: usize, case: u64) -> bool {
+        let life = self.host(process).lives.last();
+        life.is_some_and(|life| life.called.keys().any(|&(of, _)| of == case))
     }
 
     /// Has a process send a reliable scattering. Returns its number.

@@ -75,6 +75,28 @@ fn recalled_packets_are_not_repeated_and_recalls_are() {
     assert_eq!(report(&mut outbound, ack(2, 0, GRANT)), [(1, true)], "a recalled run is never acknowledged");
 }
 
+#[test]
+fn timeouts_grow_until_a_round_trip_is_known() {
+    // Longer than the first timeouts
+    const ROUND_TRIP: u64 = 250_000;
+    let mut outbound = outbound();
+    let (mut now, mut repeated) = (0, 0);
+    for number in 0..20 {
+        send(&mut outbound, number, now);
+        outbound.last = Nanos(now);
+        let arrives = now + ROUND_TRIP;
+        while let Some(at) = outbound.deadline().filter(|at| at.0 < arrives) {
+            outbound.on_timeout(at);
+            repeated += u64::from(outbound.resend(at).is_some());
+        }
+        let (highest, body) = ack(u64::from(number) + 1, 0, GRANT);
+        outbound.on_ack(highest, &body, Nanos(arrives), &mut Vec::new()).unwrap();
+        now = arrives;
+    }
+    assert!(repeated < 20, "{repeated}");
+    assert_eq!((outbound.round_trip, outbound.timeouts), (ROUND_TRIP, 0));
+}
+
 proptest! {
     /// Over a link that loses and reorders packets and ACKs, every run arrives and is reported once, and
     /// the window that was granted is not exceeded.
