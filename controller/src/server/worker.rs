@@ -300,7 +300,7 @@ impl Worker {
                 Ok(())
             }
             Some(MemberState::Failed) => Err(format!("process {process} has failed already")),
-            Some(MemberState::Gone) | None => {
+            Some(MemberState::Gone | MemberState::Left) | None => {
                 Err(format!("process {process} is not a member; `status` lists the members"))
             }
         }

@@ -95,6 +95,7 @@ impl Connection {
             let member = member.ok_or_else(|| format!("process {process} is gone"))?;
             match member.state {
                 MemberState::Failed | MemberState::Gone => return Ok(member),
+                MemberState::Left => return Err(format!("process {process} has left, without a failure")),
                 MemberState::Joining | MemberState::Member => {}
             }
             if now() >= until {
@@ -143,6 +144,7 @@ const fn member_state(state: MemberState) -> &'static str {
         MemberState::Member => "member",
         MemberState::Failed => "failed",
         MemberState::Gone => "gone",
+        MemberState::Left => "left",
     }
 }
 

@@ -15,6 +15,7 @@ use rocev2::path_headers::{PathHeaderFields, PathHeaders};
 use rocev2::{Packet, Psn, Qpn};
 use zerocopy::{FromBytes, IntoBytes};
 
+mod leaving;
 mod recovery;
 
 const BOOT: Boot = [9; 16];
