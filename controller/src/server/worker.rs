@@ -338,6 +338,10 @@ impl Worker {
             open_cases: image.map_or(0, |image| {
                 image.cases.values().filter(|case| case.stage != Stage::Resumed).count() as u64
             }),
+            suspects: self.machine.suspects(),
+            silent_links: self.machine.silent_links().len() as u64,
+            processes: self.machine.member_status(),
+            reps: self.machine.rep_status(),
             machine: self.machine.counts(),
             counts: self.counts,
         };

@@ -138,7 +138,7 @@ pub(super) fn fail(process: u32, at: &At) -> ExitCode {
     }))
 }
 
-const fn member_state(state: MemberState) -> &'static str {
+pub(super) const fn member_state(state: MemberState) -> &'static str {
     match state {
         MemberState::Joining => "joining",
         MemberState::Member => "member",
@@ -148,7 +148,7 @@ const fn member_state(state: MemberState) -> &'static str {
     }
 }
 
-const fn rep_state(state: RepState) -> &'static str {
+pub(super) const fn rep_state(state: RepState) -> &'static str {
     match state {
         RepState::Registering => "registering",
         RepState::Configuring => "configuring",
