@@ -95,10 +95,10 @@ pub struct Acknowledged {
     pub replaced: BTreeMap<LinkId, u64>,
 }
 
-/// Process that failed earlier, and may still recover.
+/// Process that failed earlier, and may still recover; or that has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Earlier {
-    /// Case in which it failed
+    /// Case in which it failed, or number of its departure
     pub case: u64,
     /// Upper bound of what it has delivered
     pub delivered: u64,

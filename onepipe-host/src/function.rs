@@ -23,6 +23,8 @@ const PORT: PortId = PortId(0);
 const FINAL_BEACONS: u64 = 3;
 /// Number of message timeouts for which a leaving process waits for unsettled messages
 const LEAVE_TIMEOUTS: u64 = 4;
+/// Time for which a member that leaves waits for the controller's answer
+const AGREE_WITHIN: Nanos = Nanos::from_millis(3_000);
 /// Next-header value of ICMPv6, which includes neighbour discovery
 const ICMPV6: u8 = 58;
 
@@ -93,6 +95,8 @@ pub struct ProcessLeft;
 enum Leaving {
     /// Waiting until all messages are settled, but at most until this time.
     Settling(Nanos),
+    /// Waiting until the controller lets the member go, but at most until this time.
+    Agreeing(Nanos),
     /// Announcing the end; has left when this total number of beacons has been sent.
     Announcing(u64),
     /// The control thread is to be notified.
@@ -279,6 +283,15 @@ impl ProcessFunction {
                     && self.process.unsettled() == 0
                     && self.process.unsettled_reliable() == 0;
                 if settled || until <= now {
+                    if let Some(membership) = &mut self.membership {
+                        membership.leave(&mut self.process, now);
+                    }
+                    self.leaving = Some(Leaving::Agreeing(now + AGREE_WITHIN));
+                }
+            }
+            Some(Leaving::Agreeing(until)) => {
+                let has_left = self.membership.as_ref().is_none_or(|membership| membership.has_left());
+                if has_left || until <= now {
                     self.process.leave();
                     let sent = self.process.counters().beacons_sent.get();
                     self.leaving = Some(Leaving::Announcing(sent + FINAL_BEACONS));

@@ -112,6 +112,16 @@ impl Membership {
         }
     }
 
+    /// Leaves the reliable service; see [`member::Member::leave`].
+    pub(crate) fn leave(&mut self, process: &mut Process, now: Nanos) {
+        self.member.leave(process, now);
+    }
+
+    /// Returns whether the process is no member, as the controller has agreed, or was none.
+    pub(crate) fn has_left(&self) -> bool {
+        self.member.has_left()
+    }
+
     /// Publishes which peers are members, which only a controller's message changes.
     fn publish_members(&self, process: &Process) {
         let members = process.members();

@@ -13,10 +13,12 @@ pub enum Bug {
     ResumeBeforeCallback,
     /// A new leader lets go what stood still for a decided case
     FenceForgotten,
+    /// A process may leave before the others have decided their scatterings to it
+    LeaveUnannounced,
 }
 
 impl Bug {
-    /// All bugs
+    /// All bugs but those of departures, which need real processes
     pub const ALL: [Self; 5] = [
         Self::MinimumForT,
         Self::NoFreeze,
@@ -24,4 +26,7 @@ impl Bug {
         Self::ResumeBeforeCallback,
         Self::FenceForgotten,
     ];
+
+    /// All bugs of departures
+    pub const DEPARTURES: [Self; 1] = [Self::LeaveUnannounced];
 }

@@ -39,7 +39,7 @@ impl Leader {
     }
 
     /// Returns whether a case is open, so that joins wait.
-    fn has_open_case(&self) -> bool {
+    pub(super) fn has_open_case(&self) -> bool {
         self.suspicion.is_some() || !self.derived.open.is_empty()
     }
 }
@@ -117,7 +117,9 @@ impl Machine {
                 return self.resend(node);
             }
             joined = record.joined.max(record.time);
-            changes = self.bury(id, incarnation, &record);
+            if record.state != MemberState::Left {
+                changes = self.bury(id, incarnation, &record);
+            }
         } else if self.leader().has_open_case() {
             return self.send(node, wait(Reason::Case));
         }
@@ -190,6 +192,7 @@ impl Machine {
                 self.announce_to(id);
             }
             MemberState::Failed => self.send(node, Message::YouFailed { case, time: Timestamp::new(time) }),
+            MemberState::Left => self.send(node, Message::Left { id, incarnation }),
             MemberState::Gone => {}
         }
     }
@@ -225,11 +228,15 @@ impl Machine {
         }
     }
 
+    /// Has joins begin again, as what counts has changed.
+    pub(super) fn restart_joins(&mut self) {
+        self.leader_mut().joins.values_mut().for_each(|join| join.phase = Phase::Counting);
+    }
+
     /// Takes joins to their next phase. They wait while a case is open, and restart after it.
     pub(super) fn advance_joins(&mut self) {
         if self.leader().has_open_case() {
-            self.leader_mut().joins.values_mut().for_each(|join| join.phase = Phase::Counting);
-            return;
+            return self.restart_joins();
         }
         let joining: Vec<_> = self.leader().joins.keys().copied().collect();
         if joining.is_empty() {
@@ -322,7 +329,7 @@ impl Machine {
     fn admit(&mut self, id: ProcessId, joined: u64) {
         let leader = self.leader();
         let place = self.graph.place(id).expect("registered");
-        if leader.writes.contains(Then::Links) {
+        if leader.writes.contains(Then::Links) || leader.writes.has_departure() {
             return;
         }
         let mut relied = leader.relied();

@@ -9,6 +9,7 @@
 
 mod bug;
 mod cases;
+mod departures;
 mod derived;
 mod forward;
 mod members;
@@ -153,6 +154,8 @@ pub struct Counts {
     pub thawed: u64,
     /// Processes that failed
     pub failed: u64,
+    /// Processes that left without a failure
+    pub left: u64,
     /// Frames carried for processes
     pub forwarded: u64,
     /// Frames refused because too many were under way
@@ -187,6 +190,7 @@ struct Leader {
     /// By process: sender of its link's beacons that it has acknowledged
     given: BTreeMap<ProcessId, Source>,
     joins: BTreeMap<ProcessId, members::Join>,
+    departures: BTreeMap<ProcessId, departures::Departure>,
     /// Number of desired states that were sent
     versions: u64,
     /// Number of joins, by which every representative acknowledges again
@@ -279,6 +283,7 @@ impl Machine {
         self.advance_suspicion();
         self.advance_cases();
         self.advance_joins();
+        self.advance_departures();
         self.advance_recoveries();
         self.settle_links();
         self.check_forwards();
@@ -311,6 +316,7 @@ impl Machine {
             introduced: BTreeMap::new(),
             given: BTreeMap::new(),
             joins: BTreeMap::new(),
+            departures: BTreeMap::new(),
             versions: 0,
             epoch: 0,
             suspicion: None,
@@ -389,6 +395,12 @@ impl Machine {
                 self.recover(id, case_done, held_max);
             }
             (NodeKey::Process(id), Message::Recovered {}) => self.recovered(id),
+            (NodeKey::Process(id), Message::Leave { time, barrier, delivered }) => {
+                self.leave(id, time, barrier, delivered);
+            }
+            (NodeKey::Process(id), Message::LeavingAck { id: of, incarnation }) => {
+                self.leaving_ack(id, of, incarnation);
+            }
             (NodeKey::Process(id), Message::ProgressReply { barrier, .. }) => {
                 self.progress_reply(id, barrier);
             }

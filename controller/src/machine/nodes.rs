@@ -140,7 +140,7 @@ impl Leader {
         match record.state {
             MemberState::Joining | MemberState::Member => true,
             MemberState::Failed => decided(),
-            MemberState::Gone => false,
+            MemberState::Gone | MemberState::Left => false,
         }
     }
 }
@@ -187,7 +187,7 @@ impl Machine {
         match self.graph.at(from) {
             Node::Process(id) => {
                 let (_, member) = image.member(id)?;
-                (member.state != MemberState::Gone).then(|| source(member.address, member.qpn))
+                member.state.is_present().then(|| source(member.address, member.qpn))
             }
             Node::Up(number) | Node::Down(number) => {
                 let (_, rep) = image.rep(number)?;
@@ -249,7 +249,7 @@ impl Machine {
 
     fn want_process(&self, id: ProcessId, fence: &Fence) -> Option<Desired> {
         let state = self.leader().state(id)?;
-        if state == MemberState::Gone {
+        if !state.is_present() {
             return None;
         }
         let place = self.graph.place(id)?;
@@ -487,7 +487,8 @@ impl Machine {
         let leader = self.leader();
         let completing =
             leader.derived.open.iter().any(|&case| leader.writes.contains(Then::Completed(case)));
-        if leader.writes.contains(Then::Links) || completing || leader.suspicion_is_writing() {
+        let changes = completing || leader.writes.has_departure() || leader.suspicion_is_writing();
+        if leader.writes.contains(Then::Links) || changes {
             return;
         }
         let settled = |link: LinkId| leader.is_settled(self.key(self.graph.ends(link).to));

@@ -442,7 +442,7 @@ impl Machine {
         let earlier: Vec<_> = image
             .members
             .values()
-            .filter(|member| member.state == MemberState::Failed)
+            .filter(|member| matches!(member.state, MemberState::Failed | MemberState::Left))
             .map(|member| Earlier { case: member.case, delivered: member.delivered })
             .collect();
         let time = match record.state {

@@ -44,6 +44,8 @@ pub(super) enum Then {
     Recalls(ProcessId, Incarnation, u32),
     /// A process has recovered
     Recovered(ProcessId),
+    /// A process has left, with this number
+    Left(ProcessId, u64),
 }
 
 #[derive(Clone, Debug)]
@@ -92,6 +94,13 @@ impl Writes {
         let outstanding = self.outstanding.iter().flat_map(|write| &write.then);
         let mut all = outstanding.chain(self.waiting.iter().map(|(_, then)| then));
         all.any(|then| matches!(then, Then::Admitted(_)))
+    }
+
+    /// Returns whether it is being stored that a process has left.
+    pub(super) fn has_departure(&self) -> bool {
+        let outstanding = self.outstanding.iter().flat_map(|write| &write.then);
+        let mut all = outstanding.chain(self.waiting.iter().map(|(_, then)| then));
+        all.any(|then| matches!(then, Then::Left(..)))
     }
 
     /// Returns whether recalls are being stored.
@@ -213,6 +222,7 @@ impl Machine {
             Then::Completed(case) => self.completed_stored(case),
             Then::Recalls(id, incarnation, batch) => self.recalls_stored(id, incarnation, batch),
             Then::Recovered(id) => self.recovered_stored(id),
+            Then::Left(id, _) => self.left_stored(id),
         }
     }
 }

@@ -106,6 +106,15 @@ wire_enum! {
         Failed = 3,
         /// Its memory is gone, or it has recovered: nothing of it is needed any more
         Gone = 4,
+        /// It has left without a failure; its number `case` orders that among the cases
+        Left = 5,
+    }
+}
+
+impl MemberState {
+    /// Returns whether the incarnation, failed or not, may still be running.
+    pub const fn is_present(self) -> bool {
+        !matches!(self, Self::Gone | Self::Left)
     }
 }
 
@@ -170,11 +179,11 @@ wire_structs! {
         joined: u64,
         /// Number of the first case that was decided while it was a member
         since: u64,
-        /// Time up to which its messages count, if it has failed
+        /// Time up to which its messages count, if it has failed; upper bound of their times, if it has left
         time: u64,
-        /// Case in which it failed; 0 if none
+        /// Case in which it failed, or number of its departure; 0 if none
         case: u64,
-        /// Upper bound of what it may have delivered before it was fenced, if it has failed
+        /// Upper bound of what it may have delivered before it was fenced, or before it left
         delivered: u64,
         /// Number of records of recalls for it
         recalls: u32,

@@ -9,6 +9,7 @@ mod worker;
 
 use crate::graph::Graph;
 use crate::machine::{self, Machine};
+use crate::operator::{MemberStatus, RepStatus};
 use crate::store::Store;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use management::{Secret, Server, ServerConfig, ServerEvent};
@@ -46,6 +47,14 @@ pub struct Snapshot {
     pub connected: u64,
     /// Cases that are not closed
     pub open_cases: u64,
+    /// Whether a failure is suspected and not decided yet
+    pub suspects: bool,
+    /// Links whose keepers hear nothing
+    pub silent_links: u64,
+    /// Last incarnations of processes
+    pub processes: Vec<MemberStatus>,
+    /// Last incarnations of representatives
+    pub reps: Vec<RepStatus>,
     /// Counts of the state machine
     pub machine: machine::Counts,
     /// Counts of what was refused, and of alarms

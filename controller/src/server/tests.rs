@@ -180,7 +180,13 @@ fn a_deposed_controller_campaigns_again_and_keeps_what_was_stored() {
     // Another controller leads, and ends.
     assert!(store.clone().campaign(Duration::ZERO).unwrap().is_some());
     let process = Node::connect(&controller, Peer::Process(1));
-    process.send(Message::Register { id: ProcessId(1), boot: [2; 16], address: [2; 16], topology: NETWORK, clock: None });
+    process.send(Message::Register {
+        id: ProcessId(1),
+        boot: [2; 16],
+        address: [2; 16],
+        topology: NETWORK,
+        clock: None,
+    });
     operator.wait("a later term", |status| status.summary.term == 3);
     let status = operator.wait("the representative", |status| status.reps.len() == 1);
     assert_eq!(status.reps[0].incarnation, welcome.incarnation);
@@ -192,8 +198,13 @@ fn unknown_nodes_other_topologies_and_other_names_are_refused_by_name() {
     let controller = start(&MemoryStore::default());
     let operator = Node::connect(&controller, Peer::Operator);
     operator.wait("leads", |status| status.summary.term == 1);
-    let register =
-        |id, topology| Message::Register { id: ProcessId(id), boot: [3; 16], address: [3; 16], topology, clock: None };
+    let register = |id, topology| Message::Register {
+        id: ProcessId(id),
+        boot: [3; 16],
+        address: [3; 16],
+        topology,
+        clock: None,
+    };
     let stranger = Node::connect(&controller, Peer::Process(99));
     let answer = stranger.ask(&register(99, NETWORK)).message;
     assert_eq!(answer, Message::Refused { reason: Reason::Unknown });

@@ -300,7 +300,7 @@ impl Worker {
                 Ok(())
             }
             Some(MemberState::Failed) => Err(format!("process {process} has failed already")),
-            Some(MemberState::Gone) | None => {
+            Some(MemberState::Gone | MemberState::Left) | None => {
                 Err(format!("process {process} is not a member; `status` lists the members"))
             }
         }
@@ -338,6 +338,10 @@ impl Worker {
             open_cases: image.map_or(0, |image| {
                 image.cases.values().filter(|case| case.stage != Stage::Resumed).count() as u64
             }),
+            suspects: self.machine.suspects(),
+            silent_links: self.machine.silent_links().len() as u64,
+            processes: self.machine.member_status(),
+            reps: self.machine.rep_status(),
             machine: self.machine.counts(),
             counts: self.counts,
         };

@@ -64,7 +64,10 @@ impl Played {
     fn admit(&self) -> ConnectionId {
         let register = |envelope: &Envelope| matches!(envelope.message, Message::Register { .. });
         let (from, envelope) = self.wait("a registration", register);
-        let Message::Register { id, boot, address, topology } = envelope.message else { unreachable!() };
+        let Message::Register { id, boot, address, topology, clock } = envelope.message else {
+            unreachable!()
+        };
+        assert!(clock.is_some(), "its clock is compared with the controller's");
         assert_eq!((id, topology, address), (OWN, TOPOLOGY, to_wire([10, 0, 0, 1].into())));
         self.send(from, Message::Welcome { boot, incarnation: INCARNATION, qpn: QPN, members: Vec::new() });
         let sources = vec![Source { address, qpn: QPN }];
@@ -158,7 +161,7 @@ fn merged_order_has_the_messages_of_both_services() {
     (config.process.process.max_members, config.process.process.reliable_buffer) = (4, 1 << 20);
     let mut endpoint = Endpoint::init(config).unwrap();
     assert_eq!(endpoint.reliable_recv(), Err(ReliableError::Merged));
-    played.admit();
+    let node = played.admit();
     wait_for("the admission", || endpoint.handle().is_admitted().then_some(()));
     for n in 0..20u8 {
         let payload = [n];
@@ -173,7 +176,24 @@ fn merged_order_has_the_messages_of_both_services() {
         assert_eq!(message.payload, [n]);
     }
     assert_eq!(endpoint.unreliable_recv(), None);
-    endpoint.exit();
+    leave(&played, node, endpoint);
+}
+
+/// Ends an endpoint: it leaves in agreement with the controller.
+fn leave(played: &Played, node: ConnectionId, endpoint: Endpoint) {
+    std::thread::scope(|scope| {
+        let end = scope.spawn(|| endpoint.exit());
+        let wait = |number: u64| {
+            let is_request = |envelope: &Envelope| matches!(envelope.message, Message::Leave { delivered, .. } if delivered == number);
+            played.wait("the request to leave", is_request);
+        };
+        wait(0);
+        played.send(node, Message::MayLeave { number: 3 });
+        wait(3);
+        assert!(!end.is_finished(), "it waits for the answer");
+        played.send(node, Message::Left { id: OWN, incarnation: INCARNATION });
+        end.join().unwrap();
+    });
 }
 
 #[test]

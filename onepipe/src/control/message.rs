@@ -409,6 +409,41 @@ messages! {
         /// Number
         number: u32,
     }
+    /// A process leaves: it sends no more, and its scatterings are decided. Repeated until `Left`.
+    33 Leave {
+        /// Its clock: it has sent nothing later
+        time: Timestamp,
+        /// Its commit barrier: it has delivered nothing later
+        barrier: Option<Timestamp>,
+        /// Number of the last `MayLeave` after which it has delivered all that it had acknowledged, or 0
+        delivered: u64,
+    }
+    /// A process leaves: nothing more may be sent to it.
+    34 Leaving {
+        /// Process
+        id: ProcessId,
+        /// Its incarnation
+        incarnation: Incarnation,
+    }
+    /// Answer to `Leaving`: all scatterings to the process are decided, and no more follow.
+    35 LeavingAck {
+        /// Process that leaves
+        id: ProcessId,
+        /// Its incarnation
+        incarnation: Incarnation,
+    }
+    /// All processes have given this answer. What the process has acknowledged is all that it will have to deliver.
+    36 MayLeave {
+        /// Number: it changes when a process may have learned of this one since
+        number: u64,
+    }
+    /// A process has left, without a failure.
+    37 Left {
+        /// Process
+        id: ProcessId,
+        /// Its incarnation
+        incarnation: Incarnation,
+    }
 }
 
 impl Wire for [Option<Timestamp>; 2] {

@@ -36,6 +36,8 @@ pub enum Bug {
     OtherIncarnation,
     /// Membership: a process that recovers does not apply the recalls that it has missed
     RecoversWithoutRecalls,
+    /// Membership: a process leaves with messages that it has acknowledged and not delivered
+    LeavesWithMessages,
 }
 
 impl Bug {
@@ -55,8 +57,13 @@ impl Bug {
         [Self::CommitBeforeLastAck, Self::RecallOnce, Self::UnmergedReads, Self::AckAfterNotice];
 
     /// All bugs of a process's membership, which need a controller.
-    pub const MEMBERSHIP: [Self; 4] =
-        [Self::OldTerm, Self::CompletedEarly, Self::OtherIncarnation, Self::RecoversWithoutRecalls];
+    pub const MEMBERSHIP: [Self; 5] = [
+        Self::OldTerm,
+        Self::CompletedEarly,
+        Self::OtherIncarnation,
+        Self::RecoversWithoutRecalls,
+        Self::LeavesWithMessages,
+    ];
 
     /// Returns whether the bug has an effect without restarts of processes and samples of their clocks.
     pub const fn needs_messages_alone(self) -> bool {

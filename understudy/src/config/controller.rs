@@ -3,6 +3,7 @@
 use super::report::Problem;
 use super::topology::Network;
 use super::tree::{Problems, Table, Value};
+use crate::observe::{self, ObserveConfig};
 use controller::graph::Graph;
 use controller::machine;
 use core::net::SocketAddr;
@@ -55,6 +56,8 @@ pub(crate) struct ControllerConfig {
     pub(crate) secret_file: Option<PathBuf>,
     /// File of the store
     pub(crate) store: PathBuf,
+    /// Where observers connect
+    pub(crate) observe: ObserveConfig,
 }
 
 /// Returns whether the tables are those of a controller. Processes and representatives have ports, and a
@@ -67,6 +70,7 @@ pub(super) fn is_controller(root: &DeTable<'_>) -> bool {
 pub(super) fn read(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Option<ControllerConfig> {
     let root = Table::root(root, problems);
     let table = root.section(&Keys::TABLE);
+    let observe = observe::read_config(&root, folder);
     root.finish();
     let table = table?;
     let path = |value: &Value<'_>| value.text().map(|text| folder.join(text));
@@ -100,7 +104,7 @@ pub(super) fn read(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Op
     let id = |host: usize| network.topology.hosts[host].id.expect("`read_numbered` requires numbers");
     let graph = Graph::of(&network.topology, &network.plan, id);
     let server = controller::server::Config { listen: listen?.into_inner(), secret, machine };
-    Some(ControllerConfig { server, graph, topology, secret_file, store: store? })
+    Some(ControllerConfig { server, graph, topology, secret_file, store: store?, observe })
 }
 
 fn address(value: &Value<'_>) -> Option<SocketAddr> {

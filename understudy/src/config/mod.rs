@@ -106,8 +106,12 @@ pub(crate) fn target(path: &Path) -> Result<Target, String> {
             Ok(Target { socket: path.to_owned() })
         };
     }
-    let config = load(path).map_err(|report| report.render())?;
-    config.observe.socket.map(|socket| Target { socket }).ok_or_else(|| {
+    let observe = match purpose(path) {
+        Purpose::Controller => load_controller(path).map(|config| config.observe),
+        _ => load(path).map(|config| config.observe),
+    };
+    let observe = observe.map_err(|report| report.render())?;
+    observe.socket.map(|socket| Target { socket }).ok_or_else(|| {
         format!(
             "{} has no `socket` to connect to; add\n\n[observe]\nsocket = \"/run/understudy/observe.sock\"\n\nand restart the \
              instance",

@@ -1,15 +1,18 @@
 //! `understudy controller`: runs 1Pipe's controller, or asks a running one.
 
+pub(crate) mod metrics;
 mod operator;
 mod report;
 
 use crate::config::{self, ControllerConfig};
+use crate::observe::{Instance, Observer};
 use crate::output::{print, print_error};
 use crate::system::{catch_signals, now, parse_seconds};
 use ::controller::server::Controller;
 use ::controller::store::RedbStore;
 use clap::Subcommand;
 use core::net::SocketAddr;
+use metrics::Metrics;
 use miette::MietteDiagnostic;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::{Path, PathBuf};
@@ -136,21 +139,30 @@ fn serve(args: &Args, config: ControllerConfig) -> Result<ExitCode, miette::Repo
         "The controller of {processes} processes and {switches} switches is ready at {}. Ctrl-C ends it.",
         controller.address()
     );
+    let instance = Instance::this(args.config.as_deref().unwrap_or(Path::new("")), "controller");
+    let mut observer = Observer::start(&config.observe, instance)?;
+    let metrics = |controller: &Controller| Metrics {
+        snapshot: controller.snapshot(),
+        connections: controller.connections(),
+    };
     let began = now();
     while !stop.flag().load(Ordering::Relaxed)
         && controller.is_running()
         && args.duration.is_none_or(|limit| began.elapsed() < limit)
     {
+        if let Some(observer) = &mut observer {
+            observer.serve_without_ports(|| metrics(&controller).observed());
+        }
         std::thread::sleep(TURN);
     }
     let has_ended = !controller.is_running();
-    let (snapshot, connections) = (controller.snapshot(), controller.connections());
+    let metrics = metrics(&controller);
     controller.stop();
     let seconds = began.elapsed().as_secs_f64();
     let text = if args.json {
-        format!("{}\n", report::json(&snapshot, &connections, seconds))
+        format!("{}\n", report::json(&metrics, seconds))
     } else {
-        report::text(&snapshot, &connections, seconds)
+        report::text(&metrics, seconds)
     };
     if has_ended {
         return Err(miette::miette!("the controller's thread has ended"));

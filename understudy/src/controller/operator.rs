@@ -95,6 +95,7 @@ impl Connection {
             let member = member.ok_or_else(|| format!("process {process} is gone"))?;
             match member.state {
                 MemberState::Failed | MemberState::Gone => return Ok(member),
+                MemberState::Left => return Err(format!("process {process} has left, without a failure")),
                 MemberState::Joining | MemberState::Member => {}
             }
             if now() >= until {
@@ -137,16 +138,17 @@ pub(super) fn fail(process: u32, at: &At) -> ExitCode {
     }))
 }
 
-const fn member_state(state: MemberState) -> &'static str {
+pub(super) const fn member_state(state: MemberState) -> &'static str {
     match state {
         MemberState::Joining => "joining",
         MemberState::Member => "member",
         MemberState::Failed => "failed",
         MemberState::Gone => "gone",
+        MemberState::Left => "left",
     }
 }
 
-const fn rep_state(state: RepState) -> &'static str {
+pub(super) const fn rep_state(state: RepState) -> &'static str {
     match state {
         RepState::Registering => "registering",
         RepState::Configuring => "configuring",

@@ -96,7 +96,7 @@ pub(crate) struct Observer {
 
 impl Observer {
     /// Starts what `[observe]` configures; returns `None` if that is nothing. DPDK has to be initialised,
-    /// because it measures the TSC frequency.
+    /// because it measures the TSC frequency, unless the instance has no ports.
     pub(crate) fn start(observe: &ObserveConfig, instance: Instance) -> Result<Option<Self>, Report> {
         if observe.socket.is_none() && observe.prometheus.is_none() {
             return Ok(None);
@@ -121,6 +121,24 @@ impl Observer {
     /// Returns the queue of requests for the function. Without this call they are refused.
     pub(crate) fn take_steering(&mut self) -> Option<Receiver<Steering>> {
         self.steering.take()
+    }
+
+    /// Responds to the requests since the last call, for an instance without ports and workers.
+    pub(crate) fn serve_without_ports(&mut self, metrics: impl Fn() -> FunctionMetrics) {
+        for request in self.steering.iter().flat_map(Receiver::try_iter) {
+            request.refuse(&self.instance.function);
+        }
+        for request in self.requests.try_iter().take(MAX_REQUESTS) {
+            // A requester that has given up needs no response.
+            match request {
+                ControlRequest::Snapshot(response) => {
+                    let uptime_s = self.began.elapsed().as_secs_f64();
+                    let snapshot = Snapshot::without_ports(&self.instance, uptime_s, metrics());
+                    drop(response.send(Arc::new(snapshot)));
+                }
+                ControlRequest::Trace(_, response) => drop(response.send(Err(TraceError::NoPorts))),
+            }
+        }
     }
 
     /// Responds to the requests since the last call. `metrics` returns the function's own metrics, and

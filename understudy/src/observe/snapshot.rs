@@ -169,6 +169,12 @@ impl Snapshot {
             metrics,
         }
     }
+
+    /// Returns the current state of an instance without ports and workers.
+    pub(crate) fn without_ports(instance: &Instance, uptime_s: f64, metrics: FunctionMetrics) -> Self {
+        let instance = instance.clone();
+        Self { instance, uptime_s, tsc_hz: 0, ports: vec![], drops: vec![], workers: vec![], metrics }
+    }
 }
 
 impl Port {

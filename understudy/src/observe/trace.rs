@@ -80,6 +80,9 @@ pub(crate) enum TraceError {
     /// The group does not exist; `existing` are the existing groups
     #[error("there is no group {requested}: {}", list_groups(.existing))]
     NoSuchGroup { requested: u32, existing: Vec<u32> },
+    /// The instance has no ports
+    #[error("a controller has no packets; trace an instance of `understudy run`")]
+    NoPorts,
     /// The run is over
     #[error("the instance is shutting down")]
     Ending,
@@ -92,6 +95,7 @@ impl TraceError {
             Self::Another => "another_trace",
             Self::Unclear => "unclear",
             Self::NoSuchGroup { .. } => "no_such_group",
+            Self::NoPorts => "no_ports",
             Self::Ending => "ending",
         }
     }

@@ -182,6 +182,13 @@ impl Rack {
         drop(process.finish());
     }
 
+    /// Ends a process by Ctrl-C. Returns what it has printed, and its report.
+    fn interrupt(&mut self, id: u32) -> (Printed, Value) {
+        let process = self.processes.remove(&id).unwrap();
+        process.signal(Signal::INT);
+        self.collect(id, process)
+    }
+
     fn kill_controller(&mut self) {
         let controller = self.controller.take().unwrap();
         controller.process.signal(Signal::KILL);
@@ -196,15 +203,20 @@ impl Rack {
         }
         let mut all = BTreeMap::new();
         for (id, process) in processes {
-            let output = process.finish();
-            assert!(output.status.success(), "process {id}: {:?}\n{}", output.status, self.logs());
-            let report = self.read(&format!("{id}.report"));
-            let report: Value = serde_json::from_str(report.lines().last().unwrap()).unwrap();
-            assert_eq!(report["out_of_order"], 0, "{report}");
-            all.insert(id, (self.printed(id), report));
+            all.insert(id, self.collect(id, process));
         }
         self.switch.signal(Signal::TERM);
         all
+    }
+
+    /// Waits for a process that ends. Returns what it has printed, and its report.
+    fn collect(&self, id: u32, process: Process) -> (Printed, Value) {
+        let output = process.finish();
+        assert!(output.status.success(), "process {id}: {:?}\n{}", output.status, self.logs());
+        let report = self.read(&format!("{id}.report"));
+        let report: Value = serde_json::from_str(report.lines().last().unwrap()).unwrap();
+        assert_eq!(report["out_of_order"], 0, "{report}");
+        (self.printed(id), report)
     }
 }
 
@@ -275,6 +287,36 @@ fn survivors_agree_about_a_killed_process_and_go_on() {
         let reasons: BTreeSet<_> = printed.failed.values().flatten().map(String::as_str).collect();
         let expected = ["left", "not_admitted", "receiver_failed", "recalled"];
         assert!(reasons.iter().all(|reason| expected.contains(reason)), "{reasons:?}");
+    }
+}
+
+#[test]
+fn a_process_that_ends_leaves_without_a_failure() {
+    let mut rack = Rack::start(&["--send", "1000000", "--rate", "100"]);
+    let from_all = |printed: &Printed| (1..=PROCESSES).all(|id| printed.numbers(id, 0).len() >= 50);
+    rack.wait("messages of all", &[1, 2, 3], from_all);
+    let (left, report) = rack.interrupt(2);
+    let status = rack.files.status(rack.at);
+    assert_eq!(states(&status), ["member", "left", "member"], "{status}\n{}", rack.logs());
+    assert_eq!((&status["failed"], &status["silent"]), (&0.into(), &Value::Array(Vec::new())), "{status}");
+    assert_eq!(report["reliable"]["exclusions"], 0, "{report}");
+    let (time, ..) = *left.messages.last().unwrap();
+    rack.wait("messages after it has left", &[1, 3], |printed| {
+        [1, 3].into_iter().all(|id| printed.numbers(id, time).len() >= 50)
+    });
+    let status = rack.files.status(rack.at);
+    assert_eq!(states(&status), ["member", "left", "member"], "{status}");
+    assert!(status["cases"].as_array().unwrap().is_empty() && status["failed"] == 0, "{status}");
+    let finished = rack.finish();
+    let [(one, _), (three, _)] = [&finished[&1], &finished[&3]];
+    for printed in [one, three] {
+        assert_eq!(printed.processes_failed, []);
+        // All that it has sent and delivered, the others have delivered, too.
+        assert_eq!(printed.numbers(2, 0), left.numbers(2, 0));
+        let to_all: BTreeSet<_> = left.messages.iter().collect();
+        assert!(to_all.is_subset(&printed.messages.iter().collect()));
+        let reasons: BTreeSet<_> = printed.failed.values().flatten().map(String::as_str).collect();
+        assert!(reasons.iter().all(|reason| ["left", "not_admitted"].contains(reason)), "{reasons:?}");
     }
 }
 

@@ -120,8 +120,13 @@ fn frames_are_carried_to_members_only() {
 #[test]
 fn bad_registrations_are_refused_by_name() {
     let mut world = settled();
-    let register =
-        |id, topology| Message::Register { id: ProcessId(id), boot: [0xee; 16], address: [0; 16], topology, clock: None };
+    let register = |id, topology| Message::Register {
+        id: ProcessId(id),
+        boot: [0xee; 16],
+        address: [0; 16],
+        topology,
+        clock: None,
+    };
     let rep =
         |switch| Message::RegisterRep { switch, boot: [0xee; 16], address: [0; 16], topology: NETWORK + 1 };
     world.tell(process(1), register(1, NETWORK));

@@ -171,7 +171,9 @@ impl World {
     fn connect_due(&mut self, n: usize) {
         let due = |(_, at): &(&NodeKey, &u64)| **at <= self.now;
         let due: Vec<_> = self.controllers[n].away.iter().filter(due).map(|(&node, _)| node).collect();
-        due.into_iter().for_each(|node| self.connect(n, node));
+        for node in due {
+            self.connect(n, node);
+        }
     }
 
     fn new_controller(&mut self) {

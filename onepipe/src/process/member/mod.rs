@@ -22,6 +22,7 @@
 
 mod answers;
 mod counters;
+mod leaving;
 mod link;
 mod recovery;
 mod repeat;
@@ -37,6 +38,7 @@ use crate::control::{self, Address, Boot, Envelope, Incarnation, Message, Reason
 use crate::header::Timestamp;
 use answers::{Answers, Recalls};
 use core::net::{IpAddr, Ipv6Addr};
+use leaving::Departures;
 use link::Link;
 use recovery::Recovery;
 use repeat::Repeat;
@@ -125,10 +127,14 @@ pub struct Member {
     /// Version of the present state
     version: u64,
     registration: Repeat,
+    /// Whether a controller may have a request to join that it has not answered
+    awaits_answer: bool,
+    is_connected: bool,
     link: Link,
     answers: Answers,
     recalls: Recalls,
     recovery: Recovery,
+    departures: Departures,
     /// When this time begins again
     relay_at: Nanos,
     /// Bytes for the controller to carry that may leave until then
@@ -171,10 +177,13 @@ impl Member {
             incarnation: Incarnation(0),
             version: 0,
             registration: repeat,
+            awaits_answer: false,
+            is_connected: false,
             link: Link::new(of.beacon_interval, config.fail_after, repeat),
             answers: Answers::new(repeat),
             recalls: Recalls::new(repeat),
             recovery: Recovery::new(repeat),
+            departures: Departures::new(repeat),
             relay_at: Nanos::ZERO,
             relay_left: 0,
             envelopes: VecDeque::new(),
@@ -213,17 +222,19 @@ impl Member {
 
     /// Repeats everything that is not answered, as a connection to a controller has come up.
     pub fn on_connected(&mut self, process: &mut Process, now: Nanos) {
+        self.is_connected = true;
         self.registration.restart(now);
         self.recovery.repeat.restart(now);
         self.link.repeat.restart(now);
         self.recalls.repeat.restart(now);
         self.answers.restart(now);
+        self.departures.restart(now);
         self.on_timer(process, now);
     }
 
     /// Handles all timers that are due.
     pub fn on_timer(&mut self, process: &mut Process, now: Nanos) {
-        if process.sender.has_left() {
+        if process.sender.has_left() || self.has_left() {
             return;
         }
         match self.stage {
@@ -234,6 +245,7 @@ impl Member {
                     self.send(report);
                 }
                 self.relay(process, now);
+                self.advance_departures(process, now);
             }
             Stage::Recovering => self.advance_recovery(process, now),
         }
@@ -249,7 +261,8 @@ impl Member {
             Stage::Registering => self.registration.at(),
             Stage::Recovering => self.recovery.repeat.at(),
             Stage::Joined => {
-                let others = [self.recalls.next_timer(), self.answers.next_timer()];
+                let departures = self.departures.next_timer();
+                let others = [self.recalls.next_timer(), self.answers.next_timer(), departures];
                 others.into_iter().flatten().fold(self.link.next_timer().min(self.relay_at), Nanos::min)
             }
         }
@@ -292,6 +305,9 @@ impl Member {
             return Err(Refused::OldTerm);
         }
         self.term = self.term.max(envelope.term);
+        if self.has_left() {
+            return Err(Refused::Unexpected);
+        }
         match (&envelope.message, self.stage) {
             (Message::Welcome { boot, incarnation, qpn, members }, _) => {
                 if *boot != self.config.boot {
@@ -300,10 +316,12 @@ impl Member {
                 self.welcome((*incarnation, *qpn), members, process, now)
             }
             (&Message::Wait { reason, of }, Stage::Registering) => {
+                self.awaits_answer = false;
                 self.report(Event::Waits(reason, of));
                 Ok(())
             }
             (&Message::Refused { reason }, Stage::Registering) => {
+                self.awaits_answer = false;
                 self.report(Event::Refused(reason));
                 Ok(())
             }
@@ -371,12 +389,17 @@ impl Member {
                 self.fail(*time, process, now);
                 Ok(())
             }
+            &Message::Leaving { id, incarnation } => self.on_leaving((id, incarnation), process),
+            &Message::MayLeave { number } => self.on_may_leave(number, process, now),
+            &Message::Left { id, incarnation } => self.on_left((id, incarnation), process),
             _ => Err(Refused::Unexpected),
         }
     }
 
     fn register(&mut self, process: &mut Process, now: Nanos) {
-        if self.registration.take(now) {
+        // A request that was sent may be granted: it is repeated also by a process that leaves.
+        if (!self.is_leaving() || self.awaits_answer) && self.registration.take(now) {
+            self.awaits_answer |= self.is_connected;
             let Self { id, address, .. } = *self;
             let Config { boot, topology, .. } = self.config;
             let clock = Some(process.timestamp(now));
@@ -411,10 +434,16 @@ impl Member {
         let others: Vec<_> = others.map(|peer| self.describe(peer)).collect();
         process.join_as(incarnation.0, qpn, &others, now).map_err(|error| self.refuse_member(error))?;
         (self.stage, self.incarnation, self.version) = (Stage::Joined, incarnation, 0);
+        self.awaits_answer = false;
+        if self.is_leaving() {
+            process.drain();
+            self.departures.restart(now);
+        }
         self.reported = None;
         self.link.restart(now);
         self.answers.clear();
         self.recalls.clear();
+        self.departures.clear();
         (self.relay_at, self.relay_left) = (now + RELAY_EVERY, RELAY_BYTES);
         Ok(())
     }

@@ -15,6 +15,7 @@ use rocev2::path_headers::{PathHeaderFields, PathHeaders};
 use rocev2::{Packet, Psn, Qpn};
 use zerocopy::{FromBytes, IntoBytes};
 
+mod leaving;
 mod recovery;
 
 const BOOT: Boot = [9; 16];
@@ -196,20 +197,25 @@ fn admission_without_earlier_messages_leaves_the_clock() {
 #[test]
 fn register_is_repeated_until_welcome() {
     let mut node = Node::new();
-    let register = Message::Register {
-        id: ProcessId(0),
-        boot: BOOT,
-        address: to_wire(peer(false, 0).address),
-        topology: 77,
+    let address = to_wire(peer(false, 0).address);
+    let check = |sent: Vec<Message>, now: Nanos| {
+        let [Message::Register { id: ProcessId(0), boot: BOOT, address: from, topology: 77, clock }] =
+            sent[..]
+        else {
+            panic!("{sent:?}");
+        };
+        let off = clock.map(|clock| clock.distance(Timestamp::new((1 << 40) + now.0)));
+        assert!(from == address && off.is_some_and(|off| off.abs() < 1_000), "{off:?}");
     };
     node.member.on_connected(&mut node.process, node.now);
-    assert_eq!(node.sent(), [register.clone()]);
+    check(node.sent(), node.now);
     assert_eq!(node.member.next_timer(), node.now + Nanos::from_millis(1));
     assert_eq!(node.sent_after(Nanos(999_999)), []);
-    assert_eq!(node.sent_after(Nanos(1)), [register.clone()]);
-    assert_eq!(node.sent_after(Nanos::from_millis(2)), [register.clone()]);
+    check(node.sent_after(Nanos(1)), node.now);
+    check(node.sent_after(Nanos::from_millis(2)), node.now);
     node.member.on_connected(&mut node.process, node.now);
-    assert_eq!(node.sent(), [register], "another controller has connected");
+    // Another controller has connected.
+    check(node.sent(), node.now);
     let other = Message::Welcome { boot: [8; 16], incarnation: INCARNATION, qpn: QPN, members: Vec::new() };
     assert_eq!(node.give_as(3, INCARNATION, other), Err(Refused::OtherBoot));
     assert_eq!(node.member.incarnation(), None);

@@ -107,13 +107,20 @@ impl Process {
 
     /// Accepts no more reliable messages. When [`unsettled_reliable`](Self::unsettled_reliable) is 0, the process
     /// can leave the service without a failure; until the controller agrees, it receives and acknowledges.
-    /// Returns whether it was a member.
+    /// From now on callbacks for failed processes count as returned, as soon as they are due: other processes must
+    /// not wait for an application that ends. Returns whether it takes part, and did not drain already.
     pub fn drain(&mut self) -> bool {
-        let Some(service) = self.reliable.0.as_mut().filter(|service| service.stage == Stage::Member) else {
-            return false;
-        };
+        let may_drain = |service: &&mut Box<Service>| matches!(service.stage, Stage::Joining | Stage::Member);
+        let Some(service) = self.reliable.0.as_mut().filter(may_drain) else { return false };
         service.stage = Stage::Draining;
+        service.sender.drain();
         true
+    }
+
+    /// Returns whether this process has delivered every message that it has acknowledged.
+    pub fn has_delivered_all(&self) -> bool {
+        let waits = |service: &Service| service.receiver.latest_waiting() != 0;
+        !self.reliable.0.as_deref().is_some_and(waits)
     }
 
     /// Records that the application's callback for a failed process has returned. Returns whether it was
@@ -429,7 +436,7 @@ impl Process {
         self.reliable.0.as_mut()?.sender.to_controller.pop_front()
     }
 
-    /// Returns the numbers of all members but this process.
+    /// Returns the numbers of all members but this process, without those that are leaving.
     pub fn members(&self) -> Vec<ProcessId> {
         self.reliable.0.as_ref().map_or_else(Vec::new, |service| service.members.ids().collect())
     }

@@ -38,11 +38,14 @@ impl Members {
         self.get(peer).filter(|_| !self.leaving[peer as usize])
     }
 
-    /// Records that a member is leaving. Returns whether it is the present one.
-    pub(super) fn set_leaving(&mut self, peer: u32, incarnation: u32) -> bool {
-        let is_present = self.get(peer).is_some_and(|member| member.incarnation == incarnation);
-        self.leaving[peer as usize] |= is_present;
-        is_present
+    /// Records that a member is leaving. One that is not known yet is refused from now on: it has not been admitted.
+    pub(super) fn set_leaving(&mut self, peer: u32, incarnation: u32) {
+        if self.get(peer).is_some_and(|member| member.incarnation == incarnation) {
+            self.leaving[peer as usize] = true;
+        } else {
+            let latest = &mut self.latest[peer as usize];
+            *latest = (*latest).max(Some(incarnation));
+        }
     }
 
     /// Returns the bytes that a receiver grants; the one behind the peers is this process itself.
@@ -85,9 +88,10 @@ impl Members {
         is_present
     }
 
-    /// Returns the numbers of all members.
+    /// Returns the numbers of all members to which messages may be sent.
     pub(super) fn ids(&self) -> impl Iterator<Item = ProcessId> {
-        self.present.iter().flatten().map(|member| member.id)
+        let present = self.present.iter().zip(&self.leaving).filter(|(_, is_leaving)| !**is_leaving);
+        present.filter_map(|(member, _)| Some(member.as_ref()?.id))
     }
 }
 
@@ -112,5 +116,20 @@ mod tests {
         assert!(!members.remove(1, 6), "a notice that overtakes the announcement");
         assert!(members.is_known(1, &member(5)).is_err() && members.is_known(1, &member(7)) == Ok(false));
         assert_eq!(members.ids().count(), 0);
+    }
+
+    #[test]
+    fn nothing_is_sent_to_a_member_that_leaves_or_to_one_that_is_announced_later() {
+        let mut members = Members::new(&super::super::tests::config(0, 3));
+        let member = |incarnation| Member { id: ProcessId(2), incarnation, qpn: Qpn::new(9), grant: 77 };
+        members.add(1, member(4));
+        members.set_leaving(1, 4);
+        assert!(members.get(1).is_some() && members.get_receiver(1).is_none() && members.ids().count() == 0);
+        assert_eq!(members.is_known(1, &member(4)), Ok(true), "its announcement is repeated");
+        assert!(members.get_receiver(1).is_none());
+        members.set_leaving(1, 6);
+        assert!(members.is_known(1, &member(6)).is_err(), "its announcement comes late");
+        members.add(1, member(7));
+        assert_eq!((members.get_receiver(1), members.ids().count()), (Some(&member(7)), 1));
     }
 }

@@ -120,6 +120,11 @@ impl Service {
         if !peers.set_queue_pair(peer, qpn, config) {
             return Err(MemberError::QueuePair { process: id, qpn });
         }
+        // The notice that its earlier incarnation has left may have been lost.
+        if self.members.get(peer).is_some() {
+            self.receiver.remove_sender(peer);
+            self.sender.remove_receiver(peer);
+        }
         self.members.add(peer, member);
         self.receiver.add_sender(peer);
         self.sender.add_receiver(peer, Outbound::new(incarnation, config));

@@ -95,6 +95,8 @@ fn page() -> String {
             section(&mut page, &format!("`[{key}]`"), "", &format!("{key}_"), &own);
         }
     }
+    let text = "1Pipe's controller (`understudy controller`), with `[observe]` in its file.";
+    section(&mut page, "`[controller]`", text, "controller_", &crate::controller::metrics::GROUPS);
     page
 }
 

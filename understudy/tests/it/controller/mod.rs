@@ -7,8 +7,8 @@ use management::Secret;
 use nodes::{Network, Rack};
 use onepipe::Timestamp;
 use serde_json::Value;
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 use std::time::Duration;
@@ -26,11 +26,13 @@ pub(crate) struct Files {
     folder: tempfile::TempDir,
     /// Time in which nodes have to answer
     respond_within_ms: u32,
+    /// Further tables of the controller's file
+    tables: String,
 }
 
 impl Files {
     pub(crate) fn new(respond_within_ms: u32) -> Self {
-        let files = Self { folder: tempfile::tempdir().unwrap(), respond_within_ms };
+        let files = Self { folder: tempfile::tempdir().unwrap(), respond_within_ms, tables: String::new() };
         files.write("network.toml", TOPOLOGY.as_bytes());
         files.write("secret", SECRET);
         files.write("wrong", b"another secret of sixteen bytes");
@@ -50,8 +52,8 @@ impl Files {
     fn listen(&self, address: &str) {
         let text = format!(
             "[controller]\nlisten = \"{address}\"\ntopology = \"network.toml\"\nsecret_file = \"secret\"\n\
-             store = {{ file = \"controller.redb\" }}\nrespond_within_ms = {}\n",
-            self.respond_within_ms
+             store = {{ file = \"controller.redb\" }}\nrespond_within_ms = {}\n{}",
+            self.respond_within_ms, self.tables
         );
         self.write("controller.toml", text.as_bytes());
     }
@@ -185,6 +187,56 @@ fn a_killed_controller_that_starts_again_decides_the_same() {
     assert_eq!((&report["term"], &report["counters"]["failed"]), (&2.into(), &1.into()), "{report}");
     let log = second.log.join().unwrap();
     assert!(log.contains("Case 2: process 3 has failed"), "{log}");
+}
+
+#[test]
+fn a_controller_is_observed() {
+    let mut files = Files::new(1000);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    files.tables = format!("[observe]\nsocket = \"observe.sock\"\nprometheus = {port}\n");
+    files.listen("127.0.0.1:0");
+    let running = files.start();
+    let at = running.address;
+    let status = files.wait(at, "leads", |status| status["term"] == 1);
+    let _rack = Rack::start(&files.network(at, topology(&status)), &[1, 2, 3]);
+    files.wait(at, "all join", |status| states(status) == ["member"; 3]);
+    assert!(files.ask(&["fail", "2"], at, "secret").status.success());
+    files.wait(at, "the case is closed", |status| status["cases"].as_array().unwrap().is_empty());
+    // The state is at most 20 ms old.
+    std::thread::sleep(Duration::from_millis(200));
+    let top = understudy(&["top", "--json", &files.path("controller.toml")]);
+    assert!(top.status.success(), "{}", text(&top.stderr));
+    let snapshot: Value = serde_json::from_slice(&top.stdout).unwrap();
+    let value = |kind: &str, name: &str| {
+        let all = snapshot[kind].as_array().unwrap();
+        all.iter().find(|value| value["name"] == name).unwrap_or_else(|| panic!("{name}: {snapshot}"))["value"].clone()
+    };
+    let gauges = ["term", "members", "joining", "failed_now", "representatives", "open_cases"];
+    assert_eq!(gauges.map(|name| value("gauges", name)), [1, 2, 0, 1, 1, 0], "{snapshot}");
+    assert_eq!(value("counters", "failed"), 1);
+    let cells = &snapshot["tables"][0]["rows"][1]["cells"];
+    assert_eq!((&cells[0], &cells[1]), (&"2".into(), &"failed".into()), "{snapshot}");
+    let top = understudy(&["top", "--once", &files.path("observe.sock")]);
+    let printed = text(&top.stdout);
+    assert!(
+        top.status.success() && printed.contains("failed") && printed.contains("[controller]"),
+        "{printed}"
+    );
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    for line in ["understudy_controller_members 2", "understudy_controller_failed_total 1"] {
+        assert!(reply.contains(line), "{reply}");
+    }
+    let trace = understudy(&["trace", &files.path("observe.sock"), "--all"]);
+    assert!(!trace.status.success(), "a controller has no packets");
+    running.process.signal(Signal::TERM);
+    let output = running.process.finish();
+    assert!(output.status.success(), "{:?}", output.status);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["members"], &report["counters"]["failed"]), (&2.into(), &1.into()), "{report}");
+    assert!(!std::path::Path::new(&files.path("observe.sock")).exists());
 }
 
 #[test]

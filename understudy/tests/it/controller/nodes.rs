@@ -379,7 +379,13 @@ impl State {
         }
         for (&id, process) in self.processes.iter().filter(|(_, process)| process.alive && !process.failed) {
             let boot = [process.boot; 16];
-            process.link.send(Message::Register { id: ProcessId(id), boot, address: [1; 16], topology });
+            process.link.send(Message::Register {
+                id: ProcessId(id),
+                boot,
+                address: [1; 16],
+                topology,
+                clock: None,
+            });
             if self.calls_back {
                 process.notices.keys().for_each(|&case| process.link.send(Message::Completed { case }));
             }

@@ -45,8 +45,12 @@ impl Network {
             ahead_max: Nanos(1_000_000),
             max_recalls: 1_000,
         };
+        let mut machine = Machine::new(self.graph.clone(), config);
+        if let Some(bug) = self.plan.controller_bug {
+            machine.plant(bug);
+        }
         self.controllers.push(Controller {
-            machine: Machine::new(self.graph.clone(), config),
+            machine,
             store: self.store.clone(),
             to_nodes: BTreeMap::new(),
             from_nodes: BTreeMap::new(),

@@ -56,6 +56,23 @@ impl Network {
         }
     }
 
+    /// Has a process leave, or start again, if it is time. One that has left may start again at once.
+    pub(super) fn draw_departure(&mut self) {
+        if self.now.0 < self.next_departure {
+            return;
+        }
+        let gap = *self.rng.pick(&[50, 500, 3_000]);
+        self.next_departure = self.now.0 + (1 + self.rng.below(gap)) * STEP;
+        let ids: Vec<_> = self.current.keys().copied().collect();
+        let left: Vec<_> = ids.iter().copied().filter(|&id| self.host(id).left.is_some()).collect();
+        if !left.is_empty() && self.rng.below(3) > 0 {
+            let id = *self.rng.pick(&left);
+            return self.boot_process(id);
+        }
+        let (id, now) = (*self.rng.pick(&ids), self.now);
+        self.host_mut(id).leave(now);
+    }
+
     fn kill_process(&mut self, id: u32) {
         let host = self.host_mut(id);
         if host.is_dead {
@@ -86,6 +103,9 @@ impl Network {
         while let Some(&switch) = self.dead_reps.first() {
             self.boot_rep(switch);
         }
+    }
+
+    pub(super) fn boot_dead(&mut self) {
         let dead: Vec<_> = self.current.keys().copied().filter(|&id| self.host(id).is_dead).collect();
         for id in dead {
             self.boot_process(id);

@@ -80,6 +80,7 @@ pub(super) struct Host {
     pub(super) process: Process,
     pub(super) member: Member,
     pub(super) is_dead: bool,
+    is_leaving: bool,
     /// Incarnations that were members, and those whose memory is gone
     pub(super) incarnations: BTreeSet<u32>,
     pub(super) lost: BTreeSet<u32>,
@@ -90,6 +91,8 @@ pub(super) struct Host {
     pub(super) called: BTreeSet<(u64, u32)>,
     pub(super) returned: BTreeSet<(u64, u32)>,
     pub(super) admitted: Option<u32>,
+    /// Incarnation that has left in agreement with the controller
+    pub(super) left: Option<u32>,
     /// Highest term that it has been shown, and highest state that it has answered
     term: u64,
     version: (u32, u64),
@@ -121,6 +124,7 @@ impl Host {
             process,
             member,
             is_dead: false,
+            is_leaving: false,
             incarnations: BTreeSet::new(),
             lost: BTreeSet::new(),
             delivered: Vec::new(),
@@ -129,6 +133,7 @@ impl Host {
             called: BTreeSet::new(),
             returned: BTreeSet::new(),
             admitted: None,
+            left: None,
             term: 0,
             version: (0, 0),
         }
@@ -215,12 +220,33 @@ impl Host {
                 _ => {}
             }
         }
-        let due = |callback: &mut (u64, Failed)| callback.0 <= now.0;
+        let is_leaving = self.is_leaving;
+        let due = |callback: &mut (u64, Failed)| callback.0 <= now.0 || is_leaving;
         for (_, failed) in self.callbacks.extract_if(.., due).collect::<Vec<_>>() {
             self.returned.insert((failed.case, failed.process.0));
             self.process.callback_done(failed.case, failed.process);
         }
         Ok(())
+    }
+
+    /// Starts to leave: callbacks count as returned.
+    pub(super) fn leave(&mut self, now: Nanos) {
+        if !self.is_dead {
+            self.is_leaving = true;
+            self.member.leave(&mut self.process, now);
+        }
+    }
+
+    /// Ends if it has left. Returns whether it has.
+    pub(super) fn end_if_left(&mut self) -> bool {
+        let has_ended = !self.is_dead && self.member.has_left();
+        if has_ended {
+            self.is_dead = true;
+            self.left = self.member.incarnation();
+            // One that has failed meanwhile does not recover.
+            self.lost.extend(self.member.last_incarnation().filter(|_| self.left.is_none()));
+        }
+        has_ended
     }
 
     /// Returns whether nothing is under way.
@@ -232,7 +258,7 @@ impl Host {
 
     /// Sends a scattering to some of the members, whose incarnations `known` has.
     pub(super) fn scatter(&mut self, serial: u32, known: &BTreeMap<u32, u32>, now: Nanos, rng: &mut Rng) {
-        let Some(incarnation) = self.admitted else { return };
+        let Some(incarnation) = self.admitted.filter(|_| !self.is_leaving) else { return };
         let mut to: Vec<_> = self.process.members().iter().map(|id| id.0).collect();
         to.push(self.id);
         let count = 1 + rng.below(to.len() as u64) as usize;

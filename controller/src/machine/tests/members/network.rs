@@ -4,8 +4,8 @@ use super::control::Controller;
 use super::host::{EPOCH, Host, INTERVAL, process, representative};
 use crate::graph::tests::fabric;
 use crate::graph::{Graph, LinkId, Node};
-use crate::machine::NodeKey;
 use crate::machine::tests::nodes::{Rep, keeper, sender, stamp};
+use crate::machine::{self, NodeKey};
 use crate::record::Image;
 use crate::store::MemoryStore;
 use onepipe::control::{Envelope, Incarnation, LOOPBACK};
@@ -35,6 +35,7 @@ type InFlight = (u64, u64, u32, Vec<u8>);
 pub(super) struct Plan {
     pub(super) has_faults: bool,
     pub(super) bug: Option<Bug>,
+    pub(super) controller_bug: Option<machine::Bug>,
 }
 
 #[derive(Debug)]
@@ -62,6 +63,8 @@ pub(super) struct Network {
     slow: u64,
     serial: u32,
     pub(super) next_fault: u64,
+    /// Time at which a process leaves, or one that has left starts again
+    pub(super) next_departure: u64,
     pub(super) image: Image,
     pub(super) applied: usize,
     pub(super) terms: u64,
@@ -94,6 +97,7 @@ impl Network {
             repeats,
             slow,
             serial: 0,
+            next_departure: 500 * STEP + rng.below(3_000 * STEP),
             next_fault: 600 * STEP + rng.below(500 * STEP),
             rng,
             image: Image::default(),
@@ -162,12 +166,15 @@ impl Network {
         while self.now.0 < END {
             self.step().map_err(|error| format!("at {} us: {error}", self.now.0 / 1000))?;
             if self.now.0 < ACTIVE {
+                self.draw_departure();
                 self.draw_fault();
                 continue;
             }
             if !core::mem::replace(&mut is_repaired, true) {
                 self.repair();
             }
+            // Some that leave are let go only now.
+            self.boot_dead();
             if settled_at.is_none() && self.is_settled() {
                 settled_at = Some(self.now.0);
             }
@@ -240,6 +247,9 @@ impl Network {
             let envelopes = host.poll_envelopes(now)?;
             self.send_to_controllers(NodeKey::Process(ProcessId(id)), &envelopes);
             self.transmit(index);
+            if self.hosts[index].end_if_left() {
+                (0..self.controllers.len()).for_each(|n| self.disconnect(n, NodeKey::Process(ProcessId(id))));
+            }
         }
         if now.0.is_multiple_of(INTERVAL) {
             self.carry_links();

@@ -57,8 +57,8 @@ impl Network {
     }
 
     /// Returns the numbers of scatterings committed and recalled, of incarnations that have failed, of recalls
-    /// stored, of recoveries, of frames that controllers have carried, and of terms.
-    pub(super) fn totals(&self) -> [u64; 7] {
+    /// stored, of recoveries, of frames that controllers have carried, of terms, and of processes that have left.
+    pub(super) fn totals(&self) -> [u64; super::TOTALS] {
         let of = |fate| {
             let sent = self.hosts.iter().flat_map(|host| host.sent.values());
             sent.filter(|(_, sent)| sent.fate == fate).count() as u64
@@ -68,7 +68,8 @@ impl Network {
         let carried = sum(&|host| host.process.counters().relays_taken.get());
         let stored = self.stored_recalls();
         let failed = self.failed().len() as u64;
-        [of(Fate::Committed), of(Fate::Recalled), failed, stored, recovered, carried, self.terms]
+        let left = self.hosts.iter().filter(|host| host.left.is_some()).count() as u64;
+        [of(Fate::Committed), of(Fate::Recalled), failed, stored, recovered, carried, self.terms, left]
     }
 
     fn stored_recalls(&self) -> u64 {
@@ -89,7 +90,13 @@ impl Network {
         let mut sound = self.failed();
         sound.retain(|key, _| !unsound.contains(key));
         let failed = self.failed();
+        if !self.plan.has_faults && !failed.is_empty() {
+            return Err(format!("{failed:?} have failed without a fault"));
+        }
         for host in &self.hosts {
+            if let Some(left) = host.left.filter(|&left| failed.contains_key(&(host.id, left))) {
+                return Err(format!("{} has left and failed as {left}", host.id));
+            }
             check_order(host)?;
             check_incarnations(host)?;
             if !self.unfenced.contains(&host.id) {

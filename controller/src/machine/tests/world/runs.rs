@@ -143,7 +143,9 @@ impl World {
         let below = self.graph.processes().filter(|(_, place)| place.switch == switch);
         let nodes = below.map(|(id, _)| NodeKey::Process(id)).chain([NodeKey::Rep(switch)]);
         let nodes: Vec<_> = nodes.collect();
-        nodes.into_iter().for_each(|node| self.part(node, u64::MAX));
+        for node in nodes {
+            self.part(node, u64::MAX);
+        }
         let ports: Vec<_> = self.graph.switch(switch).ports.iter().flatten().copied().collect();
         for link in ports.into_iter().flat_map(|port| [port.input, port.output]) {
             let ends = self.graph.ends(link);

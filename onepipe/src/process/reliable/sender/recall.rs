@@ -33,6 +33,8 @@ pub(super) struct Cases {
     waiting: VecDeque<Waiting>,
     /// Cases whose callbacks were called, and the processes whose callbacks have not returned
     calling: BTreeMap<u64, Vec<ProcessId>>,
+    /// Whether the application ends, so that its callbacks count as returned
+    is_draining: bool,
 }
 
 /// Case whose callbacks were not called.
@@ -122,6 +124,22 @@ impl Sender {
             self.cases.calling.insert(case, failed.iter().map(|failed| failed.process).collect());
             self.to_controller.push_back(ToController::Recalled { case });
             self.events.extend(failed.iter().copied().map(Event::ProcessFailed));
+        }
+        if self.cases.is_draining {
+            self.end_callbacks();
+        }
+    }
+
+    /// Counts callbacks as returned from now on, because the application ends.
+    pub(in super::super) fn drain(&mut self) {
+        self.cases.is_draining = true;
+        self.end_callbacks();
+    }
+
+    fn end_callbacks(&mut self) {
+        for (case, _) in core::mem::take(&mut self.cases.calling) {
+            self.cases.stages.insert(case, Stage::Completed);
+            self.to_controller.push_back(ToController::Completed { case });
         }
     }
 

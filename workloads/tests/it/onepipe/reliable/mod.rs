@@ -47,7 +47,8 @@ fn draw(seed: u64) -> Plan {
 
 /// Runs and checks a system.
 fn run(seed: u64, kinds: &[FaultKind], bugs: Bugs) -> Result<System, String> {
-    let plan = Plan { bugs, ..draw(seed) };
+    let mut plan = draw(seed);
+    plan.bugs = bugs;
     let mut system = System::new(&plan, seed);
     if kinds.is_empty() {
         system.run_until(ACTIVE)?;

@@ -133,6 +133,7 @@ impl Cell {
             network: NETWORK,
             gather: Nanos(0),
             respond_within: RESPOND_WITHIN,
+            reconnect_within: RESPOND_WITHIN,
             ahead_max: Nanos(1_000_000),
             max_recalls: 1_000,
         };
