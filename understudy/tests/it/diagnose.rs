@@ -102,12 +102,12 @@ fn a_long_stream_on_standard_input_is_diagnosed() {
     assert_eq!(found["findings"].as_array().unwrap().len(), 0, "{found}");
 }
 
-/// Some 300 MB, of connections that end: after the first third, a process needs no more memory.
+/// Some 100 MB, of connections that end: after the first third, a process needs no more memory.
 #[test]
 fn long_captures_take_constant_memory() {
     let frames = captures::frames(&captures::path("rc_write_4096.pcap"));
     let round_len: usize = frames.iter().map(|frame| frame.len() + 12).sum();
-    let rounds = 300_000_000 / round_len as u32;
+    let rounds = 100_000_000 / round_len as u32;
     for arguments in [&["diagnose", "--json", "-"][..], &["decode", "--json", "-"]] {
         let mut command = processes::command(env!("CARGO_BIN_EXE_understudy"));
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null());

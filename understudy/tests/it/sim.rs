@@ -35,14 +35,14 @@ fn check_seeds(scenario: impl AsRef<Path>, seeds: u64, operations: u64) -> Value
 }
 
 #[test]
-fn a_thousand_seeds_of_every_verb_pass() {
-    let report = check_seeds("verbs.toml", 1000, 50_000);
+fn seeds_of_every_verb_pass() {
+    let report = check_seeds("verbs.toml", 300, 15_000);
     assert_eq!(report["broken_ends"], 0);
 }
 
 #[test]
 fn messages_of_up_to_a_megabyte_pass_lossy_links() {
-    let report = check_seeds("large.toml", 150, 1500);
+    let report = check_seeds("large.toml", 60, 600);
     assert_eq!(report["broken_ends"], 0);
 }
 
@@ -54,7 +54,7 @@ fn messages_of_up_to_64_kilobytes_pass_lossy_links() {
     let shorter = text.replace("max_size = 1_048_576", "max_size = 65_536");
     assert_ne!(text, shorter);
     std::fs::write(&path, shorter).unwrap();
-    let report = check_seeds(path, 850, 8500);
+    let report = check_seeds(path, 300, 3000);
     assert_eq!(report["broken_ends"], 0);
 }
 
@@ -91,16 +91,16 @@ fn scenario_seeds_that_failed_before_pass() {
 }
 
 #[test]
-fn a_thousand_seeds_with_crashes_pass() {
-    let report = check_seeds("rack.toml", 1000, 100_000);
+fn seeds_with_crashes_pass() {
+    let report = check_seeds("rack.toml", 300, 30_000);
     assert!(report["broken_ends"].as_u64().unwrap() > 0, "no connection was broken by a crash");
 }
 
 #[test]
-fn a_thousand_seeds_of_replication_pass() {
-    let report = check_seeds("p4ce.toml", 1000, 50_000);
+fn seeds_of_replication_pass() {
+    let report = check_seeds("p4ce.toml", 300, 15_000);
     let groups = report["broken_ends"].as_u64().unwrap();
-    assert!((100..3000).contains(&groups), "some but not all groups have to end: {groups}");
+    assert!((30..900).contains(&groups), "some but not all groups have to end: {groups}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use switch::{Nanos, Probability, Rng};
 use workloads::consensus::{Cluster, ClusterConfig, Proposer};
 
-/// Returns the seeds of one of `PARTS` parts of all seeds, which are 250 or those that the environment
+/// Returns the seeds of one of `PARTS` parts of all seeds, which are 160 or those that the environment
 /// selects.
 fn seeds(part: u64) -> impl Iterator<Item = u64> {
     environment::seeds("consensus", 160).filter(move |seed| seed % PARTS == part)

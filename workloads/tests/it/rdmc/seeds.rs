@@ -1,4 +1,4 @@
-//! Groups drawn from a thousand seeds: networks lose, delay, duplicate and damage frames; hosts pause, crash
+//! Groups drawn from hundreds of seeds: networks lose, delay, duplicate and damage frames; hosts pause, crash
 //! and are cut off.
 //!
 //! FROM and SEEDS select other seeds: `SEEDS=100000 FROM=5000 cargo test -p workloads --release --test it
