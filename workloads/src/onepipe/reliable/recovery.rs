@@ -128,7 +128,12 @@ impl Testbed {
             self.see_steps(&mut moments, &survivors, cases);
             let Some(completed) = moments.completed else { continue };
             // The barrier has risen since at all of them, and goes on: the link that was waited for has left.
-            let risen = |&host: &usize| self.system.host(host).meter.rose.is_some_and(|at| at > completed);
+            let network = &self.system.network;
+            let rose = |host: usize| {
+                let at = self.system.host(host).meter.rose?;
+                Some(network.world.when(network.hosts[host], at))
+            };
+            let risen = |&host: &usize| rose(host).is_some_and(|at| at > completed);
             if survivors.iter().all(risen) {
                 let end = self.system.now();
                 self.run(Nanos::from_micros(200))?;
@@ -224,12 +229,25 @@ mod tests {
     use crate::onepipe::reliable::Load;
     use representative::config::Incarnation;
 
-    #[test]
-    fn steps_add_up_to_the_time_for_which_barriers_stand_still() {
-        let mut tree = FatTree::of_hops(Incarnation::Host, 3);
+    /// Returns the recovery of a tree whose hosts are this many switches apart, with writes that take 200 us.
+    fn recovery(hops: u32, broken: Broken) -> Recovery {
+        let mut tree = FatTree::of_hops(Incarnation::Host, hops);
         tree.every = Nanos::from_micros(20);
         let mut bed = Testbed::new(&tree, &Load::light(), 1).unwrap();
-        let recovery = bed.break_part(Broken::Host, Nanos::from_micros(200)).unwrap();
+        bed.break_part(broken, Nanos::from_micros(200)).unwrap()
+    }
+
+    #[test]
+    fn no_barrier_rises_while_a_dead_link_is_being_removed() {
+        let recovery = recovery(5, Broken::CoreLink);
+        assert_eq!((recovery.failed, recovery.survivors), (0, 32));
+        assert!(recovery.steps.store >= 199_000, "{recovery:?}");
+        assert!((recovery.stall_ns - recovery.steps.total() as f64).abs() < 15_000.0, "{recovery:?}");
+    }
+
+    #[test]
+    fn steps_add_up_to_the_time_for_which_barriers_stand_still() {
+        let recovery = recovery(3, Broken::Host);
         assert_eq!((recovery.failed, recovery.survivors), (1, 15));
         let Steps { detect, gather, store, .. } = recovery.steps;
         assert!(detect >= 29_000 && gather >= 5_000 && store >= 199_000, "{recovery:?}");
