@@ -109,7 +109,7 @@ impl Machine {
         }
     }
 
-    /// Begins the time anew in which a process has to answer notices.
+    /// Restarts the time in which a process has to answer notices.
     pub(super) fn renew_notices(&mut self, id: ProcessId) {
         let now = self.now;
         let open = self.leader_mut().progress.values_mut();

@@ -94,7 +94,7 @@ impl Machine {
         let leaving: Vec<_> = leader.departures.keys().copied().collect();
         for id in leaving {
             if !self.undecided_for(id).is_empty() && !self.has(Bug::LeaveUnannounced) {
-                // A process that joins has learned of it: what it has said may not be all.
+                // A process that joins has learned of it: what it has reported may not be all.
                 let departure = self.leader_mut().departures.get_mut(&id).expect("it is there");
                 (departure.permitted, departure.bounds) = (None, None);
                 continue;

@@ -167,15 +167,6 @@ impl World {
         }
     }
 
-    /// Connects the nodes whose time has come.
-    fn connect_due(&mut self, n: usize) {
-        let due = |(_, at): &(&NodeKey, &u64)| **at <= self.now;
-        let due: Vec<_> = self.controllers[n].away.iter().filter(due).map(|(&node, _)| node).collect();
-        for node in due {
-            self.connect(n, node);
-        }
-    }
-
     fn new_controller(&mut self) {
         let config = Config {
             network: super::nodes::NETWORK,
@@ -602,14 +593,5 @@ impl World {
 
     pub(super) fn steps(&mut self, count: usize) -> Result<(), String> {
         (0..count).try_for_each(|_| self.step())
-    }
-
-    pub(super) fn check_callbacks(&self) -> Result<(), String> {
-        for (id, process) in &self.processes {
-            if let Some((of, count)) = process.callbacks.iter().find(|(_, count)| **count > 1) {
-                return Err(format!("{id} was called back {count} times for {of:?}"));
-            }
-        }
-        Ok(())
     }
 }

@@ -103,6 +103,24 @@ impl World {
         Timestamp::new(self.clock())
     }
 
+    pub(in super::super) fn check_callbacks(&self) -> Result<(), String> {
+        for (id, process) in &self.processes {
+            if let Some((of, count)) = process.callbacks.iter().find(|(_, count)| **count > 1) {
+                return Err(format!("{id} was called back {count} times for {of:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Connects the nodes whose time has come.
+    pub(super) fn connect_due(&mut self, n: usize) {
+        let due = |(_, at): &(&NodeKey, &u64)| **at <= self.now;
+        let due: Vec<_> = self.controllers[n].away.iter().filter(due).map(|(&node, _)| node).collect();
+        for node in due {
+            self.connect(n, node);
+        }
+    }
+
     /// Kills a process for good; its successor registers later.
     pub(in super::super) fn kill_process(&mut self, id: u32) {
         self.kill(NodeKey::Process(ProcessId(id)));
