@@ -233,7 +233,7 @@ impl Machine {
         };
         let muted = |output: LinkId| {
             let to = self.graph.at(self.graph.ends(output).to);
-            // A link that does not count carries nothing: whoever is behind it may have failed, and not know it.
+            // A link that does not count carries nothing: a process behind it may have failed without knowing it.
             fence.muted.contains(&output)
                 || !counted.contains(&output)
                 || matches!(to, Node::Process(id) if self.is_cut(id))
