@@ -54,8 +54,10 @@ pub(super) struct Sent {
 pub(super) struct Life {
     /// Incarnations that were members
     pub(super) incarnations: BTreeSet<u32>,
-    /// The last of them, if it has crashed: what it held is gone
-    pub(super) lost: Option<u32>,
+    /// Those whose messages the application may not have taken
+    waiting: BTreeSet<u32>,
+    /// Those whose messages a crash may have taken: what was held is gone
+    pub(super) lost: BTreeSet<u32>,
     /// Whether both services are received in one order
     pub(super) merges: bool,
     pub(super) delivered: Vec<Delivery>,
@@ -213,6 +215,7 @@ impl Host {
         if let Some(incarnation) = self.member.incarnation() {
             self.last_incarnation = Some(incarnation);
             self.life().incarnations.insert(incarnation);
+            self.life().waiting.insert(incarnation);
         }
         self.after(now);
     }
@@ -273,6 +276,14 @@ impl Host {
             }
             let delivery = Delivery { time: unwrap(message.timestamp, now), body, at: now };
             self.life().delivered.push(delivery);
+            if body.service == Service::Reliable {
+                // What was for earlier incarnations came before.
+                self.life().waiting.retain(|&incarnation| incarnation >= body.dst.1);
+            }
+        }
+        if self.process.held_reliable() == 0 {
+            let last = self.member.last_incarnation();
+            self.life().waiting.retain(|&incarnation| Some(incarnation) == last);
         }
     }
 
@@ -482,7 +493,9 @@ impl Node for Host {
 
     fn crash(&mut self) {
         let last = self.member.last_incarnation();
-        self.life().lost = last;
+        let life = self.life();
+        life.lost = core::mem::take(&mut life.waiting);
+        life.lost.extend(last);
         self.admitted = None;
         self.callbacks.clear();
         self.outbox.clear();

@@ -107,12 +107,13 @@ impl System {
         let host = |host: &Host| {
             let process = &host.process;
             format!(
-                "\n{}: incarnation {:?}, {} unsettled, {} held, {} unsettled of best effort, commit {:?}, waits for {:?}, stored {:?}",
+                "\n{}: incarnation {:?}, {} unsettled, {} held, {} unsettled of best effort, barriers {:?}, commit {:?}, waits for {:?}, stored {:?}",
                 host.id,
                 host.admitted,
                 process.unsettled_reliable(),
                 process.held_reliable(),
                 process.unsettled(),
+                process.barriers(),
                 process.delivered_up_to(),
                 process.unanswered(),
                 self.image.member(ProcessId(host.id)),
@@ -233,7 +234,7 @@ impl System {
     ) -> Result<(), String> {
         let is_lost = |&(id, incarnation): &Endpoint| {
             let of = || self.lives().filter(move |&(of, _)| of == id).map(|(_, life)| life);
-            let lost = of().any(|life| life.lost == Some(incarnation));
+            let lost = of().any(|life| life.lost.contains(&incarnation));
             let had = of().any(|life| life.incarnations.contains(&incarnation));
             lost || !had || self.unfenced.contains(&id)
         };
