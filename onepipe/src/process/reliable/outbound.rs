@@ -274,8 +274,13 @@ impl Outbound {
         let limited = self.is_blocked || 2 * self.in_network >= self.congestion.window() as usize;
         let before = self.in_network;
         let progress = next > self.base;
+        // The ACKs of the packets before the last one may have been lost.
+        let mut sent_at = None;
         while self.base < next {
-            self.acknowledge_first(now, arrived);
+            sent_at = self.acknowledge_first(arrived).or(sent_at);
+        }
+        if let Some(at) = sent_at {
+            self.round_trip = average(self.round_trip, now.since(at).0);
         }
         let has_news = self.mark_held(body.held.get(), arrived);
         let bytes = before - self.in_network;
@@ -307,20 +312,19 @@ impl Outbound {
         Ok(())
     }
 
-    fn acknowledge_first(&mut self, now: Nanos, arrived: &mut Vec<Arrived>) {
-        let Some(sent) = self.packets.pop_front() else { return };
+    /// Removes the first packet. Returns the time at which it was sent, if its ACK shows a round trip
+    /// (RFC 6298, section 3).
+    fn acknowledge_first(&mut self, arrived: &mut Vec<Arrived>) -> Option<Nanos> {
+        let sent = self.packets.pop_front()?;
         self.base += 1;
         self.outstanding -= sent.cost as usize;
         self.leave_network(sent.status, sent.cost);
-        if sent.status == Status::InNetwork && !sent.is_repeated {
-            let sample = now.since(sent.at).0;
-            self.round_trip = if self.round_trip == 0 { sample } else { (7 * self.round_trip + sample) / 8 };
-        }
         let is_new = matches!(sent.status, Status::InNetwork | Status::Lost);
         let is_complete = sent.is_last && sent.status != Status::Void;
         if is_new || is_complete {
             arrived.push(Arrived { run: sent.run, is_new, is_complete });
         }
+        (sent.status == Status::InNetwork && !sent.is_repeated).then_some(sent.at)
     }
 
     fn leave_network(&mut self, status: Status, cost: u32) {
@@ -502,6 +506,18 @@ impl Outbound {
         self.count_unanswered();
         self.last = now;
         due
+    }
+}
+
+/// Returns the average round trip after a sample. It falls faster than it rises: a sample that was too long,
+/// because ACKs were lost, makes timeouts long, and few packets give a sample then.
+const fn average(round_trip: u64, sample: u64) -> u64 {
+    if round_trip == 0 {
+        sample
+    } else if sample < round_trip {
+        (round_trip + sample) / 2
+    } else {
+        (7 * round_trip + sample) / 8
     }
 }
 

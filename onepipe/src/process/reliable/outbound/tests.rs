@@ -97,6 +97,21 @@ fn timeouts_grow_until_a_round_trip_is_known() {
     assert_eq!((outbound.round_trip, outbound.timeouts), (ROUND_TRIP, 0));
 }
 
+#[test]
+fn samples_of_lost_acks_do_not_make_timeouts_long_for_ever() {
+    let mut outbound = outbound();
+    let mut exchange = |sent: &[(u32, u64)], now: u64| {
+        sent.iter().for_each(|&(number, at)| send(&mut outbound, number, at));
+        let (highest, body) = ack(u64::from(sent[sent.len() - 1].0) + 1, 0, GRANT);
+        outbound.on_ack(highest, &body, Nanos(now), &mut Vec::new()).unwrap();
+        outbound.round_trip
+    };
+    assert_eq!(exchange(&[(0, 0), (1, 395_000)], 400_000), 5000, "the ACK of the first packet was lost");
+    assert_eq!(exchange(&[(2, 400_000)], 800_000), 54_375, "that of a packet, and of its ACK's repetition");
+    let after = [3, 4, 5].map(|number| exchange(&[(number, 900_000)], 905_000));
+    assert!(after[2] < 12_000, "{after:?}");
+}
+
 proptest! {
     /// Over a link that loses and reorders packets and ACKs, every run arrives and is reported once, and
     /// the window that was granted is not exceeded.
