@@ -25,7 +25,7 @@ demo-p4ce: build ## run consensus with and without the P4CE switch, and measure 
 demo-swordbox: build ## compare contended locks with and without Swordbox (simulated); half a minute (QUICK=1: a few seconds)
 	$(PROGRAM) demo swordbox $(if $(QUICK),--quick)
 
-demo-onepipe: build ## run 1Pipe on the paper's testbed while a host, a link and a switch fail (simulated); a few seconds
+demo-onepipe: build ## run both services of 1Pipe on the paper's testbed while hosts, links, a switch and the controller fail (simulated); a few seconds
 	$(PROGRAM) demo onepipe $(if $(QUICK),--quick)
 
 build: ## build the program (target/release/understudy)

@@ -403,6 +403,11 @@ impl Host {
 }
 
 impl Host {
+    /// Sends no more scatterings.
+    pub(super) const fn stop_sending(&mut self) {
+        self.until = Nanos::ZERO;
+    }
+
     /// Loses this share of the frames that arrive, in a measurement.
     pub(super) fn lose(&mut self, loss: Probability) {
         if let Some(load) = &mut self.load {
@@ -418,9 +423,7 @@ impl Host {
         // The process counts whether it accepted the frame.
         _ = self.process.on_frame(frame.bytes(), now);
         self.after(now);
-        if self.load.is_some() {
-            self.meter.see_commit(&self.process, now);
-        }
+        self.meter.see_barriers(&self.process, now);
     }
 }
 

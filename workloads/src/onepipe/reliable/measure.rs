@@ -10,6 +10,7 @@ use crate::onepipe::{FatTree, Network, Tree};
 use onepipe::process::Config;
 use onepipe::{OnePipe, OnePipeOpcode, Process, ProcessId, Timestamp};
 use rocev2::Packet;
+use std::collections::BTreeSet;
 use switch::{Nanos, Probability, Rng};
 
 /// Time within which all processes of a network join
@@ -96,6 +97,15 @@ impl Load {
     }
 }
 
+/// Rises of a barrier.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rises {
+    value: Option<Timestamp>,
+    /// When it last rose, and the longest time in which it did not
+    pub(super) rose: Option<Nanos>,
+    pub(super) stall: Nanos,
+}
+
 /// What a host records.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Meter {
@@ -105,10 +115,8 @@ pub(super) struct Meter {
     delivered: [Vec<(u64, u64)>; 2],
     /// Scatterings that the process refused
     refused: u64,
-    /// Highest commit barrier, when it last rose, and the longest time in which it did not
-    commit: Option<Timestamp>,
-    pub(super) rose: Option<Nanos>,
-    pub(super) stall: Nanos,
+    /// Best-effort and commit barrier
+    pub(super) barriers: [Rises; 2],
     /// Greatest number of bytes of reliable messages that were held, with the cost of their packets
     held: usize,
 }
@@ -139,15 +147,17 @@ impl Meter {
         }
     }
 
-    /// Records whether the commit barrier has risen.
-    pub(super) fn see_commit(&mut self, process: &Process, now: Nanos) {
-        let commit = process.barriers().1;
-        if commit.is_none() || commit == self.commit {
-            return;
-        }
-        self.commit = commit;
-        if let Some(rose) = self.rose.replace(now) {
-            self.stall = self.stall.max(now.since(rose));
+    /// Records whether the barriers have risen.
+    pub(super) fn see_barriers(&mut self, process: &Process, now: Nanos) {
+        let (best_effort, commit) = process.barriers();
+        for (rises, value) in self.barriers.iter_mut().zip([best_effort, commit]) {
+            if value.is_none() || value == rises.value {
+                continue;
+            }
+            rises.value = value;
+            if let Some(rose) = rises.rose.replace(now) {
+                rises.stall = rises.stall.max(now.since(rose));
+            }
         }
     }
 }
@@ -180,6 +190,8 @@ pub struct Throughput {
 pub struct Testbed {
     pub(super) system: System,
     pub(super) tree: FatTree,
+    /// Hosts that an [outage](super::Outage) has separated
+    pub(super) absent: BTreeSet<usize>,
 }
 
 impl Testbed {
@@ -189,12 +201,27 @@ impl Testbed {
     /// # Errors
     /// A violation that a step shows, or a process does not join within 40 ms.
     pub fn new(tree: &FatTree, load: &Load, seed: u64) -> Result<Self, String> {
+        let mut testbed = Self::join(tree, Some(*load), seed)?;
+        testbed.run(QUIET)?;
+        Ok(testbed)
+    }
+
+    /// Builds a network of hosts whose applications send scatterings of both services to drawn receivers and check what
+    /// they receive, and runs it until all processes have joined.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_applications(tree: &FatTree, seed: u64) -> Result<Self, String> {
+        Self::join(tree, None, seed)
+    }
+
+    fn join(tree: &FatTree, load: Option<Load>, seed: u64) -> Result<Self, String> {
         let mut tree = *tree;
         (tree.controlled, tree.lasts) = (true, Nanos::from_secs(1));
         let mut plan = Plan::new(Tree::new(tree.incarnation, 1, 1));
         (plan.management_delay, plan.store_latency) = (5_000, 0);
-        plan.measured = Some((tree, *load));
-        let mut testbed = Self { system: System::new(&plan, seed), tree };
+        (plan.fat_tree, plan.load) = (Some(tree), load);
+        let mut testbed = Self { system: System::new(&plan, seed), tree, absent: BTreeSet::new() };
         let hosts = tree.all_hosts();
         while (0..hosts).any(|host| testbed.system.admitted(host).is_none()) {
             if testbed.system.now() > JOINS_WITHIN {
@@ -202,7 +229,6 @@ impl Testbed {
             }
             testbed.run(Nanos::from_micros(20))?;
         }
-        testbed.run(QUIET)?;
         Ok(testbed)
     }
 

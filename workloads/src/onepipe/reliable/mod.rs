@@ -9,11 +9,13 @@ mod host;
 mod measure;
 mod message;
 mod oracle;
+mod outages;
 mod recovery;
 
 pub use faults::FaultKind;
 pub use measure::{Latencies, Load, Testbed, Throughput};
 pub use oracle::Totals;
+pub use outages::{Interval, Outage};
 pub use recovery::{Broken, Recovery, Steps};
 
 use super::{FatTree, Network, Tree};
@@ -59,8 +61,10 @@ pub struct Plan {
     pub unmanaged: Option<usize>,
     /// Bugs to plant
     pub bugs: Bugs,
-    /// Fat tree, in place of `tree`, and what its hosts do: measurements, whose faults are not drawn
-    measured: Option<(FatTree, Load)>,
+    /// Fat tree, in place of `tree`. Its faults are not drawn
+    fat_tree: Option<FatTree>,
+    /// What hosts do in a measurement
+    load: Option<Load>,
 }
 
 impl Plan {
@@ -73,7 +77,8 @@ impl Plan {
             store_latency: 20_000,
             unmanaged: None,
             bugs: Bugs::default(),
-            measured: None,
+            fat_tree: None,
+            load: None,
         }
     }
 }
@@ -141,10 +146,10 @@ impl System {
         let mut plan = *plan;
         plan.tree.bug = plan.bugs.representative;
         let unmanaged = plan.unmanaged;
-        let load = plan.measured.map(|(_, load)| load);
-        let settings = host::Settings { topology: TOPOLOGY, seed, unmanaged, bug: plan.bugs.process, load };
+        let (bug, load) = (plan.bugs.process, plan.load);
+        let settings = host::Settings { topology: TOPOLOGY, seed, unmanaged, bug, load };
         let host = |n, position| Host::new(n, position, settings);
-        let (network, graph, configs) = if let Some((tree, _)) = &plan.measured {
+        let (network, graph, configs) = if let Some(tree) = &plan.fat_tree {
             (tree.build_with(seed, host), tree.graph(), tree.configs(seed))
         } else {
             let tree = &plan.tree;
@@ -237,7 +242,7 @@ impl System {
 
     /// Returns the time that a controller takes for a message, in a measurement.
     fn message_time(&self) -> Option<Nanos> {
-        self.plan.measured.map(|(_, load)| load.message_time)
+        self.plan.load.map(|load| load.message_time)
     }
 
     fn host(&self, n: usize) -> &Host {

@@ -9,7 +9,7 @@ use switch::Nanos;
 use switch::forward::Forward;
 
 /// Time after which routes avoid a part above the racks that has failed
-const REROUTED_AFTER: Nanos = Nanos::from_micros(10);
+pub(super) const REROUTED_AFTER: Nanos = Nanos::from_micros(10);
 /// Longest time of a recovery
 const RECOVERS_WITHIN: Nanos = Nanos::from_millis(20);
 
@@ -112,7 +112,7 @@ impl Testbed {
         let (begin, cases) = (self.system.now(), self.system.image.cases.len());
         let failed = self.system.failures().len();
         for &host in &survivors {
-            self.host_mut(host).meter.stall = Nanos::ZERO;
+            self.host_mut(host).meter.barriers[1].stall = Nanos::ZERO;
         }
         self.fail(broken);
         let mut moments = Moments::default();
@@ -130,7 +130,7 @@ impl Testbed {
             // The barrier has risen since at all of them, and goes on: the link that was waited for has left.
             let network = &self.system.network;
             let rose = |host: usize| {
-                let at = self.system.host(host).meter.rose?;
+                let at = self.system.host(host).meter.barriers[1].rose?;
                 Some(network.world.when(network.hosts[host], at))
             };
             let risen = |&host: &usize| rose(host).is_some_and(|at| at > completed);
@@ -149,7 +149,8 @@ impl Testbed {
         failed: usize,
         survivors: &[usize],
     ) -> Recovery {
-        let stalls: Vec<u64> = survivors.iter().map(|&n| self.system.host(n).meter.stall.0).collect();
+        let stalls: Vec<u64> =
+            survivors.iter().map(|&n| self.system.host(n).meter.barriers[1].stall.0).collect();
         Recovery {
             stall_ns: stalls.iter().sum::<u64>() as f64 / stalls.len() as f64,
             longest_ns: stalls.iter().copied().max().unwrap_or(0),
@@ -159,7 +160,7 @@ impl Testbed {
         }
     }
 
-    fn host_mut(&mut self, n: usize) -> &mut Host {
+    pub(super) fn host_mut(&mut self, n: usize) -> &mut Host {
         let node = self.system.network.hosts[n];
         self.system.network.world.node_mut(node)
     }
@@ -175,7 +176,7 @@ impl Testbed {
         (0..hosts - failed).collect()
     }
 
-    fn fail(&mut self, broken: Broken) {
+    pub(super) fn fail(&mut self, broken: Broken) {
         let tree = &self.tree;
         let (tors, spines) = (tree.pods * tree.racks, tree.pods * tree.spines);
         let network = &mut self.system.network;
@@ -191,7 +192,7 @@ impl Testbed {
     }
 
     /// Changes the racks' routes, so that they avoid what has failed above them.
-    fn reroute(&mut self, broken: Broken) {
+    pub(super) fn reroute(&mut self, broken: Broken) {
         if matches!(broken, Broken::CoreLink | Broken::CoreSwitch) {
             for (switch, router) in self.tree.detour_routers(0, 1) {
                 let node = self.system.network.switches[switch];
