@@ -15,16 +15,19 @@ pub enum Bug {
     FenceForgotten,
     /// A process may leave before the others have decided their scatterings to it
     LeaveUnannounced,
+    /// A process that is declared failed while a decision is being written is forgotten
+    DeclaredForgotten,
 }
 
 impl Bug {
     /// All bugs but those of departures, which need real processes
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::MinimumForT,
         Self::NoFreeze,
         Self::SendBeforeStore,
         Self::ResumeBeforeCallback,
         Self::FenceForgotten,
+        Self::DeclaredForgotten,
     ];
 
     /// All bugs of departures

@@ -196,6 +196,8 @@ struct Leader {
     /// Number of joins, by which every representative acknowledges again
     epoch: u32,
     suspicion: Option<Suspicion>,
+    /// Incarnations that the operator declared failed while a decision was being written
+    declared: BTreeSet<(ProcessId, Incarnation)>,
     /// By case: answers of the members
     progress: BTreeMap<u64, Progress>,
     recoveries: BTreeMap<ProcessId, recover::Recovery>,
@@ -279,6 +281,7 @@ impl Machine {
         }
         self.advance_reps();
         self.hear_links();
+        self.take_declared();
         self.scan_links();
         self.advance_suspicion();
         self.advance_cases();
@@ -320,6 +323,7 @@ impl Machine {
             versions: 0,
             epoch: 0,
             suspicion: None,
+            declared: BTreeSet::new(),
             progress: BTreeMap::new(),
             recoveries: BTreeMap::new(),
             forwards: forward::Forwards::default(),

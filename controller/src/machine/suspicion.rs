@@ -109,16 +109,30 @@ impl Machine {
         }
     }
 
+    /// Suspects a process that the operator declared failed; if a decision is being written, after that.
     pub(super) fn declare_failed(&mut self, process: ProcessId) {
-        if self
-            .leader
-            .as_ref()
-            .is_none_or(|leader| !leader.is_unfailed(process) || leader.suspicion_is_writing())
-        {
+        let Some(incarnation) = self.incarnation(NodeKey::Process(process)) else { return };
+        if !self.leader().is_unfailed(process) {
             return;
         }
-        if self.suspicion().nodes.insert(NodeKey::Process(process)) {
+        if self.leader().suspicion_is_writing() {
+            if !self.has(Bug::DeclaredForgotten) {
+                self.leader_mut().declared.insert((process, incarnation));
+            }
+        } else if self.suspicion().nodes.insert(NodeKey::Process(process)) {
             self.new_round();
+        }
+    }
+
+    /// Suspects the processes that were declared failed while a decision was being written.
+    pub(super) fn take_declared(&mut self) {
+        if self.leader().declared.is_empty() || self.leader().suspicion_is_writing() {
+            return;
+        }
+        for (process, incarnation) in core::mem::take(&mut self.leader_mut().declared) {
+            if self.incarnation(NodeKey::Process(process)) == Some(incarnation) {
+                self.declare_failed(process);
+            }
         }
     }
 

@@ -161,3 +161,21 @@ fn a_time_far_ahead_of_the_clock_is_refused() {
     world.steps(1_000).expect("no fault");
     assert_eq!(world.cases(), 0, "its silence is not believed either");
 }
+
+#[test]
+fn a_process_that_is_declared_failed_during_a_write_fails_after_it() {
+    let mut world = World::new(5, &[2, 2], 1, None);
+    world.steps(3_000).expect("no fault");
+    world.check_settled().expect("all have joined");
+    world.keeps_memory = true;
+    world.fail(1);
+    let written = (0..3_000).find(|_| {
+        world.step().expect("one failure");
+        world.is_deciding()
+    });
+    written.expect("a decision is being written");
+    world.fail(2);
+    world.steps(6_000).expect("two failures");
+    let failed: Vec<_> = world.failures().into_iter().map(|(id, _)| id.0).collect();
+    assert_eq!(failed, [1, 2]);
+}

@@ -74,6 +74,8 @@ pub(super) struct World {
     applied: usize,
     decided: BTreeMap<u64, Decided>,
     times: BTreeMap<(ProcessId, Incarnation), u64>,
+    /// Incarnations that the operator declared failed, with the term in which that was
+    declared: Vec<(Term, ProcessId, Incarnation)>,
     planted: Option<Planted>,
     /// Whether failed processes wait instead of starting again
     pub(super) keeps_memory: bool,
@@ -106,6 +108,7 @@ impl World {
             applied: 0,
             decided: BTreeMap::new(),
             times: BTreeMap::new(),
+            declared: Vec::new(),
             planted,
             keeps_memory: false,
             reconnects_late: false,

@@ -2,8 +2,8 @@
 
 use super::{Planted, STEP, World};
 use crate::machine::{Input, NodeKey};
-use crate::record::{MemberState, Stage};
-use crate::store::Fault;
+use crate::record::{MemberRecord, MemberState, Stage};
+use crate::store::{Fault, Term};
 use onepipe::control::{Incarnation, Message};
 use onepipe::{ProcessId, Timestamp};
 use std::collections::{BTreeMap, VecDeque};
@@ -60,7 +60,7 @@ impl World {
                 let n = self.draw(self.controllers.len());
                 let ids: Vec<_> = self.processes.keys().copied().collect();
                 let id = self.pick(&ids).expect("there are some");
-                self.input(n, Input::Fail(id));
+                self.declare(n, id);
             }
         }
     }
@@ -82,7 +82,35 @@ impl World {
     }
 
     pub(in super::super) fn fail(&mut self, id: u32) {
-        self.input(0, Input::Fail(ProcessId(id)));
+        self.declare(0, ProcessId(id));
+    }
+
+    /// The operator declares a process failed to a controller that leads.
+    fn declare(&mut self, n: usize, id: ProcessId) {
+        let machine = &self.controllers[n].machine;
+        let unfailed = |record: &MemberRecord| {
+            matches!(record.state, MemberState::Joining | MemberState::Member).then_some(())
+        };
+        let image = machine.image();
+        let present =
+            image.and_then(|image| image.member(id)).and_then(|(of, record)| unfailed(record).map(|()| of));
+        if let (Some(term), Some(incarnation)) = (machine.term(), present) {
+            self.declared.push((term, id, incarnation));
+        }
+        self.input(n, Input::Fail(id));
+    }
+
+    /// What the operator declared failed has failed, unless another controller leads since.
+    fn check_declared(&self) -> Result<(), String> {
+        let terms: Vec<_> =
+            self.controllers.iter().filter_map(|controller| controller.machine.term()).collect();
+        let stays = |&(term, id, incarnation): &(Term, ProcessId, Incarnation)| {
+            terms == [term] && !self.is_stored_out(id, incarnation)
+        };
+        match self.declared.iter().copied().find(stays) {
+            Some((_, id, incarnation)) => Err(format!("{id} {incarnation:?} was declared failed and stays")),
+            None => Ok(()),
+        }
     }
 
     /// A process that is not needed any more starts again.
@@ -209,6 +237,12 @@ impl World {
         cases.flat_map(|case| &case.failed).map(|failed| (failed.id, failed.incarnation)).collect()
     }
 
+    /// Returns whether the first controller writes a decision.
+    pub(in super::super) fn is_deciding(&self) -> bool {
+        let status = self.controllers[0].machine.suspicion_status();
+        status.is_some_and(|status| status.phase == crate::operator::Phase::Writing)
+    }
+
     pub(in super::super) fn cases(&self) -> usize {
         self.decided.len()
     }
@@ -235,6 +269,7 @@ impl World {
         if self.controllers.iter().all(|controller| controller.machine.suspects()) {
             return Err("a suspicion stays".into());
         }
+        self.check_declared()?;
         if let Some((case, record)) = self.image.cases.iter().find(|(_, case)| case.stage != Stage::Resumed) {
             return Err(format!("case {case} stays open: {record:?}"));
         }
