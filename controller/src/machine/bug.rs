@@ -17,10 +17,12 @@ pub enum Bug {
     LeaveUnannounced,
     /// A process that is declared failed while a decision is being written is forgotten
     DeclaredForgotten,
+    /// A node whose times are ahead of the controller's clock counts as one that does not answer
+    AheadIsLate,
 }
 
 impl Bug {
-    /// All bugs but those of departures, which need real processes
+    /// All bugs that drawn faults show; those of departures need real processes
     pub const ALL: [Self; 6] = [
         Self::MinimumForT,
         Self::NoFreeze,
@@ -29,6 +31,9 @@ impl Bug {
         Self::FenceForgotten,
         Self::DeclaredForgotten,
     ];
+
+    /// All bugs that wrong clocks of controllers show
+    pub const CLOCKS: [Self; 1] = [Self::AheadIsLate];
 
     /// All bugs of departures
     pub const DEPARTURES: [Self; 1] = [Self::LeaveUnannounced];

@@ -198,7 +198,7 @@ impl Machine {
     }
 
     /// Tells a member about the processes that are being announced.
-    fn announce_to(&mut self, id: ProcessId) {
+    pub(super) fn announce_to(&mut self, id: ProcessId) {
         let leader = self.leader();
         let announcing =
             leader.joins.iter().filter(|(_, join)| matches!(join.phase, Phase::Announcing { .. }));

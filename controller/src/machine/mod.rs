@@ -9,6 +9,7 @@
 
 mod bug;
 mod cases;
+mod clocks;
 mod departures;
 mod derived;
 mod forward;
@@ -27,6 +28,7 @@ use crate::graph::{Graph, LinkId};
 use crate::record::Image;
 use crate::store::{Change, Records, StoreError, Term};
 use cases::Progress;
+use clocks::Ahead;
 use derived::Derived;
 use nodes::{LinkStatus, NodeState};
 use onepipe::control::{Envelope, Incarnation, Message, Source};
@@ -92,6 +94,13 @@ pub enum Alarm {
     /// A node reports a time that is ahead of the clock
     #[error("{0} reports a time that is ahead of the clock by {1} ns; its values are refused")]
     Ahead(NodeKey, u64),
+    /// Several nodes report times that are ahead of the clock: the number of nodes, one of them, and the least time
+    /// by which the clock is behind, in nanoseconds
+    #[error(
+        "the clock of this controller is behind those of {0} nodes, such as {1}, by at least {2} ns, and nothing is decided; \
+         synchronise the clock of the controller's machine"
+    )]
+    OwnClock(usize, NodeKey, u64),
     /// A process that is a member registered with another number
     #[error("process {0} registered while another process of this number is alive; give each its own number")]
     Living(ProcessId),
@@ -198,6 +207,8 @@ struct Leader {
     suspicion: Option<Suspicion>,
     /// Incarnations that the operator declared failed while a decision was being written
     declared: BTreeSet<(ProcessId, Incarnation)>,
+    /// Nodes whose last times were ahead of the clock
+    ahead: BTreeMap<NodeKey, Ahead>,
     /// By case: answers of the members
     progress: BTreeMap<u64, Progress>,
     recoveries: BTreeMap<ProcessId, recover::Recovery>,
@@ -263,7 +274,10 @@ impl Machine {
                 self.meet(node);
                 self.resend(node);
             }
-            Input::Down(node) => drop(self.up.remove(&node)),
+            Input::Down(node) => {
+                self.up.remove(&node);
+                self.forget_ahead(node);
+            }
             Input::FromNode(node, envelope) => self.on_envelope(node, envelope),
             Input::Led(term, records) => self.lead(term, &records),
             Input::Deposed => self.step_down(false),
@@ -281,6 +295,7 @@ impl Machine {
         }
         self.advance_reps();
         self.hear_links();
+        self.ask_again();
         self.take_declared();
         self.scan_links();
         self.advance_suspicion();
@@ -324,6 +339,7 @@ impl Machine {
             epoch: 0,
             suspicion: None,
             declared: BTreeSet::new(),
+            ahead: BTreeMap::new(),
             progress: BTreeMap::new(),
             recoveries: BTreeMap::new(),
             forwards: forward::Forwards::default(),
@@ -454,17 +470,6 @@ impl Machine {
     /// Returns the timestamp of a stored time; none for 0.
     fn timestamp(time: u64) -> Option<Timestamp> {
         (time != 0).then(|| Timestamp::new(time))
-    }
-
-    /// Returns whether times are not too far ahead of the clock.
-    fn plausible(&mut self, node: NodeKey, times: impl IntoIterator<Item = u64>) -> bool {
-        let latest = times.into_iter().max().unwrap_or(0);
-        let ahead = latest.saturating_sub(self.clock);
-        if ahead > self.config.ahead_max.0 {
-            self.alarm(Alarm::Ahead(node, ahead));
-            return false;
-        }
-        true
     }
 
     fn since(&self, then: Nanos) -> Nanos {

@@ -374,6 +374,7 @@ impl Machine {
             self.graph.links().filter(|&link| self.key(self.graph.ends(link).to) == node).collect();
         let leader = self.leader_mut();
         leader.nodes.remove(&node);
+        leader.ahead.remove(&node);
         if let NodeKey::Process(id) = node {
             leader.given.remove(&id);
         }

@@ -83,9 +83,8 @@ impl Machine {
             .collect();
         if !waited_for.is_empty() {
             let nodes = &self.leader().nodes;
-            let late = |node: &NodeKey| {
-                nodes.get(node).is_some_and(|state| self.is_late(state.since)) && !self.may_connect(*node)
-            };
+            let late =
+                |node: &NodeKey| nodes.get(node).is_some_and(|state| self.is_overdue(*node, state.since));
             let late: Vec<_> = waited_for.into_iter().filter(late).collect();
             for node in late {
                 self.suspect_node(node);

@@ -109,6 +109,7 @@ impl Machine {
             || !leader.recoveries.is_empty()
             || !leader.writes.is_empty()
             || !leader.forwards.is_empty()
+            || !leader.ahead.is_empty()
             || self.has_registering();
         waits.then(|| self.now + Nanos((self.config.respond_within.0 / CHECKS).max(1)))
     }

@@ -261,6 +261,8 @@ impl Machine {
     /// Returns whether a node has not answered in time, which began at `then` at the earliest.
     pub(super) fn is_overdue(&self, node: NodeKey, then: Nanos) -> bool {
         let since = self.leader().nodes.get(&node).map_or(then, |state| state.since.max(then));
+        // One whose values are refused has answered.
+        let since = self.answered_ahead(node).map_or(since, |at| since.max(at));
         self.is_late(since) && !self.may_connect(node)
     }
 
@@ -285,7 +287,7 @@ impl Machine {
             self.leader_mut().suspicion = None;
             return self.refresh();
         }
-        if !self.leader().writes.is_idle() {
+        if !self.leader().writes.is_idle() || self.distrusts_clock() {
             // A process may be about to become a member: the decision has to know.
             return;
         }
@@ -302,6 +304,9 @@ impl Machine {
 
     /// Suspects those nodes that did not answer in time.
     fn give_up(&mut self, nodes: &[NodeKey], since: Nanos) {
+        if self.distrusts_clock() {
+            return;
+        }
         let nodes: Vec<_> = nodes.iter().copied().filter(|&node| self.is_overdue(node, since)).collect();
         if nodes.is_empty() {
             return;
@@ -337,7 +342,7 @@ impl Machine {
 
     /// Removes dead links, if no process fails by that.
     fn decide_links(&mut self) {
-        if !self.leader().writes.is_idle() {
+        if !self.leader().writes.is_idle() || self.distrusts_clock() {
             return;
         }
         let rest = self.rest(&[]);

@@ -4,7 +4,7 @@ use super::{Alarm, Effect, Machine};
 use crate::record::{Key, NextRecord, Value};
 use crate::store::{Change, MAX_CHANGES, StoreError};
 use onepipe::ProcessId;
-use onepipe::control::Incarnation;
+use onepipe::control::{FIRST_INCARNATION_QP, Incarnation};
 use rocev2::Qpn;
 use std::collections::VecDeque;
 use switch::Nanos;
@@ -144,8 +144,9 @@ impl Writes {
 
     /// Returns the first of some queue pairs that were not used for long.
     pub(super) fn queue_pairs(&mut self, count: u32) -> Qpn {
-        // The first 256 are those of fixed purposes.
-        let first = if self.next.qpn.get() + count >= 1 << 24 { 0x100 } else { self.next.qpn.get() };
+        // Those below are configured ones; an older store may begin there.
+        let next = self.next.qpn.get().max(FIRST_INCARNATION_QP);
+        let first = if next + count >= 1 << 24 { FIRST_INCARNATION_QP } else { next };
         self.next.qpn = Qpn::new(first + count);
         Qpn::new(first)
     }

@@ -377,6 +377,7 @@ fn kind(alarm: &Alarm) -> (String, Urgency) {
         Alarm::Store(_) => ("store".into(), Urgency::Error),
         Alarm::Record(_) => ("record".into(), Urgency::Error),
         Alarm::Ahead(node, _) => (format!("ahead, {node}"), Urgency::Warning),
+        Alarm::OwnClock(..) => ("own clock".into(), Urgency::Error),
         Alarm::Living(id) => (format!("living, {id}"), Urgency::Warning),
         Alarm::Clock(id, _) => (format!("clock, {}", NodeKey::Process(*id)), Urgency::Warning),
         Alarm::OtherTopology(node) => (format!("other topology, {node}"), Urgency::Warning),

@@ -2,7 +2,7 @@
 
 mod runs;
 
-pub(super) use runs::{run, run_late_command};
+pub(super) use runs::{run, run_late_command, run_wrong_clock};
 
 use super::nodes::{Process, Rep, keeper, sender, time};
 use crate::graph::tests::fabric;
@@ -21,6 +21,8 @@ const STEP: u64 = 1_000;
 const RESPOND_WITHIN: u64 = 1_500 * STEP;
 /// Longest time after which a node connects to a new controller
 const RECONNECT_WITHIN: u64 = 3 * RESPOND_WITHIN;
+/// Largest time by which a node's values may be ahead of a controller's clock
+const AHEAD_MAX: u64 = 1_000 * STEP;
 /// Time after which a link is silent
 const SILENT_AFTER: u64 = 400 * STEP;
 /// Clock at the start
@@ -40,6 +42,8 @@ struct Controller {
     writes: VecDeque<(WriteId, Vec<Change>)>,
     results: VecDeque<(WriteId, Result<(), StoreError>)>,
     campaigns: bool,
+    /// By how many nanoseconds its clock is ahead of the nodes'
+    clock_error: i64,
     /// Nothing is carried between it and the nodes until then
     stalled_until: u64,
     /// Nodes that have not connected yet, and when they do
@@ -176,7 +180,7 @@ impl World {
             gather: Nanos(5 * STEP),
             respond_within: Nanos(RESPOND_WITHIN),
             reconnect_within: Nanos(RECONNECT_WITHIN),
-            ahead_max: Nanos(1_000_000),
+            ahead_max: Nanos(AHEAD_MAX),
             max_recalls: 1_000,
         };
         let mut machine = Machine::new(self.graph.clone(), config);
@@ -191,6 +195,7 @@ impl World {
             writes: VecDeque::new(),
             results: VecDeque::new(),
             campaigns: true,
+            clock_error: 0,
             stalled_until: 0,
             away: BTreeMap::new(),
         });
@@ -210,6 +215,7 @@ impl World {
     fn input(&mut self, n: usize, input: Input) {
         let (now, clock) = (Nanos(self.now), self.clock());
         let controller = &mut self.controllers[n];
+        let clock = clock.saturating_add_signed(controller.clock_error);
         controller.machine.on(input, now, clock);
         while let Some(effect) = controller.machine.poll_effect() {
             match effect {

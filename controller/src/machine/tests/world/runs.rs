@@ -1,6 +1,6 @@
 //! Drawn runs: faults at drawn moments.
 
-use super::{Planted, STEP, World};
+use super::{AHEAD_MAX, Planted, RESPOND_WITHIN, STEP, World};
 use crate::machine::{Input, NodeKey};
 use crate::record::{MemberRecord, MemberState, Stage};
 use crate::store::{Fault, Term};
@@ -18,7 +18,11 @@ impl World {
             .links()
             .filter(|&link| self.graph.switches().iter().all(|switch| switch.loopback != link))
             .collect();
-        match self.draw(12) {
+        match self.draw(13) {
+            12 => {
+                let n = self.draw(self.controllers.len());
+                self.set_controller_clock(n);
+            }
             0..3 => {
                 let processes: Vec<_> =
                     nodes.into_iter().filter(|node| matches!(node, NodeKey::Process(_))).collect();
@@ -63,6 +67,12 @@ impl World {
                 self.declare(n, id);
             }
         }
+    }
+
+    /// A controller's clock is set right, or wrong by a time about which nodes' values are refused.
+    fn set_controller_clock(&mut self, n: usize) {
+        let error = self.draw(6 * AHEAD_MAX as usize) as i64 - 4 * AHEAD_MAX as i64;
+        self.controllers[n].clock_error = if self.draw(3) == 0 { 0 } else { error };
     }
 
     fn kill(&mut self, node: NodeKey) {
@@ -250,6 +260,7 @@ impl World {
     /// Repairs everything; one controller is left.
     pub(in super::super) fn repair(&mut self) {
         self.cut.clear();
+        self.controllers.iter_mut().for_each(|controller| controller.clock_error = 0);
         let dead: Vec<_> = self.dead.iter().copied().collect();
         for node in dead {
             self.boot(node);
@@ -298,6 +309,26 @@ pub(in super::super) fn run_late_command(seed: u64, planted: Option<Planted>) ->
     world.controllers[0].stalled_until = 0;
     world.steps(2_000)?;
     world.check_callbacks()
+}
+
+/// Runs a network whose controller has a wrong clock when a process dies, until it is set right. No other one fails.
+pub(in super::super) fn run_wrong_clock(seed: u64, planted: Option<Planted>) -> Result<(), String> {
+    let mut draws = Rng::stream(seed, 2);
+    let racks: Vec<_> = (0..=draws.below(3)).map(|_| 1 + draws.below(2) as usize).collect();
+    let mut world = World::new(seed, &racks, 1 + draws.below(2) as usize, planted);
+    world.steps(6_000)?;
+    world.check_settled()?;
+    world.keeps_memory = true;
+    world.set_controller_clock(0);
+    world.steps(draws.below(500) as usize)?;
+    let at = draws.below(world.processes.len() as u64) as usize;
+    let id = *world.processes.keys().nth(at).expect("drawn");
+    world.kill_process(id.0);
+    world.steps((RESPOND_WITHIN / STEP) as usize * (2 + draws.below(3) as usize))?;
+    world.controllers[0].clock_error = 0;
+    world.steps(8_000)?;
+    let failed: Vec<_> = world.failures().into_iter().map(|(id, _)| id).collect();
+    if failed == [id] { Ok(()) } else { Err(format!("{id} has died, and {failed:?} have failed")) }
 }
 
 /// Runs a drawn network with drawn faults. Returns the number of cases.
