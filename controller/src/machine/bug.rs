@@ -19,6 +19,10 @@ pub enum Bug {
     DeclaredForgotten,
     /// A node whose times are ahead of the controller's clock counts as one that does not answer
     AheadIsLate,
+    /// A representative that registers is lost if its floors wait for a dead process
+    RegisteringIsLost,
+    /// A case is completed before switches have acknowledged that failed processes get no barriers
+    CompletedUnmuted,
 }
 
 impl Bug {

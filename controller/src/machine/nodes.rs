@@ -517,6 +517,21 @@ impl Machine {
         }
     }
 
+    /// Returns whether the representative that sends on a link has acknowledged that the link carries no commit
+    /// barrier.
+    pub(super) fn has_muted(&self, output: LinkId) -> bool {
+        let Some(number) = self.graph.at(self.graph.ends(output).from).switch() else { return false };
+        let ports = &self.graph.switch(number).ports;
+        let at = ports.iter().position(|port| port.is_some_and(|port| port.output == output));
+        let state = self.leader().nodes.get(&NodeKey::Rep(number));
+        match (at, state.and_then(|state| state.acked.as_ref()).map(|acked| &acked.desired)) {
+            (Some(at), Some(Desired::Rep { links, .. })) => {
+                links.iter().any(|setting| usize::from(setting.link) == at && setting.muted)
+            }
+            _ => false,
+        }
+    }
+
     /// Returns the values that nodes acknowledged together with what stands still.
     pub(super) fn acknowledged(&self) -> Acknowledged {
         let leader = self.leader();

@@ -18,7 +18,8 @@ pub(super) struct Suspicion {
     links: BTreeSet<LinkId>,
     /// Nodes that did not answer, or that the operator declared failed
     nodes: BTreeSet<NodeKey>,
-    /// Lower nodes of switches below which a failed process has to be stopped
+    /// Lower nodes of switches below which a failed process has to be stopped, and both nodes of switches whose
+    /// representatives register and cannot be waited for
     more: BTreeSet<NodeId>,
     /// Nodes that are not waited for any more
     late: BTreeSet<NodeKey>,
@@ -237,6 +238,7 @@ impl Machine {
         let nodes = leader.nodes.iter().filter(|(_, state)| !state.is_settled()).map(|(&node, _)| node);
         // One that registers has no state yet.
         let new = (0..self.graph.switches().len() as u16).filter(|&switch| self.is_registering(switch));
+        let new = new.filter(|&switch| !self.is_fenced_around(switch));
         let new = new.map(NodeKey::Rep).filter(|node| !leader.nodes.contains_key(node));
         let is_needed = |node: &NodeKey| match node {
             NodeKey::Rep(switch) => self.is_needed(*switch) || self.keeps_fence(*switch),
@@ -250,6 +252,41 @@ impl Machine {
         let fence = self.fence();
         let ports = self.graph.switch(switch).ports.iter().flatten();
         ports.into_iter().any(|port| fence.frozen.contains(&port.input) || fence.muted.contains(&port.output))
+    }
+
+    /// Returns whether a switch's representative is not waited for, because its floors wait for suspected nodes.
+    fn is_fenced_around(&self, switch: u16) -> bool {
+        let suspicion = self.leader().suspicion.as_ref();
+        suspicion.is_some_and(|suspicion| suspicion.more.contains(&self.graph.switch(switch).up))
+    }
+
+    /// Has everything stand still around the switches whose representatives register, if their floors wait for
+    /// suspected nodes only: those answer never, and the floors are known after the decision. Returns whether that
+    /// is new.
+    fn fence_around_registering(&mut self) -> bool {
+        let waited_for = self.floors_wait_for();
+        let suspects = self.suspects_of();
+        let is_suspected = |node: &NodeKey| match *node {
+            NodeKey::Process(id) => self.graph.place(id).is_some_and(|place| suspects.contains(&place.node)),
+            NodeKey::Rep(number) => {
+                let switch = self.graph.switch(number);
+                suspects.contains(&switch.up) && suspects.contains(&switch.down)
+            }
+        };
+        if waited_for.is_empty() || !waited_for.iter().all(is_suspected) || self.has(Bug::RegisteringIsLost) {
+            return false;
+        }
+        let registering = self.leader().derived.registering.iter().map(|&switch| self.graph.switch(switch));
+        let nodes: Vec<_> = registering.flat_map(|switch| [switch.up, switch.down]).collect();
+        let suspicion = self.suspicion();
+        let before = suspicion.more.len();
+        suspicion.more.extend(nodes);
+        let is_new = suspicion.more.len() > before;
+        if is_new {
+            self.new_round();
+            self.refresh();
+        }
+        is_new
     }
 
     /// Returns whether a time is over that began at `then`, and each node has had as much time since it got its
@@ -268,6 +305,9 @@ impl Machine {
 
     /// Decides if all answers that the decision needs are there.
     fn fence_stands(&mut self) {
+        if self.fence_around_registering() {
+            return;
+        }
         let Some(suspicion) = self.leader().suspicion.clone() else { return };
         let suspects = self.suspects_of();
         let suspected = |switch: u16| {

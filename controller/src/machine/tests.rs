@@ -8,7 +8,7 @@ mod outages;
 mod world;
 
 use super::Bug;
-use world::{Planted, World, run, run_late_command, run_wrong_clock};
+use world::{Planted, World, run, run_double_death, run_late_command, run_wrong_clock};
 
 /// Seeds in `cargo test`; `FROM=1000 SEEDS=5000` runs others
 const SEEDS: u64 = 250;
@@ -99,4 +99,14 @@ fn a_controller_with_a_wrong_clock_fails_no_living_process() {
         let found = (0..60).any(|seed| run_wrong_clock(seed, planted).is_err());
         assert!(found, "{bug:?} is found by no seed");
     }
+}
+
+#[test]
+fn a_process_that_dies_with_its_representative_fails_alone() {
+    for seed in number("FROM", 0)..number("FROM", 0) + number("SEEDS", 60) {
+        run_double_death(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    let planted = Some(Planted::Controller(Bug::RegisteringIsLost));
+    let found = (0..60).any(|seed| run_double_death(seed, planted).is_err());
+    assert!(found, "a representative that is lost is found by no seed");
 }

@@ -2,7 +2,7 @@
 
 mod runs;
 
-pub(super) use runs::{run, run_late_command, run_wrong_clock};
+pub(super) use runs::{run, run_double_death, run_late_command, run_wrong_clock};
 
 use super::nodes::{Process, Rep, keeper, sender, time};
 use crate::graph::tests::fabric;

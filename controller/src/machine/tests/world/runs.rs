@@ -1,6 +1,7 @@
 //! Drawn runs: faults at drawn moments.
 
 use super::{AHEAD_MAX, Planted, RESPOND_WITHIN, STEP, World};
+use crate::graph::Port;
 use crate::machine::{Input, NodeKey};
 use crate::record::{MemberRecord, MemberState, Stage};
 use crate::store::{Fault, Term};
@@ -11,14 +12,22 @@ use switch::Rng;
 
 impl World {
     /// Something fails, returns or is repaired.
-    fn fault(&mut self) {
+    fn fault(&mut self) -> Result<(), String> {
         let nodes = self.nodes();
         let links: Vec<_> = self
             .graph
             .links()
             .filter(|&link| self.graph.switches().iter().all(|switch| switch.loopback != link))
             .collect();
-        match self.draw(13) {
+        match self.draw(15) {
+            14 => {
+                // The leader dies while it writes a decision.
+                if self.steps_until_deciding(600)? {
+                    let steps = self.draw(30);
+                    self.steps(steps)?;
+                    self.replace_controller();
+                }
+            }
             12 => {
                 let n = self.draw(self.controllers.len());
                 self.set_controller_clock(n);
@@ -44,8 +53,14 @@ impl World {
                 self.cut.insert(link);
             }
             7 => self.cut.clear(),
-            8 => {
-                self.replace_controller();
+            8 => self.replace_controller(),
+            13 => {
+                let processes: Vec<_> = self.processes.keys().copied().collect();
+                let id = self.pick(&processes).expect("there are some");
+                let rep = NodeKey::Rep(self.graph.place(id).expect("there").switch);
+                self.kill(NodeKey::Process(id));
+                self.kill(rep);
+                self.boot(rep);
             }
             9 => {
                 // Another one takes over; the old one does not know, and is not heard for a while.
@@ -65,8 +80,25 @@ impl World {
                 let ids: Vec<_> = self.processes.keys().copied().collect();
                 let id = self.pick(&ids).expect("there are some");
                 self.declare(n, id);
+                // Another one, perhaps while the decision about the first is being written
+                if self.draw(2) == 0 && self.steps_until_deciding(300)? {
+                    let id = self.pick(&ids).expect("there are some");
+                    self.declare(0, id);
+                }
             }
         }
+        Ok(())
+    }
+
+    /// Goes on for at most so many steps, until the first controller writes a decision. Returns whether it does.
+    fn steps_until_deciding(&mut self, steps: usize) -> Result<bool, String> {
+        for _ in 0..steps {
+            if self.is_deciding() {
+                break;
+            }
+            self.step()?;
+        }
+        Ok(self.is_deciding())
     }
 
     /// A controller's clock is set right, or wrong by a time about which nodes' values are refused.
@@ -193,15 +225,40 @@ impl World {
         }
     }
 
-    /// Breaks the connections of a switch and of the processes below with the controllers for good, and cuts or heals
-    /// its links with other switches.
-    pub(in super::super) fn isolate(&mut self, switch: u16, is_cut: bool) {
+    /// Breaks the connections of a switch and of the processes below with the controllers for good.
+    pub(in super::super) fn part_rack(&mut self, switch: u16) {
         let below = self.graph.processes().filter(|(_, place)| place.switch == switch);
         let nodes = below.map(|(id, _)| NodeKey::Process(id)).chain([NodeKey::Rep(switch)]);
         let nodes: Vec<_> = nodes.collect();
         for node in nodes {
             self.part(node, u64::MAX);
         }
+    }
+
+    /// Breaks a node's connections with the controllers for good.
+    pub(in super::super) fn part_for_good(&mut self, node: NodeKey) {
+        self.part(node, u64::MAX);
+    }
+
+    /// Cuts or heals all links that begin at a switch.
+    pub(in super::super) fn cut_outputs(&mut self, switch: u16, is_cut: bool) {
+        let ports: Vec<_> = self.graph.switch(switch).ports.iter().flatten().copied().collect();
+        for Port { output, .. } in ports {
+            if is_cut {
+                self.cut.insert(output)
+            } else {
+                self.cut.remove(&output)
+            };
+        }
+    }
+
+    /// Returns the number of links that are silent for the first controller.
+    pub(in super::super) fn silent_links(&self) -> usize {
+        self.controllers[0].machine.silent_links().len()
+    }
+
+    /// Cuts or heals the links of a switch with other switches.
+    pub(in super::super) fn cut_rack(&mut self, switch: u16, is_cut: bool) {
         let ports: Vec<_> = self.graph.switch(switch).ports.iter().flatten().copied().collect();
         for link in ports.into_iter().flat_map(|port| [port.input, port.output]) {
             let ends = self.graph.ends(link);
@@ -331,6 +388,35 @@ pub(in super::super) fn run_wrong_clock(seed: u64, planted: Option<Planted>) -> 
     if failed == [id] { Ok(()) } else { Err(format!("{id} has died, and {failed:?} have failed")) }
 }
 
+/// Runs a network in which a process dies, and its switch's representative restarts at about the same time. No other
+/// process fails.
+pub(in super::super) fn run_double_death(seed: u64, planted: Option<Planted>) -> Result<(), String> {
+    let mut draws = Rng::stream(seed, 3);
+    let racks: Vec<_> = (0..=draws.below(3)).map(|_| 1 + draws.below(3) as usize).collect();
+    let mut world = World::new(seed, &racks, 1 + draws.below(2) as usize, planted);
+    world.steps(8_000)?;
+    world.check_settled()?;
+    world.keeps_memory = true;
+    let at = draws.below(world.processes.len() as u64) as usize;
+    let id = *world.processes.keys().nth(at).expect("drawn");
+    let switch = world.graph.place(id).expect("there").switch;
+    world.kill_process(id.0);
+    world.steps(draws.below(100) as usize)?;
+    world.kill_rep(switch);
+    world.steps(draws.below(200) as usize)?;
+    world.restart_rep(switch);
+    world.steps(12_000)?;
+    world.check_callbacks()?;
+    let failed: Vec<_> = world.failures().into_iter().map(|(id, _)| id).collect();
+    if failed != [id] {
+        return Err(format!("{id} has died, and {failed:?} have failed"));
+    }
+    world.keeps_memory = false;
+    world.restart(id.0);
+    world.steps(8_000)?;
+    world.check_settled()
+}
+
 /// Runs a drawn network with drawn faults. Returns the number of cases.
 pub(in super::super) fn run(seed: u64, planted: Option<Planted>) -> Result<usize, String> {
     let mut draws = Rng::stream(seed, 1);
@@ -339,7 +425,7 @@ pub(in super::super) fn run(seed: u64, planted: Option<Planted>) -> Result<usize
     world.steps(1_500)?;
     world.reconnects_late = draws.below(2) == 0;
     for _ in 0..draws.below(6) {
-        world.fault();
+        world.fault()?;
         let steps = [20, 150, 1_000][draws.below(3) as usize];
         world.steps(draws.below(steps) as usize)?;
         world.check_callbacks()?;
