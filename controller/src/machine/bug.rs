@@ -23,6 +23,10 @@ pub enum Bug {
     RegisteringIsLost,
     /// A case is completed before switches have acknowledged that failed processes get no barriers
     CompletedUnmuted,
+    /// A member fails if the other members' clocks are ahead of its own
+    FastClocksBelieved,
+    /// Each member's recalls are written as soon as possible, so that others need further writes
+    RecallsOneByOne,
 }
 
 impl Bug {

@@ -128,6 +128,16 @@ impl Machine {
         }
     }
 
+    /// Returns whether members that have got a notice have not sent recalls, and may: those that have none to store
+    /// answer that all are done.
+    pub(super) fn has_recalls_to_come(&self, sent: &BTreeSet<ProcessId>) -> bool {
+        let leader = self.leader();
+        let mut members = leader.progress.values().flat_map(|progress| &progress.members);
+        let is_open =
+            |id: &ProcessId, answer: Option<Answer>| answer < Some(Answer::Recalled) && !sent.contains(id);
+        members.any(|(id, (answer, _))| is_open(id, *answer) && leader.is_unfailed(*id))
+    }
+
     /// Returns whether all members that have not failed since have answered.
     fn all_answered(&self, case: u64, answer: Answer) -> bool {
         let leader = self.leader();

@@ -13,6 +13,7 @@ mod clocks;
 mod departures;
 mod derived;
 mod forward;
+mod lag;
 mod members;
 mod nodes;
 mod recover;
@@ -107,6 +108,12 @@ pub enum Alarm {
     /// A process whose clock differs from the controller's, by this many nanoseconds
     #[error("the clock of process {0} differs from the controller's by {1} ns; synchronise both")]
     Clock(ProcessId, i64),
+    /// A member that is declared failed because its clock is behind, by this many nanoseconds
+    #[error(
+        "the clock of process {0} is behind those of the other members and the controller's by {1} ns, so the process \
+         fails; synchronise the clock of its machine"
+    )]
+    Behind(ProcessId, u64),
     /// A node of another topology
     #[error("{0} has another topology; give all nodes files of the same plan")]
     OtherTopology(NodeKey),
@@ -137,6 +144,9 @@ pub struct Config {
     pub reconnect_within: Nanos,
     /// Reported times that are ahead of the clock by more are refused
     pub ahead_max: Nanos,
+    /// Members whose clocks are behind those of the others and the controller's by more than this fail; `None`: no
+    /// clocks are compared. Longer than `ahead_max`, as a clock may be off by that
+    pub behind_max: Option<Nanos>,
     /// Number of recalls that are stored for a failed process
     pub max_recalls: u32,
 }
@@ -209,6 +219,7 @@ struct Leader {
     declared: BTreeSet<(ProcessId, Incarnation)>,
     /// Nodes whose last times were ahead of the clock
     ahead: BTreeMap<NodeKey, Ahead>,
+    clocks: lag::Clocks,
     /// By case: answers of the members
     progress: BTreeMap<u64, Progress>,
     recoveries: BTreeMap<ProcessId, recover::Recovery>,
@@ -305,6 +316,7 @@ impl Machine {
         self.advance_recoveries();
         self.settle_links();
         self.check_forwards();
+        self.watch_clocks();
         self.refresh();
         self.start_write();
     }
@@ -340,6 +352,7 @@ impl Machine {
             suspicion: None,
             declared: BTreeSet::new(),
             ahead: BTreeMap::new(),
+            clocks: lag::Clocks::default(),
             progress: BTreeMap::new(),
             recoveries: BTreeMap::new(),
             forwards: forward::Forwards::default(),
@@ -424,6 +437,7 @@ impl Machine {
             (NodeKey::Process(id), Message::ProgressReply { barrier, .. }) => {
                 self.progress_reply(id, barrier);
             }
+            (NodeKey::Process(id), Message::Clock { number, clock }) => self.take_clock(id, number, clock),
             (node, Message::Pong { number }) => self.pong(node, number),
             (node, Message::Ping { number }) => self.send(node, Message::Pong { number }),
             _ => self.counts.ignored += 1,

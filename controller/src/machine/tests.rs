@@ -8,7 +8,7 @@ mod outages;
 mod world;
 
 use super::Bug;
-use world::{Planted, World, run, run_double_death, run_late_command, run_wrong_clock};
+use world::{Planted, World, run, run_double_death, run_late_command, run_wrong_clock, run_wrong_members};
 
 /// Seeds in `cargo test`; `FROM=1000 SEEDS=5000` runs others
 const SEEDS: u64 = 250;
@@ -109,4 +109,14 @@ fn a_process_that_dies_with_its_representative_fails_alone() {
     let planted = Some(Planted::Controller(Bug::RegisteringIsLost));
     let found = (0..60).any(|seed| run_double_death(seed, planted).is_err());
     assert!(found, "a representative that is lost is found by no seed");
+}
+
+#[test]
+fn a_member_fails_if_its_clock_is_slow_and_not_if_others_are_fast() {
+    for seed in number("FROM", 0)..number("FROM", 0) + number("SEEDS", 60) {
+        run_wrong_members(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    let planted = Some(Planted::Controller(Bug::FastClocksBelieved));
+    let found = (0..60).any(|seed| run_wrong_members(seed, planted).is_err());
+    assert!(found, "a member that fails for the clocks of others is found by no seed");
 }

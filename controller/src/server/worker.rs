@@ -380,6 +380,7 @@ fn kind(alarm: &Alarm) -> (String, Urgency) {
         Alarm::OwnClock(..) => ("own clock".into(), Urgency::Error),
         Alarm::Living(id) => (format!("living, {id}"), Urgency::Warning),
         Alarm::Clock(id, _) => (format!("clock, {}", NodeKey::Process(*id)), Urgency::Warning),
+        Alarm::Behind(id, _) => (format!("behind, {}", NodeKey::Process(*id)), Urgency::Warning),
         Alarm::OtherTopology(node) => (format!("other topology, {node}"), Urgency::Warning),
         Alarm::Unknown(node) => (format!("unknown, {node}"), Urgency::Warning),
         Alarm::JoinWaits(switch) => (format!("join waits, {switch}"), Urgency::Warning),

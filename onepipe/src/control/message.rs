@@ -447,6 +447,18 @@ messages! {
         /// Its incarnation
         incarnation: Incarnation,
     }
+    /// Request for a member's clock.
+    38 AskClock {
+        /// Number
+        number: u32,
+    }
+    /// Answer to `AskClock`.
+    39 Clock {
+        /// Number
+        number: u32,
+        /// Clock of the process when it answers
+        clock: Timestamp,
+    }
 }
 
 impl Wire for [Option<Timestamp>; 2] {

@@ -270,13 +270,7 @@ impl Problem {
                  A host sends through the first of its switches"
                     .into(),
             ),
-            Self::QueuePairs { switch: at, last } => (
-                format!("the representative of {} would have queue pair {last:#x}", switch(*at)),
-                format!(
-                    "lower `first_qp`, or give the host fewer switches: with a controller, queue pairs from \
-                     {FIRST_INCARNATION_QP:#x} on are those of incarnations"
-                ),
-            ),
+            Self::QueuePairs { switch: at, last } => queue_pairs(&switch(*at), *last),
             Self::NoMac { switch: at, host: index } => (
                 format!("{} has no `mac`, but {} sends beacons through it", switch(*at), host(*index)),
                 "add the switch's MAC address as a router, such as `mac = \"02:00:00:00:01:01\"`".into(),
@@ -295,6 +289,16 @@ impl Problem {
             ),
         }
     }
+}
+
+fn queue_pairs(switch: &str, last: u32) -> (String, String) {
+    (
+        format!("the representative of {switch} would have queue pair {last:#x}"),
+        format!(
+            "lower `first_qp`, or give the host fewer switches: with a controller, queue pairs from \
+             {FIRST_INCARNATION_QP:#x} on are those of incarnations"
+        ),
+    )
 }
 
 /// Describes a host that sends messages and whose process has no number.

@@ -1,8 +1,8 @@
 //! Recalls, recovery, forwarding, and messages that are refused.
 
 use super::nodes::NETWORK;
-use super::world::World;
-use crate::machine::{Alarm, NodeKey};
+use super::world::{Planted, World};
+use crate::machine::{Alarm, Bug, NodeKey};
 use crate::record::MemberState;
 use onepipe::ProcessId;
 use onepipe::control::{Incarnation, Message, Reason, StoredRecall};
@@ -178,4 +178,28 @@ fn a_process_that_is_declared_failed_during_a_write_fails_after_it() {
     world.steps(6_000).expect("two failures");
     let failed: Vec<_> = world.failures().into_iter().map(|(id, _)| id.0).collect();
     assert_eq!(failed, [1, 2]);
+}
+
+/// Returns the numbers of writes for a failure, and of those with recalls, where all members have a recall to store.
+fn writes_of_a_failure(seed: u64, planted: Option<Planted>) -> (usize, usize) {
+    let mut world = World::new(seed, &[3, 3], 1, planted);
+    world.steps(10_000).expect("no fault");
+    world.check_settled().expect("all have joined");
+    (world.keeps_memory, world.stores_recalls, world.store_takes) = (true, true, 600_000);
+    let (all, recalls) = world.writes();
+    world.kill_process(1);
+    world.steps(12_000).expect("one failure");
+    assert_eq!((world.failures().len(), world.recalls()), (1, 5), "each member has stored its recall");
+    let after = world.writes();
+    (after.0 - all, after.1 - recalls)
+}
+
+#[test]
+fn recalls_of_all_members_are_stored_in_one_write() {
+    for seed in 0..20 {
+        // The decision, the recalls, the end of the callbacks, the departure of the links
+        assert_eq!(writes_of_a_failure(seed, None), (4, 1), "seed {seed}");
+    }
+    let planted = Some(Planted::Controller(Bug::RecallsOneByOne));
+    assert!((0..20).any(|seed| writes_of_a_failure(seed, planted).1 > 1));
 }

@@ -2,7 +2,7 @@
 
 mod runs;
 
-pub(super) use runs::{run, run_double_death, run_late_command, run_wrong_clock};
+pub(super) use runs::{run, run_double_death, run_late_command, run_wrong_clock, run_wrong_members};
 
 use super::nodes::{Process, Rep, keeper, sender, time};
 use crate::graph::tests::fabric;
@@ -10,8 +10,8 @@ use crate::graph::{Graph, LinkId, Node};
 use crate::machine::{Alarm, Bug, Config, Effect, Input, Machine, NodeKey, WriteId};
 use crate::record::{CaseRecord, Image, MemberState, Stage};
 use crate::store::{Change, MemoryStore, Store, StoreError, Term};
-use onepipe::ProcessId;
 use onepipe::control::{Envelope, Incarnation, Message};
+use onepipe::{ProcessId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use switch::{Nanos, Rng};
@@ -23,6 +23,8 @@ const RESPOND_WITHIN: u64 = 1_500 * STEP;
 const RECONNECT_WITHIN: u64 = 3 * RESPOND_WITHIN;
 /// Largest time by which a node's values may be ahead of a controller's clock
 const AHEAD_MAX: u64 = 1_000 * STEP;
+/// Largest time by which a member's clock may be behind
+const BEHIND_MAX: u64 = 2 * AHEAD_MAX;
 /// Time after which a link is silent
 const SILENT_AFTER: u64 = 400 * STEP;
 /// Clock at the start
@@ -39,7 +41,8 @@ struct Controller {
     store: MemoryStore,
     to_nodes: BTreeMap<NodeKey, VecDeque<Envelope>>,
     from_nodes: BTreeMap<NodeKey, VecDeque<Envelope>>,
-    writes: VecDeque<(WriteId, Vec<Change>)>,
+    /// Writes, and when the store ends them at the earliest
+    writes: VecDeque<(u64, WriteId, Vec<Change>)>,
     results: VecDeque<(WriteId, Result<(), StoreError>)>,
     campaigns: bool,
     /// By how many nanoseconds its clock is ahead of the nodes'
@@ -85,6 +88,10 @@ pub(super) struct World {
     pub(super) keeps_memory: bool,
     /// Whether some nodes need time to connect to a new controller
     pub(super) reconnects_late: bool,
+    /// Whether members have a recall to store for each failed process
+    pub(super) stores_recalls: bool,
+    /// Nanoseconds that a write takes at least
+    pub(super) store_takes: u64,
     pub(super) alarms: Vec<Alarm>,
     /// By node: messages that were delivered to it
     pub(super) inbox: BTreeMap<NodeKey, Vec<Message>>,
@@ -116,6 +123,8 @@ impl World {
             planted,
             keeps_memory: false,
             reconnects_late: false,
+            stores_recalls: false,
+            store_takes: 0,
             alarms: Vec::new(),
             inbox: BTreeMap::new(),
         };
@@ -181,6 +190,7 @@ impl World {
             respond_within: Nanos(RESPOND_WITHIN),
             reconnect_within: Nanos(RECONNECT_WITHIN),
             ahead_max: Nanos(AHEAD_MAX),
+            behind_max: Some(Nanos(BEHIND_MAX)),
             max_recalls: 1_000,
         };
         let mut machine = Machine::new(self.graph.clone(), config);
@@ -225,7 +235,9 @@ impl World {
                     let envelope = Envelope::decode(&bytes).expect("just encoded");
                     controller.to_nodes.entry(node).or_default().push_back(envelope);
                 }
-                Effect::Write(id, changes) => controller.writes.push_back((id, changes)),
+                Effect::Write(id, changes) => {
+                    controller.writes.push_back((self.now + self.store_takes, id, changes));
+                }
                 Effect::Campaign => controller.campaigns = true,
                 Effect::Alarm(alarm) => self.alarms.push(alarm),
             }
@@ -249,6 +261,7 @@ impl World {
         if self.dead.contains(&node) {
             return Ok(());
         }
+        let clock = self.clock();
         self.inbox.entry(node).or_default().push(envelope.message.clone());
         self.check_times(&envelope.message)?;
         let answer = match node {
@@ -264,7 +277,12 @@ impl World {
                 if !process.terms.takes(&envelope) {
                     return Ok(());
                 }
-                process.on(envelope.message)
+                if let Message::AskClock { number } = envelope.message {
+                    let clock = Timestamp::new(clock.saturating_add_signed(process.clock_error));
+                    Some(Message::Clock { number, clock })
+                } else {
+                    process.on(envelope.message)
+                }
             }
         };
         if let Some(answer) = answer {
@@ -324,6 +342,9 @@ impl World {
                         .iter()
                         .find(|(_, (answer, _))| *answer < super::nodes::Answer::Completed);
                     match open.map(|(&case, _)| case) {
+                        Some(case) if self.stores_recalls && !process.has_stored(case) => {
+                            process.recall(case)
+                        }
                         Some(case) => process.go_on(case),
                         None => process.report(),
                     }
@@ -591,7 +612,7 @@ impl World {
         let controller = &mut self.controllers[n];
         if let Some((id, result)) = controller.results.pop_front() {
             self.input(n, Input::Written(id, result));
-        } else if let Some((id, changes)) = controller.writes.pop_front() {
+        } else if let Some((_, id, changes)) = controller.writes.pop_front_if(|(at, ..)| *at <= self.now) {
             let term = controller.machine.term().unwrap_or(Term(0));
             let result = controller.store.write(term, &changes);
             controller.results.push_back((id, result));

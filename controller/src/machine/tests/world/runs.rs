@@ -1,10 +1,10 @@
 //! Drawn runs: faults at drawn moments.
 
-use super::{AHEAD_MAX, Planted, RESPOND_WITHIN, STEP, World};
+use super::{AHEAD_MAX, BEHIND_MAX, Planted, RESPOND_WITHIN, STEP, World};
 use crate::graph::Port;
 use crate::machine::{Input, NodeKey};
-use crate::record::{MemberRecord, MemberState, Stage};
-use crate::store::{Fault, Term};
+use crate::record::{Image, MemberRecord, MemberState, Stage};
+use crate::store::{Change, Fault, Term};
 use onepipe::control::{Incarnation, Message};
 use onepipe::{ProcessId, Timestamp};
 use std::collections::{BTreeMap, VecDeque};
@@ -163,6 +163,17 @@ impl World {
     pub(in super::super) fn member(&self, id: u32) -> (Incarnation, MemberState) {
         let (incarnation, record) = self.image.member(ProcessId(id)).expect("it has joined");
         (incarnation, record.state)
+    }
+
+    /// Returns the number of writes so far, and of those with recalls.
+    pub(in super::super) fn writes(&self) -> (usize, usize) {
+        let log = self.store.log();
+        let has_recall = |changes: &[Change]| {
+            let mut image = Image::default();
+            image.apply(changes);
+            !image.recalls.is_empty()
+        };
+        (log.len(), log.iter().filter(|(_, changes)| has_recall(changes)).count())
     }
 
     pub(in super::super) fn recalls(&self) -> usize {
@@ -386,6 +397,42 @@ pub(in super::super) fn run_wrong_clock(seed: u64, planted: Option<Planted>) -> 
     world.steps(8_000)?;
     let failed: Vec<_> = world.failures().into_iter().map(|(id, _)| id).collect();
     if failed == [id] { Ok(()) } else { Err(format!("{id} has died, and {failed:?} have failed")) }
+}
+
+/// Runs a network in which the clocks of members go wrong for good: any number are fast, and one may be slow. The
+/// slow one fails, and no other.
+pub(in super::super) fn run_wrong_members(seed: u64, planted: Option<Planted>) -> Result<(), String> {
+    let mut draws = Rng::stream(seed, 4);
+    let racks: Vec<_> = (0..=draws.below(2)).map(|_| 2 + draws.below(3) as usize).collect();
+    let mut world = World::new(seed, &racks, 1, planted);
+    world.steps(8_000)?;
+    world.check_settled()?;
+    world.keeps_memory = true;
+    let ids: Vec<_> = world.processes.keys().copied().collect();
+    let slow = ids[draws.below(ids.len() as u64) as usize];
+    let has_slow = ids.len() >= 3 && draws.below(3) > 0;
+    let (fast, bound) = (draws.below(5), BEHIND_MAX as i64);
+    for &id in &ids {
+        let error = if id == slow && has_slow {
+            -2 * bound - draws.below(20 * BEHIND_MAX) as i64
+        } else if id != slow && draws.below(4) < fast {
+            draws.below(20 * BEHIND_MAX) as i64
+        } else {
+            draws.below(BEHIND_MAX / 2) as i64 - bound / 4
+        };
+        world.processes.get_mut(&id).expect("there").clock_error = error;
+    }
+    world.steps(12_000)?;
+    let failed: Vec<_> = world.failures().into_iter().map(|(id, _)| id).collect();
+    let expected = if has_slow { vec![slow] } else { Vec::new() };
+    if failed != expected {
+        return Err(format!("{expected:?} are slow, and {failed:?} have failed"));
+    }
+    let others = ids.iter().filter(|id| !failed.contains(id)).map(|id| id.0);
+    let before: Vec<_> = others.map(|id| (id, world.barrier(id))).collect();
+    world.steps(2_000)?;
+    let stands = before.into_iter().find(|&(id, before)| world.barrier(id) <= before);
+    stands.map_or(Ok(()), |(id, _)| Err(format!("the barrier of {id} stands still")))
 }
 
 /// Runs a network in which a process dies, and its switch's representative restarts at about the same time. No other
