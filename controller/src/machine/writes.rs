@@ -233,7 +233,7 @@ impl Machine {
         };
         match result {
             Ok(()) => {
-                leader.writes.took = now.since(leader.writes.begun).min(Nanos(wait.0 / 4));
+                leader.writes.took = now.since(leader.writes.begun).min(Nanos(wait.0 / 2));
                 leader.image.apply(&write.changes);
                 self.derive();
                 for then in write.then {

@@ -36,12 +36,17 @@ fn steps_until_failed(mut world: World, id: u32) -> usize {
     decided.expect("it has failed")
 }
 
+/// Checks that all are members again after a fault beside a dead core switch.
+fn settles_without_a_spine(fault: impl Fn(&mut World)) {
+    let mut world = without_a_spine();
+    fault(&mut world);
+    world.steps(20_000).expect("at most one rack fails");
+    world.check_settled().expect("all are members");
+}
+
 #[test]
 fn a_process_joins_where_a_core_switch_is_dead() {
-    let mut world = without_a_spine();
-    world.fail(1);
-    world.steps(12_000).expect("one failure");
-    world.check_settled().expect("it has joined again");
+    settles_without_a_spine(|world| world.fail(1));
 }
 
 #[test]
@@ -57,10 +62,7 @@ fn a_dead_core_switch_delays_no_later_decision() {
 
 #[test]
 fn a_representative_restarts_beside_a_dead_core_switch() {
-    let mut world = without_a_spine();
-    world.restart_rep(0);
-    world.steps(20_000).expect("at most its rack fails");
-    world.check_settled().expect("all are members");
+    settles_without_a_spine(|world| world.restart_rep(0));
 }
 
 #[test]
