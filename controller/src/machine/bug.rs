@@ -15,17 +15,33 @@ pub enum Bug {
     FenceForgotten,
     /// A process may leave before the others have decided their scatterings to it
     LeaveUnannounced,
+    /// A process that is declared failed while a decision is being written is forgotten
+    DeclaredForgotten,
+    /// A node whose times are ahead of the controller's clock counts as one that does not answer
+    AheadIsLate,
+    /// A representative that registers is lost if its floors wait for a dead process
+    RegisteringIsLost,
+    /// A case is completed before switches have acknowledged that failed processes get no barriers
+    CompletedUnmuted,
+    /// A member fails if the other members' clocks are ahead of its own
+    FastClocksBelieved,
+    /// Each member's recalls are written as soon as possible, so that others need further writes
+    RecallsOneByOne,
 }
 
 impl Bug {
-    /// All bugs but those of departures, which need real processes
-    pub const ALL: [Self; 5] = [
+    /// All bugs that drawn faults show; those of departures need real processes
+    pub const ALL: [Self; 6] = [
         Self::MinimumForT,
         Self::NoFreeze,
         Self::SendBeforeStore,
         Self::ResumeBeforeCallback,
         Self::FenceForgotten,
+        Self::DeclaredForgotten,
     ];
+
+    /// All bugs that wrong clocks of controllers show
+    pub const CLOCKS: [Self; 1] = [Self::AheadIsLate];
 
     /// All bugs of departures
     pub const DEPARTURES: [Self; 1] = [Self::LeaveUnannounced];

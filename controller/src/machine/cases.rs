@@ -128,6 +128,16 @@ impl Machine {
         }
     }
 
+    /// Returns whether members that have got a notice have not sent recalls, and may: those that have none to store
+    /// answer that all are done.
+    pub(super) fn has_recalls_to_come(&self, sent: &BTreeSet<ProcessId>) -> bool {
+        let leader = self.leader();
+        let mut members = leader.progress.values().flat_map(|progress| &progress.members);
+        let is_open =
+            |id: &ProcessId, answer: Option<Answer>| answer < Some(Answer::Recalled) && !sent.contains(id);
+        members.any(|(id, (answer, _))| is_open(id, *answer) && leader.is_unfailed(*id))
+    }
+
     /// Returns whether all members that have not failed since have answered.
     fn all_answered(&self, case: u64, answer: Answer) -> bool {
         let leader = self.leader();
@@ -180,6 +190,12 @@ impl Machine {
         if waits {
             return;
         }
+        let unmuted = self.unmuted(&dead, &failed);
+        if !unmuted.is_empty() {
+            let since = self.leader().progress.get(&case).map_or(self.now, |progress| progress.resuming);
+            let late = unmuted.into_iter().map(NodeKey::Rep).filter(|&node| self.is_overdue(node, since));
+            return late.collect::<Vec<_>>().into_iter().for_each(|node| self.suspect_node(node));
+        }
         let changes = self.departures(&dead, &failed);
         let record = CaseRecord { stage: Stage::Completed, ..record };
         let changes = changes.into_iter().chain([record.put_at(Key::Case(case))]).collect();
@@ -217,14 +233,40 @@ impl Machine {
         }
     }
 
+    /// Returns the switches that get barriers also when these links have left, and have not acknowledged yet that a
+    /// failed process below gets none: it may not know that it has failed.
+    fn unmuted(&self, dead: &BTreeSet<LinkId>, failed: &[ProcessId]) -> BTreeSet<u16> {
+        if self.has(Bug::CompletedUnmuted) {
+            return BTreeSet::new();
+        }
+        let counted = self.counted_without(dead, failed);
+        let gets_barriers = |number: u16| {
+            let switch = self.graph.switch(number);
+            let inputs = [switch.up, switch.down].into_iter().flat_map(|node| self.graph.inputs(node));
+            inputs.filter(|&&link| link != switch.loopback).any(|link| counted.contains(link))
+        };
+        let places = failed.iter().filter_map(|&id| self.graph.place(id));
+        let places = places.filter(|place| gets_barriers(place.switch));
+        // One that has no state yet states nothing; its first one mutes the link.
+        let places = places.filter(|place| !self.is_registering(place.switch));
+        places.filter(|place| !self.has_muted(place.down)).map(|place| place.switch).collect()
+    }
+
+    fn counted_without(&self, dead: &BTreeSet<LinkId>, failed: &[ProcessId]) -> BTreeSet<LinkId> {
+        let leader = self.leader();
+        let absent = |link: LinkId| {
+            dead.contains(&link) || leader.image.links.get(&link.0) == Some(&LinkState::Absent)
+        };
+        self.graph.counted(|id| leader.takes_part(id) && !failed.contains(&id), absent)
+    }
+
     /// Returns the changes by which links leave: dead ones, and those behind which no process takes part any more.
     pub(super) fn departures(&self, dead: &BTreeSet<LinkId>, failed: &[ProcessId]) -> Vec<Change> {
         let leader = self.leader();
         let absent = |link: LinkId| {
             dead.contains(&link) || leader.image.links.get(&link.0) == Some(&LinkState::Absent)
         };
-        let stays = |id: ProcessId| leader.takes_part(id) && !failed.contains(&id);
-        let counted = self.graph.counted(stays, absent);
+        let counted = self.counted_without(dead, failed);
         let core = |link: LinkId| {
             let ends = self.graph.ends(link);
             [ends.from, ends.to].into_iter().all(|node| !matches!(self.graph.at(node), Node::Process(_)))

@@ -80,6 +80,9 @@ impl Machine {
 
     /// Suspects receivers that do not answer. The next incarnation of one that has failed owes no answer.
     pub(super) fn check_forwards(&mut self) {
+        if self.leader().suspicion_is_writing() {
+            return;
+        }
         let forwards = self.leader().forwards.by_receiver.iter();
         let late = forwards.filter(|&(&node, state)| self.is_late(state.since) && !self.may_connect(node));
         let late: Vec<_> = late.map(|(&node, state)| (node, state.incarnation)).collect();

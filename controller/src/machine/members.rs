@@ -69,9 +69,13 @@ impl Machine {
     /// Its commit values would be wrong by as much, and delay everybody.
     pub(super) fn has_right_clock(&mut self, id: ProcessId, clock: Option<Timestamp>) -> bool {
         let off = clock.map_or(0, |clock| clock.distance(Timestamp::new(self.clock)));
-        // Its message may have been on its way for as long as an answer may take.
-        let is_right = off.unsigned_abs() <= self.config.ahead_max.0 + self.config.respond_within.0;
-        if !is_right {
+        // Its message may have been on its way for as long as an answer may take; but one that was slow before has to
+        // show the right time.
+        let delay = if self.leader().clocks.is_slow(id) { 0 } else { self.config.respond_within.0 };
+        let is_right = off.unsigned_abs() <= self.config.ahead_max.0 + delay;
+        if is_right {
+            self.leader_mut().clocks.forgive(id);
+        } else {
             self.alarm(Alarm::Clock(id, off));
             self.send(NodeKey::Process(id), Message::Refused { reason: Reason::Clock });
         }
@@ -198,7 +202,7 @@ impl Machine {
     }
 
     /// Tells a member about the processes that are being announced.
-    fn announce_to(&mut self, id: ProcessId) {
+    pub(super) fn announce_to(&mut self, id: ProcessId) {
         let leader = self.leader();
         let announcing =
             leader.joins.iter().filter(|(_, join)| matches!(join.phase, Phase::Announcing { .. }));

@@ -9,9 +9,11 @@
 
 mod bug;
 mod cases;
+mod clocks;
 mod departures;
 mod derived;
 mod forward;
+mod lag;
 mod members;
 mod nodes;
 mod recover;
@@ -27,6 +29,7 @@ use crate::graph::{Graph, LinkId};
 use crate::record::Image;
 use crate::store::{Change, Records, StoreError, Term};
 use cases::Progress;
+use clocks::Ahead;
 use derived::Derived;
 use nodes::{LinkStatus, NodeState};
 use onepipe::control::{Envelope, Incarnation, Message, Source};
@@ -92,12 +95,25 @@ pub enum Alarm {
     /// A node reports a time that is ahead of the clock
     #[error("{0} reports a time that is ahead of the clock by {1} ns; its values are refused")]
     Ahead(NodeKey, u64),
+    /// Several nodes report times that are ahead of the clock: the number of nodes, one of them, and the least time
+    /// by which the clock is behind, in nanoseconds
+    #[error(
+        "the clock of this controller is behind those of {0} nodes, such as {1}, by at least {2} ns, and nothing is decided; \
+         synchronise the clock of the controller's machine"
+    )]
+    OwnClock(usize, NodeKey, u64),
     /// A process that is a member registered with another number
     #[error("process {0} registered while another process of this number is alive; give each its own number")]
     Living(ProcessId),
     /// A process whose clock differs from the controller's, by this many nanoseconds
     #[error("the clock of process {0} differs from the controller's by {1} ns; synchronise both")]
     Clock(ProcessId, i64),
+    /// A member that is declared failed because its clock is behind, by this many nanoseconds
+    #[error(
+        "the clock of process {0} is behind those of the other members and the controller's by {1} ns, so the process \
+         fails; synchronise the clock of its machine"
+    )]
+    Behind(ProcessId, u64),
     /// A node of another topology
     #[error("{0} has another topology; give all nodes files of the same plan")]
     OtherTopology(NodeKey),
@@ -128,6 +144,9 @@ pub struct Config {
     pub reconnect_within: Nanos,
     /// Reported times that are ahead of the clock by more are refused
     pub ahead_max: Nanos,
+    /// Members whose clocks are behind those of the others and the controller's by more than this fail; `None`: no
+    /// clocks are compared. Longer than `ahead_max`, as a clock may be off by that
+    pub behind_max: Option<Nanos>,
     /// Number of recalls that are stored for a failed process
     pub max_recalls: u32,
 }
@@ -196,6 +215,11 @@ struct Leader {
     /// Number of joins, by which every representative acknowledges again
     epoch: u32,
     suspicion: Option<Suspicion>,
+    /// Incarnations that the operator declared failed while a decision was being written
+    declared: BTreeSet<(ProcessId, Incarnation)>,
+    /// Nodes whose last times were ahead of the clock
+    ahead: BTreeMap<NodeKey, Ahead>,
+    clocks: lag::Clocks,
     /// By case: answers of the members
     progress: BTreeMap<u64, Progress>,
     recoveries: BTreeMap<ProcessId, recover::Recovery>,
@@ -261,7 +285,10 @@ impl Machine {
                 self.meet(node);
                 self.resend(node);
             }
-            Input::Down(node) => drop(self.up.remove(&node)),
+            Input::Down(node) => {
+                self.up.remove(&node);
+                self.forget_ahead(node);
+            }
             Input::FromNode(node, envelope) => self.on_envelope(node, envelope),
             Input::Led(term, records) => self.lead(term, &records),
             Input::Deposed => self.step_down(false),
@@ -279,6 +306,8 @@ impl Machine {
         }
         self.advance_reps();
         self.hear_links();
+        self.ask_again();
+        self.take_declared();
         self.scan_links();
         self.advance_suspicion();
         self.advance_cases();
@@ -287,6 +316,7 @@ impl Machine {
         self.advance_recoveries();
         self.settle_links();
         self.check_forwards();
+        self.watch_clocks();
         self.refresh();
         self.start_write();
     }
@@ -320,6 +350,9 @@ impl Machine {
             versions: 0,
             epoch: 0,
             suspicion: None,
+            declared: BTreeSet::new(),
+            ahead: BTreeMap::new(),
+            clocks: lag::Clocks::default(),
             progress: BTreeMap::new(),
             recoveries: BTreeMap::new(),
             forwards: forward::Forwards::default(),
@@ -404,6 +437,7 @@ impl Machine {
             (NodeKey::Process(id), Message::ProgressReply { barrier, .. }) => {
                 self.progress_reply(id, barrier);
             }
+            (NodeKey::Process(id), Message::Clock { number, clock }) => self.take_clock(id, number, clock),
             (node, Message::Pong { number }) => self.pong(node, number),
             (node, Message::Ping { number }) => self.send(node, Message::Pong { number }),
             _ => self.counts.ignored += 1,
@@ -450,17 +484,6 @@ impl Machine {
     /// Returns the timestamp of a stored time; none for 0.
     fn timestamp(time: u64) -> Option<Timestamp> {
         (time != 0).then(|| Timestamp::new(time))
-    }
-
-    /// Returns whether times are not too far ahead of the clock.
-    fn plausible(&mut self, node: NodeKey, times: impl IntoIterator<Item = u64>) -> bool {
-        let latest = times.into_iter().max().unwrap_or(0);
-        let ahead = latest.saturating_sub(self.clock);
-        if ahead > self.config.ahead_max.0 {
-            self.alarm(Alarm::Ahead(node, ahead));
-            return false;
-        }
-        true
     }
 
     fn since(&self, then: Nanos) -> Nanos {

@@ -374,6 +374,7 @@ impl Machine {
             self.graph.links().filter(|&link| self.key(self.graph.ends(link).to) == node).collect();
         let leader = self.leader_mut();
         leader.nodes.remove(&node);
+        leader.ahead.remove(&node);
         if let NodeKey::Process(id) = node {
             leader.given.remove(&id);
         }
@@ -513,6 +514,21 @@ impl Machine {
         let changes: Vec<_> = relied.chain(back).take(LINKS_PER_WRITE).collect();
         if !changes.is_empty() {
             self.leader_mut().writes.add(changes, Then::Links);
+        }
+    }
+
+    /// Returns whether the representative that sends on a link has acknowledged that the link carries no commit
+    /// barrier.
+    pub(super) fn has_muted(&self, output: LinkId) -> bool {
+        let Some(number) = self.graph.at(self.graph.ends(output).from).switch() else { return false };
+        let ports = &self.graph.switch(number).ports;
+        let at = ports.iter().position(|port| port.is_some_and(|port| port.output == output));
+        let state = self.leader().nodes.get(&NodeKey::Rep(number));
+        match (at, state.and_then(|state| state.acked.as_ref()).map(|acked| &acked.desired)) {
+            (Some(at), Some(Desired::Rep { links, .. })) => {
+                links.iter().any(|setting| usize::from(setting.link) == at && setting.muted)
+            }
+            _ => false,
         }
     }
 

@@ -10,7 +10,7 @@ use super::{Alarm, Machine, NodeKey};
 use crate::graph::{LinkId, Node, NodeId};
 use crate::record::{Key, LinkState, MemberState, RepRecord, RepState, Value};
 use onepipe::control::{Address, Boot, Message, Reason};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Machine {
     pub(super) fn register_rep(&mut self, switch: u16, boot: Boot, address: Address, topology: u64) {
@@ -69,23 +69,11 @@ impl Machine {
             self.forget_node(node);
         }
         self.refresh();
-        let counted = self.counted();
-        let waited_for: Vec<_> = registering
-            .iter()
-            .flat_map(|&switch| {
-                let node = self.graph.switch(switch);
-                [node.up, node.down].into_iter().flat_map(|node| self.graph.outputs(node).to_vec())
-            })
-            // A switch that is dead answers never; nothing relies on what it knows of a link that does not count.
-            .filter(|link| counted.contains(link))
-            .map(|link| self.key(self.graph.ends(link).to))
-            .filter(|&node| self.knows(node) && !self.leader().is_settled(node))
-            .collect();
+        let waited_for = self.floors_wait_for();
         if !waited_for.is_empty() {
             let nodes = &self.leader().nodes;
-            let late = |node: &NodeKey| {
-                nodes.get(node).is_some_and(|state| self.is_late(state.since)) && !self.may_connect(*node)
-            };
+            let late =
+                |node: &NodeKey| nodes.get(node).is_some_and(|state| self.is_overdue(*node, state.since));
             let late: Vec<_> = waited_for.into_iter().filter(late).collect();
             for node in late {
                 self.suspect_node(node);
@@ -104,7 +92,22 @@ impl Machine {
         self.leader_mut().writes.add(changes, Then::FloorsKnown);
     }
 
-    fn rep_state(&self, switch: u16) -> Option<RepState> {
+    /// Returns the nodes without whose answers the floors of registering representatives are not known.
+    pub(super) fn floors_wait_for(&self) -> BTreeSet<NodeKey> {
+        let counted = self.counted();
+        let outputs = self.leader().derived.registering.iter().flat_map(|&switch| {
+            let node = self.graph.switch(switch);
+            [node.up, node.down].into_iter().flat_map(|node| self.graph.outputs(node).to_vec())
+        });
+        // A switch that is dead answers never; nothing relies on what it knows of a link that does not count.
+        outputs
+            .filter(|link| counted.contains(link))
+            .map(|link| self.key(self.graph.ends(link).to))
+            .filter(|&node| self.knows(node) && !self.leader().is_settled(node))
+            .collect()
+    }
+
+    pub(super) fn rep_state(&self, switch: u16) -> Option<RepState> {
         self.leader().image.rep(switch).map(|(_, rep)| rep.state)
     }
 

@@ -102,14 +102,26 @@ impl Machine {
         {
             return Some(at);
         }
+        if let Some(at) = leader.writes.gathers_until() {
+            return Some(at);
+        }
+        if let Some(at) = self.clocks_due().filter(|_| !self.waits()) {
+            return Some(at);
+        }
+        self.waits().then(|| self.now + Nanos((self.config.respond_within.0 / CHECKS).max(1)))
+    }
+
+    /// Returns whether an answer is missing that something depends on.
+    fn waits(&self) -> bool {
+        let leader = self.leader();
         // A representative that does not answer is waited for by joins and cases only.
-        let waits = leader.suspicion.is_some()
+        leader.suspicion.is_some()
             || !leader.joins.is_empty()
             || !leader.progress.is_empty()
             || !leader.recoveries.is_empty()
             || !leader.writes.is_empty()
             || !leader.forwards.is_empty()
-            || self.has_registering();
-        waits.then(|| self.now + Nanos((self.config.respond_within.0 / CHECKS).max(1)))
+            || !leader.ahead.is_empty()
+            || self.has_registering()
     }
 }

@@ -18,7 +18,8 @@ pub(super) struct Suspicion {
     links: BTreeSet<LinkId>,
     /// Nodes that did not answer, or that the operator declared failed
     nodes: BTreeSet<NodeKey>,
-    /// Lower nodes of switches below which a failed process has to be stopped
+    /// Lower nodes of switches below which a failed process has to be stopped, and both nodes of switches whose
+    /// representatives register and cannot be waited for
     more: BTreeSet<NodeId>,
     /// Nodes that are not waited for any more
     late: BTreeSet<NodeKey>,
@@ -109,16 +110,30 @@ impl Machine {
         }
     }
 
+    /// Suspects a process that the operator declared failed; if a decision is being written, after that.
     pub(super) fn declare_failed(&mut self, process: ProcessId) {
-        if self
-            .leader
-            .as_ref()
-            .is_none_or(|leader| !leader.is_unfailed(process) || leader.suspicion_is_writing())
-        {
+        let Some(incarnation) = self.incarnation(NodeKey::Process(process)) else { return };
+        if !self.leader().is_unfailed(process) {
             return;
         }
-        if self.suspicion().nodes.insert(NodeKey::Process(process)) {
+        if self.leader().suspicion_is_writing() {
+            if !self.has(Bug::DeclaredForgotten) {
+                self.leader_mut().declared.insert((process, incarnation));
+            }
+        } else if self.suspicion().nodes.insert(NodeKey::Process(process)) {
             self.new_round();
+        }
+    }
+
+    /// Suspects the processes that were declared failed while a decision was being written.
+    pub(super) fn take_declared(&mut self) {
+        if self.leader().declared.is_empty() || self.leader().suspicion_is_writing() {
+            return;
+        }
+        for (process, incarnation) in core::mem::take(&mut self.leader_mut().declared) {
+            if self.incarnation(NodeKey::Process(process)) == Some(incarnation) {
+                self.declare_failed(process);
+            }
         }
     }
 
@@ -223,6 +238,7 @@ impl Machine {
         let nodes = leader.nodes.iter().filter(|(_, state)| !state.is_settled()).map(|(&node, _)| node);
         // One that registers has no state yet.
         let new = (0..self.graph.switches().len() as u16).filter(|&switch| self.is_registering(switch));
+        let new = new.filter(|&switch| !self.is_fenced_around(switch));
         let new = new.map(NodeKey::Rep).filter(|node| !leader.nodes.contains_key(node));
         let is_needed = |node: &NodeKey| match node {
             NodeKey::Rep(switch) => self.is_needed(*switch) || self.keeps_fence(*switch),
@@ -238,6 +254,41 @@ impl Machine {
         ports.into_iter().any(|port| fence.frozen.contains(&port.input) || fence.muted.contains(&port.output))
     }
 
+    /// Returns whether a switch's representative is not waited for, because its floors wait for suspected nodes.
+    fn is_fenced_around(&self, switch: u16) -> bool {
+        let suspicion = self.leader().suspicion.as_ref();
+        suspicion.is_some_and(|suspicion| suspicion.more.contains(&self.graph.switch(switch).up))
+    }
+
+    /// Has everything stand still around the switches whose representatives register, if their floors wait for
+    /// suspected nodes only: those answer never, and the floors are known after the decision. Returns whether that
+    /// is new.
+    fn fence_around_registering(&mut self) -> bool {
+        let waited_for = self.floors_wait_for();
+        let suspects = self.suspects_of();
+        let is_suspected = |node: &NodeKey| match *node {
+            NodeKey::Process(id) => self.graph.place(id).is_some_and(|place| suspects.contains(&place.node)),
+            NodeKey::Rep(number) => {
+                let switch = self.graph.switch(number);
+                suspects.contains(&switch.up) && suspects.contains(&switch.down)
+            }
+        };
+        if waited_for.is_empty() || !waited_for.iter().all(is_suspected) || self.has(Bug::RegisteringIsLost) {
+            return false;
+        }
+        let registering = self.leader().derived.registering.iter().map(|&switch| self.graph.switch(switch));
+        let nodes: Vec<_> = registering.flat_map(|switch| [switch.up, switch.down]).collect();
+        let suspicion = self.suspicion();
+        let before = suspicion.more.len();
+        suspicion.more.extend(nodes);
+        let is_new = suspicion.more.len() > before;
+        if is_new {
+            self.new_round();
+            self.refresh();
+        }
+        is_new
+    }
+
     /// Returns whether a time is over that began at `then`, and each node has had as much time since it got its
     /// present state, and the time to connect.
     fn is_over(&self, then: Nanos) -> bool {
@@ -247,11 +298,16 @@ impl Machine {
     /// Returns whether a node has not answered in time, which began at `then` at the earliest.
     pub(super) fn is_overdue(&self, node: NodeKey, then: Nanos) -> bool {
         let since = self.leader().nodes.get(&node).map_or(then, |state| state.since.max(then));
+        // One whose values are refused has answered.
+        let since = self.answered_ahead(node).map_or(since, |at| since.max(at));
         self.is_late(since) && !self.may_connect(node)
     }
 
     /// Decides if all answers that the decision needs are there.
     fn fence_stands(&mut self) {
+        if self.fence_around_registering() {
+            return;
+        }
         let Some(suspicion) = self.leader().suspicion.clone() else { return };
         let suspects = self.suspects_of();
         let suspected = |switch: u16| {
@@ -271,7 +327,7 @@ impl Machine {
             self.leader_mut().suspicion = None;
             return self.refresh();
         }
-        if !self.leader().writes.is_idle() {
+        if !self.leader().writes.is_idle() || self.distrusts_clock() {
             // A process may be about to become a member: the decision has to know.
             return;
         }
@@ -288,6 +344,9 @@ impl Machine {
 
     /// Suspects those nodes that did not answer in time.
     fn give_up(&mut self, nodes: &[NodeKey], since: Nanos) {
+        if self.distrusts_clock() {
+            return;
+        }
         let nodes: Vec<_> = nodes.iter().copied().filter(|&node| self.is_overdue(node, since)).collect();
         if nodes.is_empty() {
             return;
@@ -323,7 +382,7 @@ impl Machine {
 
     /// Removes dead links, if no process fails by that.
     fn decide_links(&mut self) {
-        if !self.leader().writes.is_idle() {
+        if !self.leader().writes.is_idle() || self.distrusts_clock() {
             return;
         }
         let rest = self.rest(&[]);

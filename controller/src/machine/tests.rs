@@ -8,7 +8,7 @@ mod outages;
 mod world;
 
 use super::Bug;
-use world::{Planted, World, run, run_late_command};
+use world::{Planted, World, run, run_double_death, run_late_command, run_wrong_clock, run_wrong_members};
 
 /// Seeds in `cargo test`; `FROM=1000 SEEDS=5000` runs others
 const SEEDS: u64 = 250;
@@ -87,4 +87,36 @@ fn a_late_command_of_an_old_leader_is_refused() {
     }
     let found = (0..60).any(|seed| run_late_command(seed, Some(Planted::OldTermObeyed)).is_err());
     assert!(found, "nodes that obey an old term are found by no seed");
+}
+
+#[test]
+fn a_controller_with_a_wrong_clock_fails_no_living_process() {
+    for seed in number("FROM", 0)..number("FROM", 0) + number("SEEDS", 60) {
+        run_wrong_clock(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    for bug in Bug::CLOCKS {
+        let planted = Some(Planted::Controller(bug));
+        let found = (0..60).any(|seed| run_wrong_clock(seed, planted).is_err());
+        assert!(found, "{bug:?} is found by no seed");
+    }
+}
+
+#[test]
+fn a_process_that_dies_with_its_representative_fails_alone() {
+    for seed in number("FROM", 0)..number("FROM", 0) + number("SEEDS", 60) {
+        run_double_death(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    let planted = Some(Planted::Controller(Bug::RegisteringIsLost));
+    let found = (0..60).any(|seed| run_double_death(seed, planted).is_err());
+    assert!(found, "a representative that is lost is found by no seed");
+}
+
+#[test]
+fn a_member_fails_if_its_clock_is_slow_and_not_if_others_are_fast() {
+    for seed in number("FROM", 0)..number("FROM", 0) + number("SEEDS", 60) {
+        run_wrong_members(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    let planted = Some(Planted::Controller(Bug::FastClocksBelieved));
+    let found = (0..60).any(|seed| run_wrong_members(seed, planted).is_err());
+    assert!(found, "a member that fails for the clocks of others is found by no seed");
 }

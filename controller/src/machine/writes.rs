@@ -1,12 +1,12 @@
 //! Writes to the store: one at a time, the next one with all that has gathered meanwhile.
 
-use super::{Alarm, Effect, Machine};
+use super::{Alarm, Bug, Effect, Machine};
 use crate::record::{Key, NextRecord, Value};
 use crate::store::{Change, MAX_CHANGES, StoreError};
 use onepipe::ProcessId;
-use onepipe::control::Incarnation;
+use onepipe::control::{FIRST_INCARNATION_QP, Incarnation};
 use rocev2::Qpn;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use switch::Nanos;
 
 /// Number of a write.
@@ -64,11 +64,19 @@ pub(super) struct Writes {
     pub(super) next: NextRecord,
     outstanding: Option<Write>,
     waiting: VecDeque<(Vec<Change>, Then)>,
+    /// When the present write began
+    begun: Nanos,
+    /// For how long the last write took
+    took: Nanos,
+    /// Since when recalls alone have been waiting
+    recalls_since: Option<Nanos>,
 }
 
 impl Writes {
     pub(super) fn new(next: NextRecord) -> Self {
-        Self { next_id: 1, next, outstanding: None, waiting: VecDeque::new() }
+        let (begun, took) = (Nanos::ZERO, Nanos::ZERO);
+        let (outstanding, waiting) = (None, VecDeque::new());
+        Self { next_id: 1, next, outstanding, waiting, begun, took, recalls_since: None }
     }
 
     /// Returns whether changes with this continuation are on their way.
@@ -103,6 +111,11 @@ impl Writes {
         all.any(|then| matches!(then, Then::Left(..)))
     }
 
+    /// Returns the time until which recalls wait for others.
+    pub(super) fn gathers_until(&self) -> Option<Nanos> {
+        self.recalls_since.map(|since| since + self.took)
+    }
+
     /// Returns whether recalls are being stored.
     pub(super) fn has_recalls(&self) -> bool {
         let outstanding = self.outstanding.iter().flat_map(|write| &write.then);
@@ -122,6 +135,17 @@ impl Writes {
     pub(super) fn add_part(&mut self, changes: Vec<Change>, then: Then) {
         assert!(changes.len() <= MAX_CHANGES, "{} changes for {then:?}", changes.len());
         self.waiting.push_back((changes, then));
+    }
+
+    /// Returns the processes whose recalls wait to be written, if only recalls wait.
+    fn only_recalls(&self) -> Option<BTreeSet<ProcessId>> {
+        let of = |(_, then): &(Vec<Change>, Then)| match *then {
+            Then::Recalls(id, ..) => Some(Some(id)),
+            Then::SomeRecalls => Some(None),
+            _ => None,
+        };
+        let of: Option<Vec<_>> = self.waiting.iter().map(of).collect();
+        of.map(|of| of.into_iter().flatten().collect())
     }
 
     /// Returns what is to be written together next.
@@ -144,8 +168,9 @@ impl Writes {
 
     /// Returns the first of some queue pairs that were not used for long.
     pub(super) fn queue_pairs(&mut self, count: u32) -> Qpn {
-        // The first 256 are those of fixed purposes.
-        let first = if self.next.qpn.get() + count >= 1 << 24 { 0x100 } else { self.next.qpn.get() };
+        // Those below are configured ones; an older store may begin there.
+        let next = self.next.qpn.get().max(FIRST_INCARNATION_QP);
+        let first = if next + count >= 1 << 24 { FIRST_INCARNATION_QP } else { next };
         self.next.qpn = Qpn::new(first + count);
         Qpn::new(first)
     }
@@ -159,7 +184,27 @@ impl Writes {
 }
 
 impl Machine {
+    /// Returns whether recalls that wait are not written yet, because those of other members are about to come and
+    /// would need another write: for as long as a write takes at most.
+    fn gathers_recalls(&mut self) -> bool {
+        let now = self.now;
+        let writes = &self.leader().writes;
+        let of = writes.only_recalls().filter(|of| writes.outstanding.is_none() && !of.is_empty());
+        let one_by_one = self.has(Bug::RecallsOneByOne);
+        let comes = of.is_some_and(|of| self.has_recalls_to_come(&of));
+        let writes = &mut self.leader_mut().writes;
+        if !comes || one_by_one {
+            writes.recalls_since = None;
+            return false;
+        }
+        let since = *writes.recalls_since.get_or_insert(now);
+        now.since(since) < writes.took
+    }
+
     pub(super) fn start_write(&mut self) {
+        if self.gathers_recalls() {
+            return;
+        }
         let now = self.now;
         let writes = &mut self.leader_mut().writes;
         let id = WriteId(writes.next_id);
@@ -172,6 +217,7 @@ impl Machine {
         } else {
             let Some((changes, then)) = writes.gather() else { return };
             writes.outstanding = Some(Write { id, changes: changes.clone(), then, retry: None });
+            (writes.begun, writes.recalls_since) = (now, None);
             changes
         };
         writes.next_id += 1;
@@ -187,6 +233,7 @@ impl Machine {
         };
         match result {
             Ok(()) => {
+                leader.writes.took = now.since(leader.writes.begun).min(Nanos(wait.0 / 2));
                 leader.image.apply(&write.changes);
                 self.derive();
                 for then in write.then {

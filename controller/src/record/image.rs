@@ -6,7 +6,7 @@ use super::{
 };
 use crate::store::{Change, Records};
 use onepipe::ProcessId;
-use onepipe::control::{Incarnation, Wire, WireError};
+use onepipe::control::{FIRST_INCARNATION_QP, Incarnation, Wire, WireError};
 use rocev2::Qpn;
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ pub struct Image {
 impl Default for Image {
     fn default() -> Self {
         Self {
-            next: NextRecord { incarnation: Incarnation(1), case: 1, qpn: Qpn::new(0x100) },
+            next: NextRecord { incarnation: Incarnation(1), case: 1, qpn: Qpn::new(FIRST_INCARNATION_QP) },
             members: BTreeMap::new(),
             reps: BTreeMap::new(),
             cases: BTreeMap::new(),

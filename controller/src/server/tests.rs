@@ -30,6 +30,7 @@ fn start(store: &MemoryStore) -> Controller {
         respond_within: Nanos::from_millis(20),
         reconnect_within: Nanos::from_millis(20),
         ahead_max: Nanos::from_millis(10),
+        behind_max: Some(Nanos::from_millis(20)),
         max_recalls: 100,
     };
     let config = Config { listen: "127.0.0.1:0".parse().unwrap(), secret: None, machine };

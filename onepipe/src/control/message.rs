@@ -10,6 +10,9 @@ use rocev2::Qpn;
 pub type Address = [u8; 16];
 /// Random number that a node draws when it starts
 pub type Boot = [u8; 16];
+/// First queue pair of incarnations, which the controller gives out; configured ones are below it. So nothing that
+/// has not reached the controller is taken for an incarnation
+pub const FIRST_INCARNATION_QP: u32 = 0x1_0000;
 /// Number of the link from a switch's upper node to its lower one, among the switch's links
 pub const LOOPBACK: u16 = 0xffff;
 
@@ -443,6 +446,18 @@ messages! {
         id: ProcessId,
         /// Its incarnation
         incarnation: Incarnation,
+    }
+    /// Request for a member's clock.
+    38 AskClock {
+        /// Number
+        number: u32,
+    }
+    /// Answer to `AskClock`.
+    39 Clock {
+        /// Number
+        number: u32,
+        /// Clock of the process when it answers
+        clock: Timestamp,
     }
 }
 

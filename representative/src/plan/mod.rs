@@ -20,6 +20,7 @@ pub use topology::{Host, Link, Node, Settings, Switch, Topology};
 
 use crate::config::{self, BeaconForm, Config, Detour, Incarnation, Pace, Registers, Side};
 use core::net::IpAddr;
+use onepipe::control::FIRST_INCARNATION_QP;
 use onepipe::process::{self, Peer};
 use onepipe::{OnePipe, Timestamp};
 use rocev2::Qpn;
@@ -126,6 +127,7 @@ pub fn plan(topology: &Topology) -> Result<Plan, Vec<Problem>> {
         plan: skeleton(topology, &layers, &representatives),
         problems: Vec::new(),
     };
+    planner.check_queue_pairs();
     planner.send_beacons();
     if planner.problems.is_empty() { Ok(planner.plan) } else { Err(planner.problems) }
 }
@@ -218,6 +220,17 @@ fn skeleton(topology: &Topology, layers: &[u32], representatives: &[usize]) -> P
 }
 
 impl Planner<'_> {
+    /// Refuses queue pairs that the controller gives to incarnations.
+    fn check_queue_pairs(&mut self) {
+        if self.topology.settings.fail_after_intervals.is_none() {
+            return;
+        }
+        let last = |planned: &PlannedSwitch| planned.first_qp.get() + planned.links.len() as u32 - 1;
+        let last = self.plan.switches.iter().map(last).enumerate();
+        let above = last.filter(|&(_, last)| last >= FIRST_INCARNATION_QP);
+        self.problems.extend(above.map(|(switch, last)| Problem::QueuePairs { switch, last }));
+    }
+
     fn send_beacons(&mut self) {
         for switch in 0..self.topology.switches.len() {
             for number in 0..self.plan.switches[switch].links.len() {

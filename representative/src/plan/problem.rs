@@ -2,6 +2,7 @@
 
 use super::topology::{Node, Topology};
 use core::net::IpAddr;
+use onepipe::control::FIRST_INCARNATION_QP;
 use std::collections::BTreeMap;
 
 /// Reason why there is no plan. [`describe`](Self::describe) returns a message.
@@ -74,6 +75,13 @@ pub enum Problem {
     /// Beacons for a link need a detour, but even the routes between the link's own ends do not use the link
     /// alone
     NotDirect(usize, usize),
+    /// The queue pairs of a switch's representative reach those of incarnations, which the controller gives out
+    QueuePairs {
+        /// The switch
+        switch: usize,
+        /// Its last queue pair
+        last: u32,
+    },
 }
 
 /// Checks everything that does not depend on routes.
@@ -170,6 +178,7 @@ impl Problem {
             Self::Unreached(switch)
             | Self::NoRepresentative(switch)
             | Self::NoMac { switch, .. }
+            | Self::QueuePairs { switch, .. }
             | Self::NoTunnel { switch, .. } => node(Node::Switch(switch)),
             Self::Disconnected { switch, host } => {
                 (About::Node(Node::Switch(switch)), Some(About::Node(Node::Host(host))))
@@ -261,6 +270,7 @@ impl Problem {
                  A host sends through the first of its switches"
                     .into(),
             ),
+            Self::QueuePairs { switch: at, last } => queue_pairs(&switch(*at), *last),
             Self::NoMac { switch: at, host: index } => (
                 format!("{} has no `mac`, but {} sends beacons through it", switch(*at), host(*index)),
                 "add the switch's MAC address as a router, such as `mac = \"02:00:00:00:01:01\"`".into(),
@@ -279,6 +289,16 @@ impl Problem {
             ),
         }
     }
+}
+
+fn queue_pairs(switch: &str, last: u32) -> (String, String) {
+    (
+        format!("the representative of {switch} would have queue pair {last:#x}"),
+        format!(
+            "lower `first_qp`, or give the host fewer switches: with a controller, queue pairs from \
+             {FIRST_INCARNATION_QP:#x} on are those of incarnations"
+        ),
+    )
 }
 
 /// Describes a host that sends messages and whose process has no number.

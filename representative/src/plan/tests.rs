@@ -1,6 +1,7 @@
 use super::*;
 use crate::Representative;
 use onepipe::ProcessId;
+use onepipe::control::FIRST_INCARNATION_QP;
 use proptest::prelude::*;
 
 fn mac(group: u8, n: usize) -> MacAddr {
@@ -348,6 +349,21 @@ fn duplicates_are_refused() {
     hosts.hosts.truncate(1);
     hosts.hosts[0].messages = false;
     expect_problems(&hosts, &[Problem::NoHosts]);
+}
+
+#[test]
+fn queue_pairs_of_incarnations_are_refused_with_a_controller() {
+    let mut topology = testbed();
+    let links = plan(&topology).expect("valid").switches[0].links.len() as u32;
+    topology.settings.first_qp = Qpn::new(FIRST_INCARNATION_QP - links + 1);
+    plan(&topology).expect("valid without a controller");
+    topology.settings.fail_after_intervals = Some(10);
+    let problems = plan(&topology).unwrap_err();
+    let first = Problem::QueuePairs { switch: 0, last: FIRST_INCARNATION_QP };
+    assert_eq!(problems[0], first);
+    assert!(first.describe(&topology).0.ends_with("queue pair 0x10000"), "{:?}", first.describe(&topology));
+    topology.settings.first_qp = Qpn::new(0x100);
+    plan(&topology).expect("below those of incarnations");
 }
 
 #[test]

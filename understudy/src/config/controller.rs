@@ -20,6 +20,8 @@ const MAX_RECALLS: u32 = 1_000_000;
 /// Beacon intervals for which further reports join the first: keepers find the links of a dead node silent within one
 /// of each other, and a report that comes later begins a new round before the decision
 const GATHER_INTERVALS: u64 = 2;
+/// A member whose clock is behind by more than this many times `ahead_max_us` fails
+const BEHIND_AHEAD_MAX: u64 = 2;
 
 settings::table! {
     /// 1Pipe's controller, for `understudy controller`
@@ -99,6 +101,7 @@ pub(super) fn read(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Op
         respond_within,
         reconnect_within: management::CONNECT_TIME,
         ahead_max: settings.ahead_max,
+        behind_max: Some(Nanos(BEHIND_AHEAD_MAX * settings.ahead_max.0)),
         max_recalls: MAX_RECALLS,
     };
     let id = |host: usize| network.topology.hosts[host].id.expect("`read_numbered` requires numbers");

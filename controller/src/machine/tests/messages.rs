@@ -1,8 +1,8 @@
 //! Recalls, recovery, forwarding, and messages that are refused.
 
 use super::nodes::NETWORK;
-use super::world::World;
-use crate::machine::{Alarm, NodeKey};
+use super::world::{Planted, World};
+use crate::machine::{Alarm, Bug, NodeKey};
 use crate::record::MemberState;
 use onepipe::ProcessId;
 use onepipe::control::{Incarnation, Message, Reason, StoredRecall};
@@ -160,4 +160,49 @@ fn a_time_far_ahead_of_the_clock_is_refused() {
     assert!(matches!(world.alarms[..], [Alarm::Ahead(node, _)] if node == process(1)), "{:?}", world.alarms);
     world.steps(1_000).expect("no fault");
     assert_eq!(world.cases(), 0, "its silence is not believed either");
+}
+
+#[test]
+fn a_process_that_is_declared_failed_during_a_write_fails_after_it() {
+    let mut world = World::new(5, &[2, 2], 1, None);
+    world.steps(3_000).expect("no fault");
+    world.check_settled().expect("all have joined");
+    world.keeps_memory = true;
+    world.fail(1);
+    let written = (0..3_000).find(|_| {
+        world.step().expect("one failure");
+        world.is_deciding()
+    });
+    written.expect("a decision is being written");
+    world.fail(2);
+    world.steps(6_000).expect("two failures");
+    let failed: Vec<_> = world.failures().into_iter().map(|(id, _)| id.0).collect();
+    assert_eq!(failed, [1, 2]);
+}
+
+/// Returns the numbers of writes for a failure, and of those with recalls, where all members have a recall to store.
+fn writes_of_a_failure(seed: u64, planted: Option<Planted>) -> (usize, usize) {
+    let mut world = World::new(seed, &[3, 3], 1, planted);
+    world.steps(10_000).expect("no fault");
+    world.check_settled().expect("all have joined");
+    (world.keeps_memory, world.stores_recalls, world.store_takes) = (true, true, 600_000);
+    let (all, recalls) = world.writes();
+    world.kill_process(1);
+    world.steps(12_000).expect("one failure");
+    assert_eq!((world.failures().len(), world.recalls()), (1, 5), "each member has stored its recall");
+    let after = world.writes();
+    (after.0 - all, after.1 - recalls)
+}
+
+#[test]
+fn recalls_of_several_members_are_stored_in_one_write() {
+    let all = |planted| -> Vec<_> { (0..20).map(|seed| writes_of_a_failure(seed, planted)).collect() };
+    // The decision, the recalls, the end of the callbacks, the departure of the links. A member that answers later
+    // than a write takes needs one more.
+    let writes = all(None);
+    assert!(writes.iter().all(|&(all, recalls)| all <= 5 && recalls <= 2), "{writes:?}");
+    let once = |writes: &[(usize, usize)]| writes.iter().filter(|&&writes| writes == (4, 1)).count();
+    let one_by_one = all(Some(Planted::Controller(Bug::RecallsOneByOne)));
+    assert!(once(&writes) >= 4 && once(&one_by_one) == 0, "{writes:?}, one by one: {one_by_one:?}");
+    assert!(one_by_one.iter().any(|&(_, recalls)| recalls > 2), "{one_by_one:?}");
 }

@@ -1,7 +1,9 @@
 //! Nodes that do what the controller wants, with the model of the commit barriers.
 
 use crate::graph::{Graph, LinkId, Node};
-use onepipe::control::{Address, Envelope, Failed, Incarnation, LOOPBACK, LinkValue, Message, Source};
+use onepipe::control::{
+    Address, Envelope, Failed, Incarnation, LOOPBACK, LinkValue, Message, Source, StoredRecall,
+};
 use onepipe::{ProcessId, Timestamp};
 use rocev2::Qpn;
 use std::collections::{BTreeMap, BTreeSet};
@@ -226,6 +228,8 @@ pub(super) struct Process {
     pub(super) boot: u8,
     pub(super) qpn: u32,
     pub(super) announced: u64,
+    /// By how many nanoseconds its clock is ahead of the right time
+    pub(super) clock_error: i64,
     pub(super) admitted: bool,
     pub(super) joined: u64,
     pub(super) failed: bool,
@@ -237,6 +241,8 @@ pub(super) struct Process {
     report: u32,
     /// By case: the highest answer
     pub(super) cases: BTreeMap<u64, (Answer, Vec<Failed>)>,
+    /// Cases whose recalls are stored
+    stored: BTreeSet<u64>,
     /// Number of callbacks by failed incarnation
     pub(super) callbacks: BTreeMap<(ProcessId, Incarnation), u32>,
 }
@@ -247,7 +253,9 @@ impl Process {
         if self.failed || self.terms.incarnation == Incarnation(0) {
             return None;
         }
-        self.announced = self.announced.max(clock);
+        // Switches lower what is far ahead.
+        let error = self.clock_error.min(500_000);
+        self.announced = self.announced.max(clock.saturating_add_signed(error));
         Some((self.announced, self.qpn))
     }
 
@@ -270,6 +278,24 @@ impl Process {
 
     pub(super) fn register(&self, id: ProcessId) -> Message {
         Message::Register { id, boot: [self.boot; 16], address: [2; 16], topology: NETWORK, clock: None }
+    }
+
+    /// Returns whether the recalls of a case are stored.
+    pub(super) fn has_stored(&self, case: u64) -> bool {
+        self.stored.contains(&case)
+    }
+
+    /// Reports a recall for each failed process of a case.
+    pub(super) fn recall(&mut self, case: u64) -> Option<Message> {
+        let (_, failed) = self.cases.get(&case)?;
+        let recall = |failed: &Failed| StoredRecall {
+            to: failed.id,
+            incarnation: failed.incarnation,
+            time: None,
+            first: 0,
+            last: 1,
+        };
+        Some(Message::StoreRecalls { batch: case as u32, recalls: failed.iter().map(recall).collect() })
     }
 
     /// Goes on with a notice: recalls, then the callback.
@@ -327,6 +353,10 @@ impl Process {
                     Answer::Recalled => Message::Recalled { case },
                     Answer::Completed => Message::Completed { case },
                 })
+            }
+            Message::RecallsStored { batch } => {
+                self.stored.insert(batch.into());
+                None
             }
             Message::YouFailed { .. } => {
                 self.failed = true;

@@ -1,7 +1,7 @@
 //! Switches that are dead for good, nodes that connect late, and times that are old.
 
-use super::world::World;
-use crate::machine::NodeKey;
+use super::world::{Planted, World};
+use crate::machine::{Bug, NodeKey};
 use onepipe::ProcessId;
 use onepipe::control::Message;
 
@@ -36,12 +36,17 @@ fn steps_until_failed(mut world: World, id: u32) -> usize {
     decided.expect("it has failed")
 }
 
+/// Checks that all are members again after a fault beside a dead core switch.
+fn settles_without_a_spine(fault: impl Fn(&mut World)) {
+    let mut world = without_a_spine();
+    fault(&mut world);
+    world.steps(20_000).expect("at most one rack fails");
+    world.check_settled().expect("all are members");
+}
+
 #[test]
 fn a_process_joins_where_a_core_switch_is_dead() {
-    let mut world = without_a_spine();
-    world.fail(1);
-    world.steps(12_000).expect("one failure");
-    world.check_settled().expect("it has joined again");
+    settles_without_a_spine(|world| world.fail(1));
 }
 
 #[test]
@@ -57,10 +62,7 @@ fn a_dead_core_switch_delays_no_later_decision() {
 
 #[test]
 fn a_representative_restarts_beside_a_dead_core_switch() {
-    let mut world = without_a_spine();
-    world.restart_rep(0);
-    world.steps(20_000).expect("at most its rack fails");
-    world.check_settled().expect("all are members");
+    settles_without_a_spine(|world| world.restart_rep(0));
 }
 
 #[test]
@@ -83,14 +85,53 @@ fn a_failed_process_gets_no_barrier_before_it_knows() {
         let mut world = World::new(seed, &[1, 1], 1, None);
         world.steps(6_000).expect("no fault");
         world.check_settled().expect("all have joined");
-        world.isolate(1, true);
+        world.part_rack(1);
+        world.cut_rack(1, true);
         world.steps(12_000).expect("one failure");
         let time = world.failed_at(2).expect("its rack is lost");
         // The links heal; the connections with the controller do not.
-        world.isolate(1, false);
+        world.cut_rack(1, false);
         world.steps(6_000).expect("no other failure");
         assert!(world.barrier(2) <= time, "seed {seed}: {} is above {time}", world.barrier(2));
     }
+}
+
+/// Returns an error if a process gets barriers above its time from a switch that has no connection to the controller,
+/// and whose outputs were cut and heal.
+fn deaf_rack(seed: u64, planted: Option<Planted>) -> Result<(), String> {
+    let mut world = World::new(seed, &[2, 1], 1, planted);
+    world.steps(6_000)?;
+    world.check_settled()?;
+    world.part_for_good(NodeKey::Rep(0));
+    world.cut_outputs(0, true);
+    for _ in 0..3_000 {
+        if world.silent_links() == 3 {
+            break;
+        }
+        world.step()?;
+    }
+    world.part_rack(0);
+    world.steps(12_000)?;
+    let times = [1, 2].map(|id| world.failed_at(id));
+    world.cut_outputs(0, false);
+    world.steps(6_000)?;
+    for (id, time) in (1..).zip(times) {
+        let (time, barrier) = (time.ok_or(format!("{id} has not failed"))?, world.barrier(id));
+        if barrier > time {
+            return Err(format!("{id} has {barrier}, above {time}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_switch_that_hears_no_controller_passes_no_barrier_to_failed_processes() {
+    for seed in 0..20 {
+        deaf_rack(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    let planted = Some(Planted::Controller(Bug::CompletedUnmuted));
+    let found = (0..20).any(|seed| deaf_rack(seed, planted).is_err());
+    assert!(found, "a case that is completed too early is found by no seed");
 }
 
 #[test]

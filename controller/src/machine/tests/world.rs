@@ -2,7 +2,7 @@
 
 mod runs;
 
-pub(super) use runs::{run, run_late_command};
+pub(super) use runs::{run, run_double_death, run_late_command, run_wrong_clock, run_wrong_members};
 
 use super::nodes::{Process, Rep, keeper, sender, time};
 use crate::graph::tests::fabric;
@@ -10,8 +10,8 @@ use crate::graph::{Graph, LinkId, Node};
 use crate::machine::{Alarm, Bug, Config, Effect, Input, Machine, NodeKey, WriteId};
 use crate::record::{CaseRecord, Image, MemberState, Stage};
 use crate::store::{Change, MemoryStore, Store, StoreError, Term};
-use onepipe::ProcessId;
 use onepipe::control::{Envelope, Incarnation, Message};
+use onepipe::{ProcessId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use switch::{Nanos, Rng};
@@ -21,6 +21,10 @@ const STEP: u64 = 1_000;
 const RESPOND_WITHIN: u64 = 1_500 * STEP;
 /// Longest time after which a node connects to a new controller
 const RECONNECT_WITHIN: u64 = 3 * RESPOND_WITHIN;
+/// Largest time by which a node's values may be ahead of a controller's clock
+const AHEAD_MAX: u64 = 1_000 * STEP;
+/// Largest time by which a member's clock may be behind
+const BEHIND_MAX: u64 = 2 * AHEAD_MAX;
 /// Time after which a link is silent
 const SILENT_AFTER: u64 = 400 * STEP;
 /// Clock at the start
@@ -37,9 +41,12 @@ struct Controller {
     store: MemoryStore,
     to_nodes: BTreeMap<NodeKey, VecDeque<Envelope>>,
     from_nodes: BTreeMap<NodeKey, VecDeque<Envelope>>,
-    writes: VecDeque<(WriteId, Vec<Change>)>,
+    /// Writes, and when the store ends them at the earliest
+    writes: VecDeque<(u64, WriteId, Vec<Change>)>,
     results: VecDeque<(WriteId, Result<(), StoreError>)>,
     campaigns: bool,
+    /// By how many nanoseconds its clock is ahead of the nodes'
+    clock_error: i64,
     /// Nothing is carried between it and the nodes until then
     stalled_until: u64,
     /// Nodes that have not connected yet, and when they do
@@ -74,11 +81,17 @@ pub(super) struct World {
     applied: usize,
     decided: BTreeMap<u64, Decided>,
     times: BTreeMap<(ProcessId, Incarnation), u64>,
+    /// Incarnations that the operator declared failed, with the term in which that was
+    declared: Vec<(Term, ProcessId, Incarnation)>,
     planted: Option<Planted>,
     /// Whether failed processes wait instead of starting again
     pub(super) keeps_memory: bool,
     /// Whether some nodes need time to connect to a new controller
     pub(super) reconnects_late: bool,
+    /// Whether members have a recall to store for each failed process
+    pub(super) stores_recalls: bool,
+    /// Nanoseconds that a write takes at least
+    pub(super) store_takes: u64,
     pub(super) alarms: Vec<Alarm>,
     /// By node: messages that were delivered to it
     pub(super) inbox: BTreeMap<NodeKey, Vec<Message>>,
@@ -106,9 +119,12 @@ impl World {
             applied: 0,
             decided: BTreeMap::new(),
             times: BTreeMap::new(),
+            declared: Vec::new(),
             planted,
             keeps_memory: false,
             reconnects_late: false,
+            stores_recalls: false,
+            store_takes: 0,
             alarms: Vec::new(),
             inbox: BTreeMap::new(),
         };
@@ -173,7 +189,8 @@ impl World {
             gather: Nanos(5 * STEP),
             respond_within: Nanos(RESPOND_WITHIN),
             reconnect_within: Nanos(RECONNECT_WITHIN),
-            ahead_max: Nanos(1_000_000),
+            ahead_max: Nanos(AHEAD_MAX),
+            behind_max: Some(Nanos(BEHIND_MAX)),
             max_recalls: 1_000,
         };
         let mut machine = Machine::new(self.graph.clone(), config);
@@ -188,6 +205,7 @@ impl World {
             writes: VecDeque::new(),
             results: VecDeque::new(),
             campaigns: true,
+            clock_error: 0,
             stalled_until: 0,
             away: BTreeMap::new(),
         });
@@ -207,6 +225,7 @@ impl World {
     fn input(&mut self, n: usize, input: Input) {
         let (now, clock) = (Nanos(self.now), self.clock());
         let controller = &mut self.controllers[n];
+        let clock = clock.saturating_add_signed(controller.clock_error);
         controller.machine.on(input, now, clock);
         while let Some(effect) = controller.machine.poll_effect() {
             match effect {
@@ -216,7 +235,9 @@ impl World {
                     let envelope = Envelope::decode(&bytes).expect("just encoded");
                     controller.to_nodes.entry(node).or_default().push_back(envelope);
                 }
-                Effect::Write(id, changes) => controller.writes.push_back((id, changes)),
+                Effect::Write(id, changes) => {
+                    controller.writes.push_back((self.now + self.store_takes, id, changes));
+                }
                 Effect::Campaign => controller.campaigns = true,
                 Effect::Alarm(alarm) => self.alarms.push(alarm),
             }
@@ -240,6 +261,7 @@ impl World {
         if self.dead.contains(&node) {
             return Ok(());
         }
+        let clock = self.clock();
         self.inbox.entry(node).or_default().push(envelope.message.clone());
         self.check_times(&envelope.message)?;
         let answer = match node {
@@ -255,7 +277,12 @@ impl World {
                 if !process.terms.takes(&envelope) {
                     return Ok(());
                 }
-                process.on(envelope.message)
+                if let Message::AskClock { number } = envelope.message {
+                    let clock = Timestamp::new(clock.saturating_add_signed(process.clock_error));
+                    Some(Message::Clock { number, clock })
+                } else {
+                    process.on(envelope.message)
+                }
             }
         };
         if let Some(answer) = answer {
@@ -315,6 +342,9 @@ impl World {
                         .iter()
                         .find(|(_, (answer, _))| *answer < super::nodes::Answer::Completed);
                     match open.map(|(&case, _)| case) {
+                        Some(case) if self.stores_recalls && !process.has_stored(case) => {
+                            process.recall(case)
+                        }
                         Some(case) => process.go_on(case),
                         None => process.report(),
                     }
@@ -582,7 +612,7 @@ impl World {
         let controller = &mut self.controllers[n];
         if let Some((id, result)) = controller.results.pop_front() {
             self.input(n, Input::Written(id, result));
-        } else if let Some((id, changes)) = controller.writes.pop_front() {
+        } else if let Some((_, id, changes)) = controller.writes.pop_front_if(|(at, ..)| *at <= self.now) {
             let term = controller.machine.term().unwrap_or(Term(0));
             let result = controller.store.write(term, &changes);
             controller.results.push_back((id, result));

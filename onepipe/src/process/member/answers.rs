@@ -80,14 +80,15 @@ impl Recalls {
         self.batch.clear();
     }
 
-    fn add(&mut self, recall: StoredRecall, now: Nanos) {
+    fn add(&mut self, recall: StoredRecall) {
         if !self.waiting.contains(&recall) {
             self.waiting.push_back(recall);
         }
-        self.start(now);
     }
 
-    fn start(&mut self, now: Nanos) {
+    /// Makes a batch of what waits, if none is under way. All recalls of a notice go into one, so that a store writes
+    /// once.
+    pub(super) fn start(&mut self, now: Nanos) {
         if self.batch.is_empty() && !self.waiting.is_empty() {
             let count = self.waiting.len().min(BATCH);
             self.batch.extend(self.waiting.drain(..count));
@@ -132,10 +133,7 @@ impl Member {
     pub(super) fn answer(&mut self, message: ToController, now: Nanos) {
         let (case, answer) = match message {
             ToController::StoreRecall(recall) => {
-                self.recalls.add(recall, now);
-                if let Some(batch) = self.recalls.take_due(now) {
-                    self.send(batch);
-                }
+                self.recalls.add(recall);
                 return;
             }
             ToController::Noticed { case } => (case, Message::Noticed { case }),

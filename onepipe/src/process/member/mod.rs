@@ -273,6 +273,10 @@ impl Member {
         while let Some(message) = process.poll_to_controller() {
             self.answer(message, now);
         }
+        self.recalls.start(now);
+        if let Some(batch) = self.recalls.take_due(now) {
+            self.send(batch);
+        }
         let envelope = self.envelopes.pop_front()?;
         self.counters.sent.add(1);
         Some(envelope)
@@ -383,6 +387,10 @@ impl Member {
             }
             Message::Ping { number } => {
                 self.send(Message::Pong { number: *number });
+                Ok(())
+            }
+            Message::AskClock { number } => {
+                self.send(Message::Clock { number: *number, clock: process.timestamp(now) });
                 Ok(())
             }
             Message::YouFailed { time, .. } => {

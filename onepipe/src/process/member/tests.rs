@@ -413,7 +413,7 @@ fn a_notice_is_answered_step_by_step() {
     }];
     let store = Message::StoreRecalls { batch: 1, recalls };
     let noticed = Message::Noticed { case: 4 };
-    assert_eq!(node.sent(), [store.clone(), noticed.clone()]);
+    assert_eq!(node.sent(), [noticed.clone(), store.clone()]);
     let repeated = node.sent_after(Nanos::from_millis(1));
     assert!(repeated.contains(&store) && repeated.contains(&noticed), "{repeated:?}");
     assert_eq!(node.give(Message::RecallsStored { batch: 2 }), Err(Refused::Unexpected));
@@ -443,6 +443,17 @@ fn a_notice_is_answered_step_by_step() {
     assert_eq!(node.give(Message::Notice { case: 5, failed: Vec::new() }), Err(Refused::Unexpected));
     let own = control::Failed { id: ProcessId(0), incarnation: INCARNATION, time };
     assert_eq!(node.give(Message::Notice { case: 5, failed: vec![own] }), Err(Refused::Unexpected));
+}
+
+#[test]
+fn a_member_answers_with_its_clock() {
+    let mut node = Node::admitted();
+    node.now = node.now + Nanos(7_000);
+    node.give(Message::AskClock { number: 5 }).unwrap();
+    let sent = node.sent();
+    let [Message::Clock { number: 5, clock }] = sent[..] else { panic!("{sent:?}") };
+    let now = node.time(0);
+    assert!((0..1_000).contains(&clock.distance(now)), "{clock:?} at {now:?}");
 }
 
 #[test]

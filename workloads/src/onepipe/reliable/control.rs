@@ -179,6 +179,7 @@ impl System {
             reconnect_within: Nanos(RECONNECTS_AFTER),
             // That of the representatives, as in a plan
             ahead_max: Nanos::from_millis(10),
+            behind_max: Some(Nanos::from_millis(20)),
             max_recalls: 1000,
         };
         let mut machine = Machine::new(self.graph.clone(), config);

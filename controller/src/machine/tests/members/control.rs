@@ -43,6 +43,7 @@ impl Network {
             respond_within: Nanos(1_500 * STEP),
             reconnect_within: Nanos(3_000 * STEP),
             ahead_max: Nanos(1_000_000),
+            behind_max: None,
             max_recalls: 1_000,
         };
         let mut machine = Machine::new(self.graph.clone(), config);

@@ -135,6 +135,7 @@ impl Cell {
             respond_within: RESPOND_WITHIN,
             reconnect_within: RESPOND_WITHIN,
             ahead_max: Nanos(1_000_000),
+            behind_max: None,
             max_recalls: 1_000,
         };
         let mut machine = Machine::new(graph.clone(), config);
