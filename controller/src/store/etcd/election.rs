@@ -101,12 +101,12 @@ impl Election {
         let mut next = || values.next().flatten();
         let (network, term, leader) = (next(), next(), next());
         if let Some(pair) = &network {
-            let found = self.parse(pair, |text| u64::from_str_radix(text, 16).ok())?;
+            let found = Self::parse(pair, |text| u64::from_str_radix(text, 16).ok())?;
             if found != self.network {
                 return Err(StoreError::OtherNetwork { found, own: self.network });
             }
         }
-        let parsed = term.as_ref().map(|pair| self.parse(pair, |text| text.parse().ok())).transpose()?;
+        let parsed = term.as_ref().map(|pair| Self::parse(pair, |text| text.parse().ok())).transpose()?;
         Ok(Seen {
             is_known: network.is_some(),
             term: parsed.unwrap_or(0),
@@ -115,7 +115,7 @@ impl Election {
         })
     }
 
-    fn parse<T>(&self, pair: &KeyValue, parse: impl Fn(&str) -> Option<T>) -> Result<T, StoreError> {
+    fn parse<T>(pair: &KeyValue, parse: impl Fn(&str) -> Option<T>) -> Result<T, StoreError> {
         let text = String::from_utf8_lossy(pair.value());
         let key = String::from_utf8_lossy(pair.key());
         parse(&text).ok_or_else(|| StoreError::Torn(format!("etcd has `{text}` as {key}")))
