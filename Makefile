@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test lint fresh e2e soak mutants bench report check-report instructions fuzz doctor clean
+.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test etcd lint fresh e2e soak mutants bench report check-report instructions fuzz doctor clean
 
 CARGO ?= cargo
 # Build directory of cargo
@@ -41,6 +41,12 @@ else
 	$(CARGO) test --locked --workspace --no-fail-fast -- --quiet --skip servers_agree_and_the_switch_saves_packets
 	$(CARGO) test --locked --workspace --test it -- --quiet servers_agree_and_the_switch_saves_packets
 endif
+
+etcd: ## lint and test the controller's store in etcd (feature etcd), with servers that are killed and paused; two minutes (SEEDS=20: more drawn faults)
+	@scripts/deps.sh build etcd
+	$(CARGO) clippy --locked -p controller -p understudy --features etcd --all-targets -- -D warnings
+	$(if $(SEEDS),SEEDS=$(SEEDS)) $(CARGO) test --locked -p controller --features etcd --lib store::
+	$(CARGO) test --locked -p understudy --features etcd --test it controller::
 
 lint: ## check formatting, clippy, rustdoc and links of the docs, with warnings denied; licences and sources of dependencies (deny.toml)
 	@scripts/deps.sh build lint

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs missing Debian packages and cargo tools of the groups that are named:
-#   deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [fresh] [lint] [mutants] [mutants-of-a-file]
+#   deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [etcd] [fresh] [lint] [mutants] [mutants-of-a-file]
 # Prints nothing if nothing is missing. Uses sudo unless it runs as root.
 set -euo pipefail
 
@@ -11,6 +11,7 @@ declare -A packages=(
     [e2e]="python3 build-essential qemu-system-x86 iproute2 iputils-ping ethtool procps tcpdump cpio busybox-static xz-utils"
     [bench]="dpdk-dev"
     [instructions]="valgrind"
+    [etcd]="etcd-server protobuf-compiler libprotobuf-dev"
     [fresh]="mmdebstrap"
     [lint]=""
     [mutants]=""
@@ -35,8 +36,13 @@ if ((${#missing[@]})); then
         sudo=(sudo)
     fi
     export DEBIAN_FRONTEND=noninteractive
+    # Debian starts etcd when it is installed; the tests start servers of their own.
+    had_etcd=$(command -v etcd || true)
     "${sudo[@]}" apt-get update -q
     "${sudo[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}"
+    if [ -z "$had_etcd" ] && command -v etcd >/dev/null && [ -d /run/systemd/system ]; then
+        "${sudo[@]}" systemctl disable --now etcd
+    fi
 fi
 
 # Without default features: manifests and licences are checked; advisories, which need the network, are not.

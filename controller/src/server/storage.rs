@@ -41,7 +41,20 @@ pub(super) fn spawn(
                     leads = matches!(result, Ok(Some(_)));
                     Stored::Campaigned(result)
                 }
-                Ok(Job::Write(id, term, changes)) => Stored::Written(id, store.write(term, &changes)),
+                Ok(Job::Write(id, term, changes)) => {
+                    let result = store.write(term, &changes);
+                    // The write will be tried again, so that the thread may never be idle.
+                    let is_over =
+                        matches!(result, Err(StoreError::Unavailable(_))) && leads && !store.leads();
+                    if done.send(Stored::Written(id, result)).is_err() {
+                        return;
+                    }
+                    if !is_over {
+                        continue;
+                    }
+                    leads = false;
+                    Stored::Deposed
+                }
                 Err(RecvTimeoutError::Timeout) if leads && !store.leads() => {
                     leads = false;
                     Stored::Deposed

@@ -151,7 +151,7 @@ impl Worker {
                 self.input(Input::Written(id, result));
             }
             Stored::Deposed => {
-                warn!("Another controller leads.");
+                warn!("This controller does not lead any more.");
                 self.input(Input::Deposed);
                 self.retry = Some(self.now());
             }

@@ -1,8 +1,12 @@
 //! Durable records of one network, written by one leader at a time.
 
+#[cfg(feature = "etcd")]
+pub mod etcd;
 mod memory;
 mod redb;
 
+#[cfg(feature = "etcd")]
+pub use self::etcd::{EtcdConfig, EtcdStore};
 pub use self::redb::RedbStore;
 pub use memory::{Fault, MemoryStore};
 
@@ -65,7 +69,7 @@ pub enum StoreError {
     /// The store is that of another network
     #[error(
         "the store belongs to the network {found:016x}, this is {own:016x}; name the store of this topology, or \
-         a new file"
+         a new file or prefix"
     )]
     OtherNetwork {
         /// Network of the store
@@ -94,3 +98,6 @@ pub trait Store: Send {
     /// Returns whether the term may still lead. A hint: safety rests on `write` and on the terms at the nodes.
     fn leads(&self) -> bool;
 }
+
+#[cfg(test)]
+mod laws;

@@ -43,8 +43,38 @@ settings::table! {
 settings::table! {
     /// Store of the controller
     pub(crate) enum StoreKeys "`store`";
-    /// File, which one controller has open at a time. It is created if there is none
-    file: () = special("path") => required() example("controller.redb");
+    /// File, which one controller has open at a time. It is created if there is none. Either this or `etcd`
+    file: () = special("path") => optional("the store is in etcd") example("controller.redb");
+    /// URLs of the servers of etcd, which the controllers of a network share; `http` only. Needs a program built with `--features etcd`
+    etcd: Vec<String> = other("list of URLs", |value| value.list_of(url)) => optional("the store is a file") example(["http://10.9.0.1:2379"]);
+    /// Beginning of the keys in etcd. Each network has its own, and none is below another's
+    prefix: String = other("path", prefix) => default("/1pipe");
+    /// Time for which a controller leads without an answer of etcd, which rounds it up to seconds, and to its own least (Debian's: 2 s)
+    lease_ms: Nanos = millis(1000..=60_000) => default(2000);
+}
+
+/// Where decisions are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StoreConfig {
+    File(PathBuf),
+    Etcd {
+        /// URLs, at least one
+        servers: Vec<String>,
+        prefix: String,
+        lease: Nanos,
+    },
+}
+
+impl core::fmt::Display for StoreConfig {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Etcd { servers, prefix, lease } => {
+                let milliseconds = lease.0 / 1_000_000;
+                write!(f, "{prefix} in etcd at {}, leases of {milliseconds} ms", servers.join(", "))
+            }
+        }
+    }
 }
 
 /// Contents of a controller's file, with what it names.
@@ -56,8 +86,7 @@ pub(crate) struct ControllerConfig {
     pub(crate) topology: PathBuf,
     /// File of the secret
     pub(crate) secret_file: Option<PathBuf>,
-    /// File of the store
-    pub(crate) store: PathBuf,
+    pub(crate) store: StoreConfig,
     /// Where observers connect
     pub(crate) observe: ObserveConfig,
 }
@@ -82,11 +111,7 @@ pub(super) fn read(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Op
     let secret = secret_value.as_ref().and_then(|value| secret(value, &path(value)?));
     let topology = table.value(Keys::topology);
     let topology = topology.and_then(|value| Some((path(&value)?, network(&value, &path(&value)?)?)));
-    let store = table.inline(Keys::store).and_then(|table| {
-        let file = table.value(StoreKeys::file).as_ref().and_then(path);
-        table.finish();
-        file
-    });
+    let store = table.inline(Keys::store).and_then(|table| store(table, folder));
     if let (Some(listen), None) = (&listen, &secret_value) {
         check_loopback(listen, problems);
     }
@@ -108,6 +133,83 @@ pub(super) fn read(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Op
     let graph = Graph::of(&network.topology, &network.plan, id);
     let server = controller::server::Config { listen: listen?.into_inner(), secret, machine };
     Some(ControllerConfig { server, graph, topology, secret_file, store: store?, observe })
+}
+
+/// Reads the store, which is a file or in etcd.
+fn store(table: Table<'_>, folder: &Path) -> Option<StoreConfig> {
+    let file = table.value(StoreKeys::file);
+    let path = file.as_ref().and_then(|value| value.text()).map(|text| folder.join(text));
+    let etcd_span = table.span_of(StoreKeys::etcd);
+    let servers = table.read(StoreKeys::etcd);
+    let (prefix, lease) = (table.read(StoreKeys::prefix), table.read(StoreKeys::lease_ms));
+    let complain = |span, message: &str, label: &str, help: &str| {
+        table.problems().add(Problem::at(span, message).label(label).help(help));
+    };
+    match (&file, &etcd_span) {
+        (Some(_), Some(span)) => {
+            let message = "`store` has both `file` and `etcd`";
+            complain(span.clone(), message, "a second store", "remove one of them");
+        }
+        (None, None) => {
+            let help = "write `file = \"controller.redb\"` or `etcd = [\"http://10.9.0.1:2379\"]`";
+            table.problems().add(table.problem("`store` has neither `file` nor `etcd`").help(help));
+        }
+        _ => {}
+    }
+    if let (Some(span), Some(true)) = (&etcd_span, servers.as_ref().map(Vec::is_empty)) {
+        let help = "write at least one URL, such as `[\"http://10.9.0.1:2379\"]`";
+        complain(span.clone(), "`etcd` names no server", "an empty list", help);
+    }
+    if etcd_span.is_none() && file.is_some() {
+        let spans = [table.span_of(StoreKeys::prefix), table.span_of(StoreKeys::lease_ms)];
+        for (name, span) in ["prefix", "lease_ms"].into_iter().zip(spans) {
+            if let Some(span) = span {
+                let message = format!("`{name}` is not valid for a store in a file");
+                complain(span, &message, "for `etcd` only", "remove it");
+            }
+        }
+    }
+    table.finish();
+    match servers {
+        Some(servers) => Some(StoreConfig::Etcd { servers, prefix, lease }),
+        None => path.map(StoreConfig::File),
+    }
+}
+
+/// Reads the URL of a server: `http`, a host and a port.
+fn url(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    let is_host = |host: &str| {
+        let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        inner.map_or_else(
+            || !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c)),
+            |inner| inner.parse::<core::net::Ipv6Addr>().is_ok(),
+        )
+    };
+    let address = text.strip_prefix("http://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
+    let is_valid = address
+        .and_then(|address| address.rsplit_once(':'))
+        .is_some_and(|(host, port)| is_host(host) && port.parse::<u16>().is_ok_and(|port| port != 0));
+    if !is_valid {
+        let problem = value.problem(format!("`{text}` is not the URL of a server of etcd"));
+        let help = "write such as `\"http://10.9.0.1:2379\"`; TLS (`https`) is not supported";
+        value.add(problem.label("not such a URL").help(help));
+    }
+    is_valid.then(|| text.to_owned())
+}
+
+/// Reads the beginning of keys.
+fn prefix(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    let is_valid = text.strip_prefix('/').is_some_and(|rest| {
+        !rest.is_empty() && !rest.ends_with('/') && rest.chars().all(|c| c.is_ascii_graphic())
+    });
+    if !is_valid {
+        let problem = value.problem(format!("`{text}` is not a prefix of keys"));
+        let help = "write such as `\"/1pipe\"`: a slash, and printable ASCII that does not end with a slash";
+        value.add(problem.label("not a prefix").help(help));
+    }
+    is_valid.then(|| text.to_owned())
 }
 
 fn address(value: &Value<'_>) -> Option<SocketAddr> {

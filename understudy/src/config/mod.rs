@@ -14,7 +14,7 @@ mod topology;
 
 pub(crate) use settings::{Finding, Report};
 
-pub(crate) use controller::ControllerConfig;
+pub(crate) use controller::{ControllerConfig, StoreConfig};
 pub(crate) use rfc2544::{Rfc2544Config, Traffic};
 pub(crate) use topology::{Controller, Network, System};
 

@@ -4,12 +4,12 @@ pub(crate) mod metrics;
 mod operator;
 mod report;
 
-use crate::config::{self, ControllerConfig};
+use crate::config::{self, ControllerConfig, StoreConfig};
 use crate::observe::{Instance, Observer};
 use crate::output::{print, print_error};
 use crate::system::{catch_signals, now, parse_seconds};
 use ::controller::server::Controller;
-use ::controller::store::RedbStore;
+use ::controller::store::{RedbStore, Store, StoreError};
 use clap::Subcommand;
 use core::net::SocketAddr;
 use metrics::Metrics;
@@ -124,17 +124,37 @@ fn raise_limit(nodes: usize) {
     }
 }
 
+/// Opens the store of a network.
+fn open(config: &StoreConfig, network: u64) -> Result<Box<dyn Store>, miette::Report> {
+    let failed = |error: StoreError| explain(&error.to_string());
+    match config {
+        StoreConfig::File(path) => Ok(Box::new(RedbStore::open(path, network).map_err(failed)?)),
+        #[cfg(feature = "etcd")]
+        StoreConfig::Etcd { servers, prefix, lease } => {
+            let config = ::controller::store::EtcdConfig {
+                servers: servers.clone(),
+                prefix: prefix.clone(),
+                lease: Duration::from_nanos(lease.0),
+            };
+            Ok(Box::new(::controller::store::EtcdStore::open(&config, network).map_err(failed)?))
+        }
+        #[cfg(not(feature = "etcd"))]
+        StoreConfig::Etcd { .. } => Err(explain(
+            "this program has no stores in etcd; build it with `cargo build --release --features etcd` (Debian: \
+             protobuf-compiler and libprotobuf-dev), or write `store = { file = \"controller.redb\" }`",
+        )),
+    }
+}
+
 fn serve(args: &Args, config: ControllerConfig) -> Result<ExitCode, miette::Report> {
     let stop = catch_signals()?;
     let (processes, switches) = (config.graph.processes().count(), config.graph.switches().len());
     raise_limit(processes + switches);
-    let store = RedbStore::open(&config.store, config.server.machine.network)
-        .map_err(|error| explain(&error.to_string()))?;
-    let mut controller =
-        Controller::start(config.graph, &config.server, Box::new(store)).map_err(|error| {
-            let what = format!("cannot listen at {}: {error}", config.server.listen);
-            explain(&format!("{what}; write another `listen`, or end the program that has this address"))
-        })?;
+    let store = open(&config.store, config.server.machine.network)?;
+    let mut controller = Controller::start(config.graph, &config.server, store).map_err(|error| {
+        let what = format!("cannot listen at {}: {error}", config.server.listen);
+        explain(&format!("{what}; write another `listen`, or end the program that has this address"))
+    })?;
     info!(
         "The controller of {processes} processes and {switches} switches is ready at {}. Ctrl-C ends it.",
         controller.address()
@@ -189,7 +209,7 @@ pub(crate) fn summary(path: &Path, config: &ControllerConfig) -> String {
             ),
         ),
         ("listen", format!("{}, {secret}", server.listen)),
-        ("store", config.store.display().to_string()),
+        ("store", config.store.to_string()),
         (
             "waits",
             format!(

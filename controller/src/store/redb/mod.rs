@@ -124,10 +124,13 @@ impl Store for RedbStore {
 
     fn write(&mut self, term: Term, changes: &[Change]) -> Result<(), StoreError> {
         assert!(changes.len() <= MAX_CHANGES, "{} changes in one write", changes.len());
+        if self.term != Some(term) {
+            return Err(StoreError::OtherTerm);
+        }
         let path = self.path.clone();
         let database = self.database()?;
         let (stored, writes) = guarded(&path, || Ok((meta(database, TERM)?, meta(database, WRITES)?)))?;
-        if stored != term.0.into() || self.term != Some(term) {
+        if stored != term.0.into() {
             self.term = None;
             return Err(StoreError::OtherTerm);
         }

@@ -317,7 +317,7 @@ fn all_mistakes_of_a_file_are_reported_with_their_lines() {
     std::fs::set_permissions(files.path("secret"), std::fs::Permissions::from_mode(0o644)).unwrap();
     files.write("network.toml", TOPOLOGY.replace("id = 2", "id = 1").as_bytes());
     let file = "[controller]\nlisten = \"nowhere\"\ntopology = \"network.toml\"\nsecret_file = \"secret\"\n\
-                store = { etcd = [\"http://10.9.0.1:2379\"] }\nrespond_within_ms = 0\nfial_after_intervals = 3\n";
+                store = { file = \"a\", etcd = [\"https://10.9.0.1\"], prefix = \"1pipe/\", lease_ms = 10 }\nrespond_within_ms = 0\nfial_after_intervals = 3\n";
     files.write("controller.toml", file.as_bytes());
     let output = understudy(&["check", "--json", &files.path("controller.toml")]);
     assert_eq!(output.status.code(), Some(2));
@@ -334,8 +334,10 @@ fn all_mistakes_of_a_file_are_reported_with_their_lines() {
     find(2, "`nowhere` is not an address");
     find(3, "the topology is not valid");
     find(4, "other users may use the secret");
-    find(5, "has no `file`");
-    find(5, "`etcd`");
+    find(5, "`store` has both `file` and `etcd`");
+    find(5, "`https://10.9.0.1` is not the URL");
+    find(5, "`1pipe/` is not a prefix");
+    find(5, "lease_ms");
     find(6, "respond_within_ms");
     find(7, "fial_after_intervals");
 
@@ -348,5 +350,42 @@ fn all_mistakes_of_a_file_are_reported_with_their_lines() {
     assert_eq!(output.status.code(), Some(2), "{errors}");
     for words in ["there is no `secret_file`", "below the topology's `dead_after_intervals`"] {
         assert!(errors.contains(words), "{words} is missing: {errors}");
+    }
+}
+
+#[test]
+fn each_mistake_of_a_store_is_reported() {
+    let files = Files::new(1000);
+    let file = std::fs::read_to_string(files.path("controller.toml")).unwrap();
+    for (store, message) in [
+        ("{}", "`store` has neither `file` nor `etcd`"),
+        ("{ etcd = [] }", "`etcd` names no server"),
+        ("{ etcd = [\"http://:2379\"] }", "`http://:2379` is not the URL"),
+        ("{ etcd = [\"http://[::1]:0\"] }", "`http://[::1]:0` is not the URL"),
+        ("{ file = \"a\", lease_ms = 2000 }", "`lease_ms` is not valid for a store in a file"),
+    ] {
+        let file = file.replace("{ file = \"controller.redb\" }", store);
+        files.write("controller.toml", file.as_bytes());
+        let output = understudy(&["controller", &files.path("controller.toml")]);
+        assert_eq!(output.status.code(), Some(2), "{store}");
+        assert!(text(&output.stderr).contains(message), "{store}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_program_without_etcd_names_the_feature() {
+    let files = Files::new(1000);
+    let store = "{ etcd = [\"http://[::1]:1\", \"http://etcd-2.example:2379\"], prefix = \"/a/b\" }";
+    let file = std::fs::read_to_string(files.path("controller.toml")).unwrap();
+    let file = file.replace("{ file = \"controller.redb\" }", store);
+    files.write("controller.toml", file.as_bytes());
+    let output = understudy(&["check", &files.path("controller.toml")]);
+    assert!(text(&output.stdout).contains("/a/b in etcd at http://[::1]:1, http://etcd-2"), "{output:?}");
+    let output = understudy(&["controller", &files.path("controller.toml"), "--for", "0.2"]);
+    if cfg!(feature = "etcd") {
+        assert!(output.status.success(), "servers that do not answer end nothing: {output:?}");
+    } else {
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).contains("--features etcd"), "{}", text(&output.stderr));
     }
 }
