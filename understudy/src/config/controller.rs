@@ -138,7 +138,7 @@ pub(super) fn read(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Op
 /// Reads the store, which is a file or in etcd.
 fn store(table: Table<'_>, folder: &Path) -> Option<StoreConfig> {
     let file = table.value(StoreKeys::file);
-    let path = file.as_ref().and_then(|value| value.text()).map(|text| folder.join(text));
+    let path = file.as_ref().and_then(Value::text).map(|text| folder.join(text));
     let etcd_span = table.span_of(StoreKeys::etcd);
     let servers = table.read(StoreKeys::etcd);
     let (prefix, lease) = (table.read(StoreKeys::prefix), table.read(StoreKeys::lease_ms));
