@@ -55,7 +55,7 @@ lint: ## check formatting, clippy, rustdoc and links of the docs, with warnings 
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 	scripts/check_links.py
 	$(CARGO) deny --locked check licenses bans sources
-	$(CARGO) deny --locked --manifest-path fuzz/libfuzzer/Cargo.toml --config $(CURDIR)/deny.toml check licenses bans sources
+	$(CARGO) deny --locked --manifest-path fuzz/libfuzzer/Cargo.toml --config $(CURDIR)/deny.toml check -A unused-wrapper licenses bans sources
 
 fresh: ## run `make run` and `make test` in a new minimal Debian 12 (root); 25 minutes (COMMANDS="'make run'": other commands)
 	$(AS_ROOT) scripts/fresh.sh $(COMMANDS)

@@ -515,7 +515,7 @@ const fn average(round_trip: u64, sample: u64) -> u64 {
     if round_trip == 0 {
         sample
     } else if sample < round_trip {
-        (round_trip + sample) / 2
+        u64::midpoint(round_trip, sample)
     } else {
         (7 * round_trip + sample) / 8
     }

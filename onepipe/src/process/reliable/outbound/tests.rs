@@ -101,7 +101,9 @@ fn timeouts_grow_until_a_round_trip_is_known() {
 fn samples_of_lost_acks_do_not_make_timeouts_long_for_ever() {
     let mut outbound = outbound();
     let mut exchange = |sent: &[(u32, u64)], now: u64| {
-        sent.iter().for_each(|&(number, at)| send(&mut outbound, number, at));
+        for &(number, at) in sent {
+            send(&mut outbound, number, at);
+        }
         let (highest, body) = ack(u64::from(sent[sent.len() - 1].0) + 1, 0, GRANT);
         outbound.on_ack(highest, &body, Nanos(now), &mut Vec::new()).unwrap();
         outbound.round_trip
