@@ -509,13 +509,13 @@ impl Outbound {
     }
 }
 
-/// Returns the average round trip after a sample. It falls faster than it rises: a sample that was too long,
-/// because ACKs were lost, makes timeouts long, and few packets give a sample then.
+/// Returns the average round trip after a sample. A much shorter sample halves it: one that was too long, because
+/// ACKs were lost, makes timeouts long, and few packets give a sample then.
 const fn average(round_trip: u64, sample: u64) -> u64 {
     if round_trip == 0 {
         sample
-    } else if sample < round_trip {
-        u64::midpoint(round_trip, sample)
+    } else if sample < round_trip / 4 {
+        round_trip / 2
     } else {
         (7 * round_trip + sample) / 8
     }
