@@ -463,7 +463,13 @@ HOST = PORT + '[nic]\naddresses = ["10.0.0.1/24"]\n'
 
 def polls(pid: int) -> bool:
     """Returns whether a process has a worker, so that its control thread monitors the links."""
-    return any(Path(f"/proc/{pid}/task/{thread}/comm").read_text() == "worker-0\n" for thread in os.listdir(f"/proc/{pid}/task"))
+    def name(thread: str) -> str:
+        try:
+            return Path(f"/proc/{pid}/task/{thread}/comm").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return ""  # It has ended since it was listed.
+
+    return any(name(thread) == "worker-0\n" for thread in os.listdir(f"/proc/{pid}/task"))
 
 
 def case_exit(arguments: argparse.Namespace, folder: Path) -> str:
