@@ -90,7 +90,7 @@ impl World {
         Ok(())
     }
 
-    /// Goes on for at most so many steps, until the first controller writes a decision. Returns whether it does.
+    /// Runs until the first controller writes a decision, for at most `steps` steps. Returns whether it does.
     fn steps_until_deciding(&mut self, steps: usize) -> Result<bool, String> {
         for _ in 0..steps {
             if self.is_deciding() {
