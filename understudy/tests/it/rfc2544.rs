@@ -99,8 +99,8 @@ fn a_ring_without_a_device_has_a_complete_report() {
     }
 }
 
-/// A thread that sleeps waits for its CPU at each wake-up, if only for microseconds, which `min_core = 1` does not
-/// accept.
+/// A thread that sleeps waits for its CPU at almost each wake-up, if only for microseconds, which `min_core = 1` does
+/// not accept. A trial may be lucky, but not all trials of all figures.
 #[test]
 fn a_test_without_its_core_says_so_and_fails() {
     let folder = tempfile::tempdir().unwrap();
@@ -112,7 +112,6 @@ fn a_test_without_its_core_says_so_and_fails() {
     let printed = text(&run.stdout);
     assert_eq!(run.status.code(), Some(1), "{printed}");
     assert!(printed.contains("NOT MEASURED: ") && printed.contains("preempted"), "{printed}");
-    assert!(!printed.contains("Latency (26.2)"), "an empty table is not printed: {printed}");
     let run = understudy(&["bench", "rfc2544", &config, "--json"]);
     assert_eq!((run.status.code(), report(&run)["complete"].as_bool()), (Some(1), Some(true)));
     assert!(text(&run.stderr).contains("or accept less by `min_core`, which is 1"), "{}", text(&run.stderr));
