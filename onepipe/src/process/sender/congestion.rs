@@ -105,9 +105,12 @@ impl Dctcp {
         }
     }
 
-    /// Sets the window to a packet after a timeout.
+    /// Sets the window to a packet after a timeout. Further timeouts without progress keep the slow-start threshold
+    /// (RFC 5681, section 3.1): else the window would grow by a packet a round trip from then on.
     pub(in super::super) fn on_timeout(&mut self) {
-        self.threshold = (self.window / 2).max(self.min_window);
+        if self.window > self.min_window {
+            self.threshold = (self.window / 2).max(2 * self.min_window);
+        }
         self.set(self.min_window);
     }
 }
@@ -145,6 +148,20 @@ mod tests {
         assert_eq!(dctcp.window(), 1000);
         rounds(&mut dctcp, 60_000, 0);
         assert_eq!(dctcp.window(), 1_000_000, "the maximum");
+    }
+
+    #[test]
+    fn repeated_timeouts_keep_the_slow_start_threshold() {
+        let mut dctcp = Dctcp::new(64_000, 1000, 1_000_000, Psn::ZERO);
+        for _ in 0..5 {
+            dctcp.on_timeout();
+        }
+        rounds(&mut dctcp, 2, 0);
+        assert_eq!(dctcp.window(), 21_000, "10,000 bytes a round are acknowledged");
+        rounds(&mut dctcp, 2, 0);
+        let before = dctcp.window();
+        rounds(&mut dctcp, 1, 0);
+        assert!(before > 32_000 && dctcp.window() < before + 1000, "half of the window of the first timeout");
     }
 
     #[test]
