@@ -65,6 +65,7 @@ struct Input {
     muted: bool,
     /// Whether the register has reached the floor, if the link counts
     caught: bool,
+    /// Whether none of the sources is heard. A link that does not count has to be heard first.
     silent: bool,
     /// Whether a change of `caught` or `silent` was not reported yet
     changed: bool,
@@ -193,17 +194,15 @@ impl Commit {
     ) -> Source {
         let any_source = self.has_bug(Bug::AnyCommitSource);
         let input = &mut self.inputs[link];
-        if !input.counted && !input.silent {
-            return Source::Known;
-        }
+        let counted = input.counted;
         if !source.is_some_and(|qpn| input.sources.contains(&qpn)) && !any_source {
-            return if input.counted { Source::Unknown } else { Source::Known };
+            return if counted { Source::Unknown } else { Source::Known };
         }
         input.heard_at = self.ticks;
         if core::mem::take(&mut input.silent) {
             self.report(link);
         }
-        if let Some(commit) = commit {
+        if let Some(commit) = commit.filter(|_| counted) {
             let time = self.reach(commit);
             self.raise(link, time);
         }
@@ -266,6 +265,9 @@ impl Commit {
             input.caught = input.register >= input.floor || ignores_floor;
             (input.heard_at, input.silent) = (self.ticks, false);
         }
+        if !setting.counted && input.sources != setting.sources {
+            input.silent = !setting.sources.is_empty();
+        }
         (input.counted, input.frozen, input.muted) = (setting.counted, setting.frozen, setting.muted);
         core::mem::swap(&mut input.sources, &mut setting.sources);
         let register = match input {
@@ -289,7 +291,7 @@ impl Commit {
             self.next = if link + 1 < links { link + 1 } else { 0 };
             let input = &mut self.inputs[link];
             let is_late = self.ticks - input.heard_at > self.fail_after_ticks;
-            if input.counted && is_late && !core::mem::replace(&mut input.silent, true) {
+            if !input.sources.is_empty() && is_late && !core::mem::replace(&mut input.silent, true) {
                 self.report(link);
             }
         }

@@ -25,6 +25,8 @@ pub enum Bug {
     CompletedUnmuted,
     /// A member fails if the other members' clocks are ahead of its own
     FastClocksBelieved,
+    /// The link of a process that registers counts before it is heard
+    UnheardCounts,
     /// Each member's recalls are written as soon as possible, so that others need further writes
     RecallsOneByOne,
 }

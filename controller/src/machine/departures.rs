@@ -37,6 +37,8 @@ impl Machine {
         match record.state {
             MemberState::Left => return self.send(node, Message::Left { id, incarnation }),
             MemberState::Member => {}
+            // It may never be heard. No member knows it, and it has sent and received nothing.
+            MemberState::Joining if self.is_listening(id) => return self.store_departure(id, (0, 0)),
             // One that joins is admitted first: not all know it yet, and it does not know all that may send to it.
             MemberState::Joining | MemberState::Failed | MemberState::Gone => return,
         }

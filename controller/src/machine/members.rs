@@ -1,10 +1,11 @@
 //! Processes: incarnations and admission.
 //!
-//! A process's link counts before the process may send. Only then is it known after which time its messages
-//! may lie: above every barrier that any node has sent without waiting for it.
+//! A process's link counts once it is heard in both directions: one that is dead would hold the commit barrier of
+//! all others until it is found silent. It counts before the process may send. Only then is it known after which
+//! time its messages may lie: above every barrier that any node has sent without waiting for it.
 
 use super::writes::Then;
-use super::{Alarm, Leader, Machine, NodeKey};
+use super::{Alarm, Bug, Leader, Machine, NodeKey};
 use crate::graph::LinkId;
 use crate::record::{Key, LinkRecord, LinkState, MemberRecord, MemberState, RecallRecord, Stage, Value};
 use crate::store::MAX_CHANGES;
@@ -18,12 +19,16 @@ use switch::Nanos;
 pub(super) struct Join {
     phase: Phase,
     since: Nanos,
+    /// Time since which the process has no connection, if it has none
+    alone_since: Option<Nanos>,
     /// Whether the operator knows that the join waits
     alarmed: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
+    /// Its link is not heard yet, and does not count
+    Listening,
     /// Its link is about to count at all representatives
     Counting,
     /// Members learn of it
@@ -60,9 +65,17 @@ impl Machine {
 
     fn start_join(&mut self, id: ProcessId) {
         let since = self.now;
-        let leader = self.leader_mut();
-        leader.epoch += 1;
-        leader.joins.insert(id, Join { phase: Phase::Counting, since, alarmed: false });
+        let join = Join { phase: Phase::Listening, since, alone_since: None, alarmed: false };
+        self.leader_mut().joins.insert(id, join);
+    }
+
+    /// Returns whether a process is joining whose link is not heard yet, so that it does not count. Members do not know
+    /// of the process.
+    pub(super) fn is_listening(&self, id: ProcessId) -> bool {
+        let leader = self.leader();
+        let absent = |link: LinkId| leader.image.links.get(&link.0) == Some(&LinkState::Absent);
+        leader.state(id) == Some(MemberState::Joining)
+            && self.graph.place(id).is_some_and(|place| absent(place.up) || absent(place.down))
     }
 
     /// Returns whether a process's clock shows about the time of this controller's, and refuses the process if not.
@@ -106,6 +119,8 @@ impl Machine {
             if living && record.boot == boot {
                 return self.resend(node);
             }
+            // Nothing depends on an incarnation that no member knows.
+            let living = living && !self.is_listening(id);
             if living && !self.leader().is_silent(place.up) {
                 self.alarm(Alarm::Living(id));
                 return self.send(node, Message::Refused { reason: Reason::Living });
@@ -133,6 +148,7 @@ impl Machine {
             self.leader_mut().writes.add(changes, Then::Forgotten);
             return self.send(node, wait(Reason::Undecided));
         }
+        let unheard = self.has(Bug::UnheardCounts);
         let writes = &mut self.leader_mut().writes;
         let qpn = writes.queue_pairs(1);
         let (incarnation, next) = writes.incarnation();
@@ -149,7 +165,10 @@ impl Machine {
             recalls: 0,
         };
         changes.extend([record.put_at(Key::Member(id, incarnation)), next]);
-        changes.extend([place.up, place.down].map(|link| Key::Link(link.0).delete()));
+        let state = LinkRecord { state: LinkState::Absent };
+        let counts = |link: LinkId| Key::Link(link.0).delete();
+        let listens = |link: LinkId| state.put_at(Key::Link(link.0));
+        changes.extend([place.up, place.down].map(|link| if unheard { counts(link) } else { listens(link) }));
         writes.add(changes, Then::Joining(id));
     }
 
@@ -234,7 +253,8 @@ impl Machine {
 
     /// Has joins begin again, as what counts has changed.
     pub(super) fn restart_joins(&mut self) {
-        self.leader_mut().joins.values_mut().for_each(|join| join.phase = Phase::Counting);
+        let counting = self.leader_mut().joins.values_mut().filter(|join| join.phase != Phase::Listening);
+        counting.for_each(|join| join.phase = Phase::Counting);
     }
 
     /// Takes joins to their next phase. They wait while a case is open, and restart after it.
@@ -256,6 +276,7 @@ impl Machine {
             }
             let phase = self.leader().joins[&id].phase.clone();
             let next = match phase {
+                Phase::Listening => self.listen(id),
                 Phase::Counting => self.count(id, settled),
                 Phase::Announcing { joined, answered } => {
                     let members = self.leader().members();
@@ -291,12 +312,41 @@ impl Machine {
         Some(Phase::Announcing { joined, answered })
     }
 
+    /// Returns the next phase if a process's link is heard.
+    fn listen(&mut self, id: ProcessId) -> Option<Phase> {
+        if !self.is_listening(id) {
+            // What nodes have acknowledged has to be later than this.
+            self.leader_mut().epoch += 1;
+            return Some(Phase::Counting);
+        }
+        let (node, now) = (NodeKey::Process(id), self.now);
+        if self.is_late_join(id) {
+            self.alarm(Alarm::JoinUnheard(id));
+            self.send(node, Message::Wait { reason: Reason::NoPath, of: id.0 });
+        }
+        let is_alone = !self.up.contains(&node);
+        let join = self.leader_mut().joins.get_mut(&id).expect("it is there");
+        join.alone_since = is_alone.then(|| join.alone_since.unwrap_or(now));
+        if let Some(since) = join.alone_since
+            && self.is_overdue(node, since)
+        {
+            // Others wait for the answers of those that join.
+            self.suspect_node(node);
+        }
+        None
+    }
+
+    /// Returns whether a join has waited for long; once.
+    fn is_late_join(&mut self, id: ProcessId) -> bool {
+        let late = self.is_late(self.leader().joins[&id].since);
+        let join = self.leader_mut().joins.get_mut(&id).expect("it is there");
+        late && !core::mem::replace(&mut join.alarmed, true)
+    }
+
     /// Returns the next phase if a process's link counts everywhere.
     fn count(&mut self, id: ProcessId, settled: Result<(), u16>) -> Option<Phase> {
         if let Err(switch) = settled {
-            let late = self.is_late(self.leader().joins[&id].since);
-            let join = self.leader_mut().joins.get_mut(&id).expect("it is there");
-            if late && !core::mem::replace(&mut join.alarmed, true) {
+            if self.is_late_join(id) {
                 self.alarm(Alarm::JoinWaits(switch));
                 self.send(
                     NodeKey::Process(id),

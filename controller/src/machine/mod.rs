@@ -123,6 +123,9 @@ pub enum Alarm {
     /// A join waits for a representative
     #[error("joins wait for the representative of switch {0}")]
     JoinWaits(u16),
+    /// The link of a process that joins is dead in one direction or both
+    #[error("process {0} waits to join: its link is not heard; mend the link or what sends on it")]
+    JoinUnheard(ProcessId),
     /// Receivers that could not be stopped
     #[error(
         "processes {1:?} could not be stopped in case {0}; they may deliver messages that others discard"

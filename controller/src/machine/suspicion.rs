@@ -377,7 +377,10 @@ impl Machine {
             let pending = !leader.image.links.contains_key(&link.0);
             counted.contains(&link) && !dead.contains(&link) && !(relied_only && pending)
         };
-        Rest { failed: self.graph.failed(&leader.unfailed(), usable), dead }
+        // One whose link does not count yet is not connected, and takes no part.
+        let mut processes = leader.unfailed();
+        processes.retain(|&id| suspicion.nodes.contains(&NodeKey::Process(id)) || !self.is_listening(id));
+        Rest { failed: self.graph.failed(&processes, usable), dead }
     }
 
     /// Removes dead links, if no process fails by that.

@@ -8,7 +8,9 @@ mod outages;
 mod world;
 
 use super::Bug;
-use world::{Planted, World, run, run_double_death, run_late_command, run_wrong_clock, run_wrong_members};
+use world::{
+    Planted, World, run, run_double_death, run_late_command, run_unheard, run_wrong_clock, run_wrong_members,
+};
 
 /// Seeds in `cargo test`; `FROM=1000 SEEDS=5000` runs others
 const SEEDS: u64 = 250;
@@ -119,4 +121,14 @@ fn a_member_fails_if_its_clock_is_slow_and_not_if_others_are_fast() {
     let planted = Some(Planted::Controller(Bug::FastClocksBelieved));
     let found = (0..60).any(|seed| run_wrong_members(seed, planted).is_err());
     assert!(found, "a member that fails for the clocks of others is found by no seed");
+}
+
+#[test]
+fn a_process_behind_a_dead_link_joins_when_it_is_heard_and_stops_no_other() {
+    for seed in number("FROM", 0)..number("FROM", 0) + number("SEEDS", 60) {
+        run_unheard(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    let planted = Some(Planted::Controller(Bug::UnheardCounts));
+    let found = (0..60).any(|seed| run_unheard(seed, planted).is_err());
+    assert!(found, "a link that counts before it is heard is found by no seed");
 }

@@ -384,6 +384,7 @@ fn kind(alarm: &Alarm) -> (String, Urgency) {
         Alarm::OtherTopology(node) => (format!("other topology, {node}"), Urgency::Warning),
         Alarm::Unknown(node) => (format!("unknown, {node}"), Urgency::Warning),
         Alarm::JoinWaits(switch) => (format!("join waits, {switch}"), Urgency::Warning),
+        Alarm::JoinUnheard(id) => (format!("join unheard, {id}"), Urgency::Warning),
         Alarm::Unfenced(case, _) => (format!("unfenced, {case}"), Urgency::Error),
     }
 }

@@ -94,7 +94,28 @@ fn silence_is_counted_from_when_a_link_counts() {
     for _ in 0..20 {
         commit.tick(at(5));
     }
-    assert_eq!(changes(&mut commit).iter().filter(|value| value.link == 0).count(), 0);
+    let again: Vec<_> = changes(&mut commit).into_iter().filter(|value| value.link == 0).collect();
+    assert_eq!(again, [value(0, false, true, 50)]);
+}
+
+/// The controller lets a link count when it is heard: it does not have to find out by a failure that it is dead.
+#[test]
+fn a_link_that_does_not_count_is_silent_until_its_source_is_heard() {
+    let mut commit = commit();
+    let mut wanted = state([0; 2], vec![setting(0, false), Setting { sources: vec![], ..setting(1, false) }]);
+    commit.configure(&mut wanted);
+    assert_eq!(wanted.values, [value(0, false, true, 0), value(1, false, false, 0)], "no source, no silence");
+    commit.on_beacon(0, Some(Qpn::new(SOURCE + 1)), Some(at(90)));
+    assert_eq!(changes(&mut commit), [], "of another incarnation");
+    beacon(&mut commit, 0, 50);
+    assert_eq!(changes(&mut commit), [value(0, false, false, 0)], "its values do not count");
+    let mut same = state([0; 2], vec![setting(0, false)]);
+    commit.configure(&mut same);
+    assert_eq!(same.values, [value(0, false, false, 0)]);
+    let next = Setting { sources: vec![Qpn::new(SOURCE + 1)], ..setting(0, false) };
+    let mut replaced = state([0; 2], vec![next]);
+    commit.configure(&mut replaced);
+    assert_eq!(replaced.values, [value(0, false, true, 0)], "another incarnation has to be heard");
 }
 
 #[test]

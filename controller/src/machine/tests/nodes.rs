@@ -101,11 +101,22 @@ impl Rep {
         usize::from(matches!(to, Some(Node::Down(_))))
     }
 
+    /// Hears a beacon of an input: one that does not count is not silent from then on. Returns whether its sender is a
+    /// source of the input.
+    pub(super) fn hear(&mut self, number: u16, qpn: Option<u32>) -> bool {
+        let Some(input) = self.inputs.get(&number) else { return false };
+        let is_known = qpn.is_none_or(|qpn| input.sources.iter().any(|source| source.qpn.get() == qpn));
+        if is_known && !input.counted && number != LOOPBACK {
+            self.set_silent(number, false);
+        }
+        is_known
+    }
+
     /// Takes a commit barrier from an input.
     pub(super) fn accept(&mut self, graph: &Graph, switch: u16, number: u16, sent: u64, qpn: Option<u32>) {
+        let is_known = self.hear(number, qpn);
         let Some(input) = self.inputs.get_mut(&number) else { return };
-        let known = qpn.is_none_or(|qpn| input.sources.iter().any(|source| source.qpn.get() == qpn));
-        if !known || !input.counted || input.frozen {
+        if !is_known || !input.counted || input.frozen {
             return;
         }
         input.raw = input.raw.max(sent);
@@ -173,6 +184,9 @@ impl Rep {
                         input.caught = input.raw >= input.floor;
                         (input.fresh, input.silent) = (true, false);
                     }
+                    if !setting.counted && input.sources != setting.sources {
+                        input.silent = !setting.sources.is_empty();
+                    }
                     (input.counted, input.frozen, input.sources) =
                         (setting.counted, setting.frozen, setting.sources);
                     if setting.introduced {
@@ -237,7 +251,11 @@ pub(super) struct Process {
     held: bool,
     sources: Vec<Source>,
     pub(super) silent: bool,
+    /// Whether its link was heard in this incarnation
+    pub(super) was_heard: bool,
+    /// What the last acknowledged report and the last report say
     reported: Option<bool>,
+    reports: bool,
     report: u32,
     /// By case: the highest answer
     pub(super) cases: BTreeMap<u64, (Answer, Vec<Failed>)>,
@@ -259,8 +277,15 @@ impl Process {
         Some((self.announced, self.qpn))
     }
 
+    /// Hears a beacon. Returns whether its sender is a source of the link.
+    pub(super) fn hear(&mut self, qpn: u32) -> bool {
+        let is_known = self.sources.iter().any(|source| source.qpn == Qpn::new(qpn));
+        self.was_heard |= is_known;
+        is_known
+    }
+
     pub(super) fn accept(&mut self, sent: u64, qpn: u32) -> bool {
-        let known = self.sources.iter().any(|source| source.qpn == Qpn::new(qpn));
+        let known = self.hear(qpn);
         if known && !self.held && !self.failed {
             self.barrier = self.barrier.max(sent);
         }
@@ -271,7 +296,7 @@ impl Process {
         if self.reported == Some(self.silent) || self.terms.incarnation == Incarnation(0) {
             return None;
         }
-        self.report += 1;
+        (self.report, self.reports) = (self.report + 1, self.silent);
         let value = LinkValue { link: 0, caught: true, silent: self.silent, raw: None };
         Some(Message::Report { number: self.report, links: vec![value] })
     }
@@ -323,6 +348,7 @@ impl Process {
             Message::Welcome { boot, incarnation, qpn, .. } => {
                 if boot == [self.boot; 16] && self.terms.incarnation == Incarnation(0) {
                     (self.terms.incarnation, self.qpn) = (incarnation, qpn.get());
+                    self.silent = true;
                 }
                 None
             }
@@ -342,7 +368,7 @@ impl Process {
             }
             Message::ReportAck { number } => {
                 if number == self.report {
-                    self.reported = Some(self.silent);
+                    self.reported = Some(self.reports);
                 }
                 None
             }

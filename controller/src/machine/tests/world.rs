@@ -2,8 +2,10 @@
 
 mod leaders;
 mod runs;
+mod unheard;
 
 pub(super) use runs::{run, run_double_death, run_late_command, run_wrong_clock, run_wrong_members};
+pub(super) use unheard::run_unheard;
 
 use super::nodes::{Process, Rep, keeper, sender, time};
 use crate::graph::tests::fabric;
@@ -389,6 +391,11 @@ impl World {
                 sent.map(|(sent, qpn)| (sent, Some(qpn)))
             }
         };
+        // Beacons without a commit barrier are heard, too.
+        let source = match self.graph.at(ends.from) {
+            Node::Process(id) => Some(self.processes[&id].qpn),
+            _ => sender(&self.graph, link).and_then(|(switch, number)| self.reps[&switch].queue_pair(number)),
+        };
         // A restarted process is silent until it has an incarnation.
         let mute = matches!(self.graph.at(ends.from), Node::Process(_)) && sent.is_none();
         let speaks = lives && !mute;
@@ -406,7 +413,10 @@ impl World {
                 if process.terms.incarnation == Incarnation(0) {
                     self.heard.remove(&link);
                 } else {
-                    process.silent = silent;
+                    if speaks && let Some(qpn) = source {
+                        process.hear(qpn);
+                    }
+                    process.silent = silent || !process.was_heard;
                 }
                 if let Some((sent, Some(qpn))) = sent.filter(|_| speaks) {
                     process.accept(sent, qpn);
@@ -415,9 +425,11 @@ impl World {
             }
             (_, Some((switch, number))) if !self.dead.contains(&NodeKey::Rep(switch)) => {
                 let rep = self.reps.get_mut(&switch).expect("there");
+                if speaks && source.is_some() {
+                    rep.hear(number, source);
+                }
                 let input = rep.inputs.get_mut(&number);
-                let fresh =
-                    input.map(|input| core::mem::take(&mut input.fresh) || !(input.counted || input.silent));
+                let fresh = input.map(|input| core::mem::take(&mut input.fresh) || !input.counted);
                 if fresh != Some(false) {
                     self.heard.remove(&link);
                 } else if !loopback {

@@ -19,6 +19,8 @@ pub(super) struct Link {
     heard: u64,
     quiet: u32,
     is_silent: bool,
+    /// Whether a beacon has come in this incarnation
+    was_heard: bool,
     /// Number of the last report, and of the last one that the controller has acknowledged. One that was not may
     /// have arrived.
     number: u32,
@@ -35,17 +37,25 @@ impl Link {
             heard: 0,
             quiet: 0,
             is_silent: false,
+            was_heard: false,
             number: 0,
             acknowledged: 0,
             repeat,
         }
     }
 
-    /// Starts to listen: the link may be silent from now on.
-    pub(super) fn restart(&mut self, now: Nanos) {
-        self.tick_at = now + self.tick;
-        self.quiet = 0;
-        self.set_silent(false, now);
+    /// Starts to listen in a new incarnation, after `heard` beacons. The link is silent until a beacon comes: it counts
+    /// from then on.
+    pub(super) fn join(&mut self, heard: u64, now: Nanos) {
+        self.was_heard = false;
+        self.restart(heard, now);
+    }
+
+    /// Starts to listen to another source, after `heard` beacons.
+    pub(super) fn restart(&mut self, heard: u64, now: Nanos) {
+        (self.tick_at, self.heard) = (now + self.tick, heard);
+        self.quiet = if self.was_heard { 0 } else { TICKS };
+        self.set_silent(!self.was_heard, now);
     }
 
     fn set_silent(&mut self, is_silent: bool, now: Nanos) {
@@ -67,7 +77,9 @@ impl Link {
             return;
         }
         self.tick_at = now + self.tick;
-        self.quiet = if heard == self.heard { self.quiet + 1 } else { 0 };
+        let is_quiet = heard == self.heard;
+        self.was_heard |= !is_quiet;
+        self.quiet = if is_quiet { self.quiet.saturating_add(1) } else { 0 };
         self.heard = heard;
         self.set_silent(self.quiet >= TICKS, now);
     }

@@ -448,7 +448,7 @@ impl Member {
             self.departures.restart(now);
         }
         self.reported = None;
-        self.link.restart(now);
+        self.link.join(process.commit_beacons(), now);
         self.answers.clear();
         self.recalls.clear();
         self.departures.clear();
@@ -501,7 +501,7 @@ impl Member {
         self.version = version;
         let sources = sources.iter().map(|source| (from_wire(source.address), source.qpn)).collect();
         if process.set_commit_sources(sources) {
-            self.link.restart(now);
+            self.link.restart(process.commit_beacons(), now);
         }
         let barrier = process.hold(held);
         self.send(Message::DesiredAck { version, barrier, silent: self.link.is_silent() });

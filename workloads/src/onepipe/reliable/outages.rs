@@ -18,7 +18,7 @@ pub enum Outage {
     Nothing,
     /// A host crashes
     Host(usize),
-    /// A host's link is cut, by which it reaches the controller, too
+    /// A host's link is cut; it reaches the controller, and registers again after its failure
     Link(usize),
     /// A link between a spine and a core switch is cut. Routes avoid it after 10 us
     CoreLink,
@@ -105,8 +105,10 @@ impl Testbed {
             Outage::NewController => return self.system.start_controller(),
             Outage::Return => return self.return_all(),
         };
-        if let Outage::Host(host) | Outage::Link(host) = outage {
-            self.cut_off(host, true);
+        match outage {
+            Outage::Host(host) => self.cut_off(host, true),
+            Outage::Link(host) => _ = self.absent.insert(host),
+            _ => {}
         }
         let now = self.system.now();
         self.system.network.world.schedule(now, fault);

@@ -359,10 +359,17 @@ impl Network {
             self.heard.insert(link, self.now.0);
         }
         let heard = *self.heard.entry(link).or_insert(self.now.0);
+        // Beacons without a commit barrier are heard, too.
+        let heard_from = from.filter(|_| !is_lost).and_then(|from| {
+            let (_, output) = sender(&self.graph, link)?;
+            self.reps[&from].queue_pair(output)
+        });
         let rep = self.reps.get_mut(&switch).expect("a switch of the graph");
+        if heard_from.is_some() {
+            rep.hear(number, heard_from);
+        }
         let input = rep.inputs.get_mut(&number);
-        let is_fresh =
-            input.map(|input| core::mem::take(&mut input.fresh) || !(input.counted || input.silent));
+        let is_fresh = input.map(|input| core::mem::take(&mut input.fresh) || !input.counted);
         if is_fresh != Some(false) {
             self.heard.remove(&link);
         } else if number != LOOPBACK {

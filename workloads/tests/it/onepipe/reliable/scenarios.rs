@@ -141,6 +141,26 @@ fn a_receiver_that_is_cut_off_delivers_what_the_others_deliver() {
     assert!(outcomes.iter().all(|&count| count > 2), "recalled and committed: {outcomes:?}");
 }
 
+/// The process reaches the controller, recovers and registers again, but its link does not count before it is heard.
+#[test]
+fn a_process_behind_a_dead_link_fails_once_and_stops_no_other() {
+    for seed in 0..4 {
+        let mut system = joined(&plan(1, 3, Nanos::from_micros(9_500)), seed);
+        system.fail(Failing::Cut(Wiring::Access(2)));
+        run(&mut system, 1_500);
+        for _ in 0..10 {
+            let (from, until) = (system.now(), run(&mut system, 400));
+            let [_, reliable] = system.delivered(from, until);
+            assert!(reliable > 5, "{reliable} of the others' messages from {from:?} to {until:?}");
+        }
+        assert_eq!((failed(&system), system.admitted(2)), (vec![2], None), "seed {seed}");
+        system.mend(Failing::Cut(Wiring::Access(2)));
+        finish(&mut system);
+        assert_eq!(failed(&system), [2], "seed {seed}");
+        assert!(system.admitted(2).is_some(), "seed {seed}");
+    }
+}
+
 #[test]
 fn a_link_that_speaks_again_is_thawed_and_no_process_fails() {
     let mut thawed = 0;
