@@ -356,7 +356,8 @@ fn a_barrier_that_is_held_stands_still() {
     let source = Source { address: to_wire(peer(false, TOR).address), qpn: SOURCE };
     let desired = |version, held| Message::Desired { version, held, sources: vec![source.clone()] };
     node.give(desired(7, true)).unwrap();
-    let ack = |version, barrier| Message::DesiredAck { version, barrier: Some(barrier), silent: false };
+    // The link is checked at the next tick.
+    let ack = |version, barrier| Message::DesiredAck { version, barrier: Some(barrier), silent: true };
     assert_eq!(node.sent(), [ack(7, first)]);
     node.beacon(SOURCE, later).unwrap();
     assert_eq!(node.process.delivered_up_to(), Some(first));
@@ -378,20 +379,24 @@ fn silence_is_reported_until_it_is_acknowledged() {
     let reports = |sent: Vec<Message>| {
         sent.into_iter().filter(|sent| matches!(sent, Message::Report { .. })).collect::<Vec<_>>()
     };
-    assert_eq!(reports(node.sent_after(Nanos(0))), [report(1, false)]);
-    node.give(Message::ReportAck { number: 1 }).unwrap();
     let tick = Nanos(2 * 3_000);
+    assert_eq!(reports(node.sent_after(Nanos(0))), [report(1, true)], "it is not heard yet");
+    node.give(Message::ReportAck { number: 1 }).unwrap();
+    assert_eq!(reports(node.sent_after(tick)), []);
+    node.beacon(SOURCE, node.time(0)).unwrap();
+    assert_eq!(reports(node.sent_after(tick)), [report(2, false)]);
+    node.give(Message::ReportAck { number: 2 }).unwrap();
     // A program that sleeps for long hears nothing then, and counts one tick.
     assert_eq!(reports(node.sent_after(Nanos::from_millis(50))), []);
     for _ in 0..3 {
         assert_eq!(reports(node.sent_after(tick)), []);
     }
-    assert_eq!(reports(node.sent_after(tick)), [report(2, true)], "five ticks of two intervals");
-    assert_eq!(node.give(Message::ReportAck { number: 1 }), Err(Refused::Unexpected), "of another report");
-    assert_eq!(reports(node.sent_after(Nanos::from_millis(1))), [report(2, true)]);
+    assert_eq!(reports(node.sent_after(tick)), [report(3, true)], "five ticks of two intervals");
+    assert_eq!(node.give(Message::ReportAck { number: 2 }), Err(Refused::Unexpected), "of another report");
+    assert_eq!(reports(node.sent_after(Nanos::from_millis(1))), [report(3, true)]);
     node.beacon(SOURCE, node.time(0)).unwrap();
-    assert_eq!(reports(node.sent_after(tick)), [report(3, false)]);
-    node.give(Message::ReportAck { number: 3 }).unwrap();
+    assert_eq!(reports(node.sent_after(tick)), [report(4, false)]);
+    node.give(Message::ReportAck { number: 4 }).unwrap();
     for _ in 0..9 {
         node.beacon(SOURCE, node.time(0)).unwrap();
         assert_eq!(reports(node.sent_after(Nanos::from_millis(5))), []);
