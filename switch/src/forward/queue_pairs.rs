@@ -14,14 +14,16 @@ use rocev2::{Packet, Psn, Qpn};
 
 /// No number: neither a QPN, nor a PSN, nor the ID of a queue pair
 pub(super) const NONE: u32 = u32::MAX;
+/// No PSN, because the queue pair at the other end is not known
+pub(super) const SEARCHED: u32 = NONE - 1;
 
 /// A number with one writing thread
 #[derive(Debug)]
 pub(super) struct Word(AtomicU32);
 
 impl Word {
-    const fn new() -> Self {
-        Self(AtomicU32::new(NONE))
+    const fn new(value: u32) -> Self {
+        Self(AtomicU32::new(value))
     }
 
     #[inline]
@@ -48,7 +50,8 @@ pub(super) struct QueuePair {
     /// Position of the request that is new and continues the sequence; [`NONE`] if every request has to be
     /// judged
     pub(super) expected: Word,
-    /// PSN of a request in the other direction of the connection whose response is timed, or [`NONE`]
+    /// PSN of a request in the other direction of the connection whose response is timed, or [`NONE`]; [`SEARCHED`]
+    /// as long as there is no `peer`, so that an ACK is compared with one word
     pub(super) sample: Word,
     /// The queue pair at the other end of the connection, or [`NONE`]
     pub(super) peer: Word,
@@ -65,10 +68,10 @@ impl QueuePair {
             packets: FrameCounter::default(),
             sampled_at: AtomicU64::new(0),
             qpn: AtomicU32::new(NONE),
-            expected: Word::new(),
-            sample: Word::new(),
-            peer: Word::new(),
-            responded: Word::new(),
+            expected: Word::new(NONE),
+            sample: Word::new(SEARCHED),
+            peer: Word::new(NONE),
+            responded: Word::new(NONE),
         }
     }
 

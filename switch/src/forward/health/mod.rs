@@ -10,7 +10,7 @@ mod pairs;
 mod requests;
 
 use super::counters::Counters;
-use super::queue_pairs::{NONE, QpIndex, QueuePair, source};
+use super::queue_pairs::{NONE, QpIndex, QueuePair, SEARCHED, source};
 use crate::counters::{Counter, Gauge, Maximum};
 use crate::metrics;
 use crate::metrics::{Metric, Metrics as _, concat};
@@ -311,9 +311,10 @@ impl Monitor {
         match position.class() {
             // It is no NAK, ends no round trip, and does not help to find the other end.
             class::ACK => {
+                let sample = entry.sample.get();
+                let is_searched = || self.matches.knows(entry.low_address(), position.psn());
                 matches!(Syndrome::from_wire(syndrome), Syndrome::Ack(_))
-                    && entry.sample.get() == NONE
-                    && (entry.peer.get() != NONE || !self.matches.knows(entry.low_address(), position.psn()))
+                    && (sample == NONE || sample == SEARCHED && !is_searched())
             }
             // It is no message of the communication manager.
             class::OTHER => packet.bth().dest_qp() != Qpn::GSI,
@@ -470,8 +471,8 @@ impl Monitor {
 
     /// Takes a NAK of the packet with `psn`, whose requester will send it again.
     fn refuse(&mut self, entry: &QueuePair, psn: Psn) {
-        entry.sample.set(NONE);
         if let Some(peer) = self.states.get_mut(entry.peer.get() as usize) {
+            entry.sample.set(NONE);
             peer.requests.refuse(psn);
         }
     }

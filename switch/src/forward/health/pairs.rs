@@ -4,7 +4,7 @@
 
 use super::{Monitor, Place};
 use crate::forward::counters::{Counters, HostQp};
-use crate::forward::queue_pairs::{NONE, source};
+use crate::forward::queue_pairs::{NONE, SEARCHED, source};
 use crate::table::{Salt, mix};
 use core::net::IpAddr;
 use rocev2::cm::{Body, Message, mad_of};
@@ -110,7 +110,7 @@ impl Monitor {
         for (id, entry) in [(entry.peer.get(), entries.get(entry.peer.get() as usize)), (id, Some(entry))] {
             if let Some(entry) = entry {
                 entry.peer.set(NONE);
-                entry.sample.set(NONE);
+                entry.sample.set(SEARCHED);
                 self.states[id as usize].candidate = (NONE, 0);
             }
         }
@@ -122,7 +122,9 @@ impl Monitor {
             self.separate(id, counters);
         }
         for (id, peer) in [(ids[0], ids[1]), (ids[1], ids[0])] {
-            counters.qps.entries[id as usize].peer.set(peer);
+            let entry = &counters.qps.entries[id as usize];
+            entry.peer.set(peer);
+            entry.sample.set(NONE);
         }
     }
 
