@@ -1,13 +1,13 @@
 //! Configuration of an endpoint, which [`file`](crate::file) reads.
 
-use crate::file;
-use core::net::{IpAddr, SocketAddr};
+use crate::file::controller::{self, Controllers};
+use core::net::IpAddr;
 use onepipe::process;
 use onepipe::{ClockSample, Timestamp};
 use rocev2::ethernet::MacAddr;
 use rustix::time::{ClockId, clock_gettime};
 use settings::tree::Table;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use switch::Nanos;
 
 /// Number of readings for a sample of the clock, so that an interrupt delays at most one of them
@@ -46,12 +46,8 @@ pub struct Settings {
 /// Contents of the table `[controller]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Controller {
-    /// Addresses of the controllers
-    pub addresses: Vec<SocketAddr>,
-    /// File with the secret that all nodes and controllers share
-    pub secret_file: Option<PathBuf>,
-    /// Hash of the topology
-    pub topology: u64,
+    /// How the process reaches the controllers
+    pub controllers: Controllers,
     /// Number of beacon intervals after which the process's silent link is reported
     pub fail_after: u32,
     /// Whether messages of both services are received in one order
@@ -65,7 +61,7 @@ pub struct Controller {
 impl Settings {
     /// Reads the table `[controller]` of the file, which is in `folder`.
     pub fn read_controller(&mut self, root: &Table<'_>, folder: &Path) {
-        self.controller = file::controller::read(root, folder, self.process.peers.len());
+        self.controller = controller::read(root, folder, self.process.peers.len());
         if let Some(controller) = &self.controller {
             self.process.reliable_buffer = controller.reliable_buffer;
             self.process.max_members = controller.max_members;

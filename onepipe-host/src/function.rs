@@ -192,13 +192,21 @@ impl ProcessFunction {
                 return Taken::Not;
             }
             left -= 1;
+            let is_reliable = submit::is_reliable(record.bytes());
             if let Some((dst, message)) = submit::read_one(record.bytes())
-                && outbox.send_one(out, |frame| process.send_at_once(now, dst, message, frame).is_some())
+                && outbox.send_one(out, |frame| {
+                    let sent = if is_reliable {
+                        process.reliable_send_at_once(now, dst, message, frame)
+                    } else {
+                        process.send_at_once(now, dst, message, frame)
+                    };
+                    sent.is_some()
+                })
             {
                 return Taken::Yes;
             }
             let messages = submit::read(record.bytes(), core::mem::take(list));
-            if let Some(membership) = membership.as_mut().filter(|_| submit::is_reliable(record.bytes())) {
+            if let Some(membership) = membership.as_mut().filter(|_| is_reliable) {
                 let taken = membership.send(process, &messages, now);
                 *list = submit::clear_list(messages);
                 return taken;

@@ -154,7 +154,7 @@ fn entry(entry: [u8; ENTRY_LEN]) -> (ProcessId, usize) {
 pub(crate) fn read_one(record: &[u8]) -> Option<(ProcessId, &[u8])> {
     let (number, rest) = record.split_first_chunk::<COUNT_LEN>()?;
     let (first, message) = rest.split_first_chunk::<ENTRY_LEN>()?;
-    (u32::from_ne_bytes(*number) == 1).then(|| (entry(*first).0, message))
+    (u32::from_ne_bytes(*number) & !RELIABLE == 1).then(|| (entry(*first).0, message))
 }
 
 /// Decodes a record written by [`write()`] to its messages, in the memory of `list`.

@@ -114,6 +114,8 @@ pub struct Datagram<'a> {
     pub src: IpAddr,
     /// Source queue pair
     pub src_qp: Qpn,
+    /// Destination queue pair
+    pub dest_qp: Qpn,
     /// ECN field of the IP header (RFC 3168)
     pub ecn: u8,
     /// 1Pipe header at the start of the payload
@@ -127,11 +129,12 @@ const WORDS: usize = (HEADERS_V6 - 4).div_ceil(8);
 const WORDS_V4: usize = (HEADERS_V4 - 4).div_ceil(8);
 type Words = [u64; WORDS];
 
-/// The header bytes that all datagrams for one queue pair have in common.
+/// The header bytes that all datagrams for an address have in common, and its queue pairs.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
     words: Words,
     mask: Words,
+    qpns: [Qpn; 2],
     v6: bool,
 }
 
@@ -167,17 +170,21 @@ impl Expected {
         expect(bth, &[Opcode::UD_SEND_ONLY.0], &[0xff]);
         // Transport header version 0
         expect(bth + PAD, &[0], &[0x0f]);
-        expect(bth + 5, &qpn.to_wire(), &[0xff; 3]);
         expect(bth + Bth::LEN, &qkey.to_be_bytes(), &[0xff; 4]);
         let words = |bytes: [u8; WORDS * 8]| {
             core::array::from_fn(|n| {
                 u64::from_ne_bytes(*bytes[8 * n..].first_chunk().expect("bytes holds WORDS words"))
             })
         };
-        Self { words: words(bytes), mask: words(mask), v6 }
+        Self { words: words(bytes), mask: words(mask), qpns: [qpn; 2], v6 }
     }
 
-    /// Reads a datagram for this queue pair and verifies its checksums. `None` means only that the frame has
+    /// Expects datagrams to another queue pair, too, in place of any other one but the first.
+    pub const fn set_other(&mut self, qpn: Qpn) {
+        self.qpns[1] = qpn;
+    }
+
+    /// Reads a datagram for one of the queue pairs and verifies its checksums. `None` means only that the frame has
     /// to be parsed and checked in full.
     #[expect(clippy::inline_always, reason = "a call would pass the datagram through memory")]
     #[inline(always)]
@@ -204,6 +211,7 @@ impl Expected {
         }
         let at = |n: usize| u16::from_be_bytes([head[n], head[n + 1]]);
         let (udp, bth) = (const { udp_offset(IS_V6) }, const { udp_offset(IS_V6) + Udp::LEN });
+        let dest_qp = Qpn::from_wire([head[bth + 5], head[bth + 6], head[bth + 7]]);
         let udp_len = at(udp + Udp::LENGTH_OFFSET);
         let lengths_fit = if IS_V6 {
             udp_len == at(Ethernet::LEN + 4)
@@ -216,7 +224,8 @@ impl Expected {
         let icrc = (udp + usize::from(udp_len)).checked_sub(ICRC_LEN)?;
         let payload = icrc.checked_sub(LEN)?;
         let message = payload.checked_sub(OnePipe::LEN + pad)?;
-        if differs != 0 || !lengths_fit || !payload.is_multiple_of(4) || payload > MAX_PAYLOAD {
+        let is_ours = dest_qp == self.qpns[0] || dest_qp == self.qpns[1];
+        if differs != 0 || !is_ours || !lengths_fit || !payload.is_multiple_of(4) || payload > MAX_PAYLOAD {
             return None;
         }
         let packet = frame.get(Ethernet::LEN..icrc)?;
@@ -234,6 +243,7 @@ impl Expected {
         Some(Datagram {
             src,
             src_qp,
+            dest_qp,
             ecn: ecn & 3,
             header,
             payload: rest.get(OnePipe::LEN..)?.get(..message)?,

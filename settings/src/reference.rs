@@ -74,7 +74,8 @@ pub fn section(page: &mut String, table: &'static TableSpec) {
     let level = if table.header.starts_with('`') || table.header.contains('.') { "####" } else { "###" };
     let header = table.header.trim_matches('`');
     let _ = write!(page, "\n{level} `{header}`\n\n{}.", line(table.help));
-    if let Some(base) = table.base {
+    let (keys, base) = table.documented_keys();
+    if let Some(base) = base {
         let _ = write!(
             page,
             " It also takes the keys of `{}`: {}.",
@@ -83,10 +84,10 @@ pub fn section(page: &mut String, table: &'static TableSpec) {
         );
     }
     page.push('\n');
-    if !table.keys.is_empty() {
+    if !keys.is_empty() {
         page.push_str("\n| key | value | if missing | meaning |\n|---|---|---|---|\n");
     }
-    for key in table.keys {
+    for key in &keys {
         let spec = key.spec();
         let absent = match spec.absent {
             Absent::Default(value) => format!("`{value}`"),
@@ -97,7 +98,7 @@ pub fn section(page: &mut String, table: &'static TableSpec) {
         let _ = writeln!(page, "| `{}` | {} |", spec.name, row);
     }
     let mut below: Vec<&TableSpec> = Vec::new();
-    for key in table.keys {
+    for key in keys {
         let found = match key.spec().kind {
             Kind::Tables(found) => Some(found),
             _ => inner(key.spec()),

@@ -38,7 +38,22 @@ impl TableSpec {
 
     /// Returns all keys, those of `base` first.
     pub fn all_keys(&self) -> impl Iterator<Item = &'static dyn Declared> {
-        self.base.into_iter().flat_map(|base| base.keys).chain(self.keys).copied()
+        let mut tables: Vec<_> = core::iter::successors(Some(self), |table| table.base).collect();
+        tables.reverse();
+        tables.into_iter().flat_map(|table| table.keys).copied()
+    }
+
+    /// Returns the keys that the table has in its own section of the reference page, and the table whose section has
+    /// the others: `base`, unless that is a part of tables with the same header, whose required keys come first.
+    pub(crate) fn documented_keys(&self) -> (Vec<&'static dyn Declared>, Option<&'static Self>) {
+        match self.base {
+            Some(base) if base.header == self.header => {
+                let mut keys: Vec<_> = self.all_keys().collect();
+                keys.sort_by_key(|key| key.spec().absent != Absent::Required);
+                (keys, None)
+            }
+            base => (self.keys.to_vec(), base),
+        }
     }
 }
 

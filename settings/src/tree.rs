@@ -131,6 +131,15 @@ impl<'a> Table<'a> {
         None
     }
 
+    /// Returns a table of the root that may be missing; `None` if it is, or if the value is not a table.
+    pub fn optional_section(&self, spec: &'static TableSpec) -> Option<Self> {
+        if self.has(spec) {
+            return self.section(spec);
+        }
+        self.problems.add_absent(spec);
+        None
+    }
+
     /// Sets the declaration.
     fn declared(mut self, spec: impl Into<Option<&'static TableSpec>>) -> Self {
         self.spec = spec.into();

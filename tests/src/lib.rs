@@ -1,10 +1,11 @@
 //! Shared code of tests and benchmarks that span crates: real captures, a table of packets, instruction
-//! counts, connected NICs, and child processes.
+//! counts, connected NICs, child processes, and servers of etcd.
 
 #![forbid(unsafe_code)]
 
 pub mod alone;
 pub mod captures;
+pub mod etcd;
 pub mod instructions;
 pub mod nics;
 pub mod packets;

@@ -1,7 +1,7 @@
 //! The hot paths. Each is prepared, which is not counted, and then run some hundreds or thousands of times,
 //! on frames that were made in advance.
 
-use crate::process;
+use crate::process::{self, Service};
 use ::onepipe::Timestamp;
 use bench::onepipe::load::{self as onepipe, Kind};
 use bench::swordbox::load::{Load, Verb};
@@ -13,6 +13,7 @@ use rocev2::ethernet::MacAddr;
 use rocev2::rewrite::Rewriter;
 use rocev2::{Class, Layout, Opcode, Packet, Psn, Qpn, classify};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::rc::Rc;
 use switch::drop::FaultSet;
@@ -43,6 +44,22 @@ pub(crate) struct Prepared {
     pub(crate) check: Box<dyn FnOnce() -> Result<(), String>>,
 }
 
+/// Paths of a message of each service of 1Pipe
+const BEST_EFFORT: [&str; 2] = [
+    "1Pipe: message of 64 B out of a process, and its share of an ACK",
+    "1Pipe: message of 64 B into a process, and its share of an ACK",
+];
+const RELIABLE: [&str; 2] = [
+    "1Pipe: reliable message of 64 B out of a process, and its share of an ACK",
+    "1Pipe: reliable message of 64 B into a process, and its share of an ACK",
+];
+
+/// Returns the instructions of a reliable message, in those of a best-effort one.
+pub(crate) fn reliable_ratio(counts: &BTreeMap<String, f64>) -> f64 {
+    let sum = |names: [&str; 2]| names.iter().map(|name| counts[*name]).sum::<f64>();
+    sum(RELIABLE) / sum(BEST_EFFORT)
+}
+
 /// All paths
 pub(crate) const ALL: &[Path] = &[
     Path { name: "forward: WRITE of 64 B", prepare: || forward(false, &write_frames(64)) },
@@ -67,14 +84,10 @@ pub(crate) const ALL: &[Path] = &[
     Path { name: "swordbox: CAS that becomes a WRITE, and its answer", prepare: || swordbox(Verb::Cas) },
     Path { name: "1Pipe: message through a chip", prepare: || pipe(Kind::Messages, 1) },
     Path { name: "1Pipe: beacon of one of 64 links at a host", prepare: || pipe(Kind::Beacons, 64) },
-    Path {
-        name: "1Pipe: message of 64 B out of a process, and its share of an ACK",
-        prepare: process::send_path,
-    },
-    Path {
-        name: "1Pipe: message of 64 B into a process, and its share of an ACK",
-        prepare: process::receive_path,
-    },
+    Path { name: BEST_EFFORT[0], prepare: || process::send_path(Service::BestEffort) },
+    Path { name: BEST_EFFORT[1], prepare: || process::receive_path(Service::BestEffort) },
+    Path { name: RELIABLE[0], prepare: || process::send_path(Service::Reliable) },
+    Path { name: RELIABLE[1], prepare: || process::receive_path(Service::Reliable) },
     Path { name: "1Pipe: message of 64 B through the host library's polling thread", prepare: process::poll },
     Path { name: "1Pipe: message of 64 B for the application's thread", prepare: process::application },
     Path { name: "pktgen: making a WRITE of 64 B, 1 queue pair", prepare: || make(1) },

@@ -3,7 +3,8 @@
 use crate::paths::{Pool, Prepared};
 use core::net::IpAddr;
 use onepipe::Process;
-use onepipe::process::{BeaconPeer, Config, Peer, ProcessId};
+use onepipe::process::reliable::{Event as ReliableEvent, Member};
+use onepipe::process::{BeaconPeer, Config, Message, Peer, ProcessId};
 use onepipe_host::{Endpoint, Event, ProcessFunction};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
@@ -20,6 +21,13 @@ const TURN_NS: u64 = 6_400;
 const PAYLOAD: [u8; 64] = [0x5a; 64];
 /// The same as in `bench onepipe`
 const ACK_EVERY: u32 = 64;
+
+/// Service whose messages are counted
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Service {
+    BestEffort,
+    Reliable,
+}
 
 fn peer(id: u32, host: u8) -> Peer {
     Peer {
@@ -49,10 +57,24 @@ fn at(turn: usize) -> Nanos {
     Nanos(1 + turn as u64 * TURN_NS)
 }
 
-/// Returns two processes, each of which is the other's switch.
-fn process_pair() -> [Process; 2] {
+/// Returns two processes, each of which is the other's switch. For the reliable service they are members, whose
+/// queue pairs are not those of best effort, as with a controller.
+fn process_pair(service: Service) -> [Process; 2] {
     let [a, b] = [peer(1, 1), peer(2, 2)];
-    [config(a, b, b), config(b, a, a)].map(|config| Process::new(config).expect("a valid configuration"))
+    let mut pair =
+        [config(a, b, b), config(b, a, a)].map(|config| Process::new(config).expect("a valid configuration"));
+    if service == Service::Reliable {
+        for (process, other) in pair.iter_mut().zip([b, a]) {
+            let qpn = |id: ProcessId| Qpn::new(0x100 + id.0);
+            let own = qpn(process.config().own.id);
+            let grant = process.config().reliable_grant() as u32;
+            let member = Member { id: other.id, incarnation: 1, qpn: qpn(other.id), grant };
+            process.join_as(1, own, &[member], Nanos::ZERO).expect("it joins");
+            process.set_commit_sources(vec![(other.address, qpn(other.id))]);
+            process.admit(process.config().clock, Nanos::ZERO).expect("it is admitted");
+        }
+    }
+    pair
 }
 
 /// Collects the frames that a process has to send, in vectors from `spare`.
@@ -69,7 +91,13 @@ fn transmit(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare:
 
 /// Runs a turn of the sender: it sends what is waiting and a burst of messages, immediately where possible,
 /// and handles events. Returns how many messages have settled without failure.
-fn send(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare: &mut Vec<Vec<u8>>) -> usize {
+fn send(
+    process: &mut Process,
+    service: Service,
+    now: Nanos,
+    frames: &mut Vec<Vec<u8>>,
+    spare: &mut Vec<Vec<u8>>,
+) -> usize {
     if process.next_timer().is_some_and(|at| at <= now) {
         process.on_timer(now);
     }
@@ -77,20 +105,48 @@ fn send(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare: &mu
     let dst = process.config().peers[0].id;
     for _ in 0..BURST {
         let mut frame = spare.pop().expect("enough spare vectors");
-        if process.send_at_once(now, dst, &PAYLOAD, &mut frame).is_some() {
+        let at_once = match service {
+            Service::BestEffort => process.send_at_once(now, dst, &PAYLOAD, &mut frame),
+            Service::Reliable => process.reliable_send_at_once(now, dst, &PAYLOAD, &mut frame),
+        };
+        if at_once.is_some() {
             frames.push(frame);
-        } else {
-            spare.push(frame);
-            process.unreliable_send(now, &[(dst, &PAYLOAD)]).expect("room in the send buffer");
+            continue;
+        }
+        spare.push(frame);
+        match service {
+            Service::BestEffort => _ = process.unreliable_send(now, &[(dst, &PAYLOAD)]).expect("room"),
+            Service::Reliable => _ = process.reliable_send(now, &[(dst, &PAYLOAD)]).expect("room"),
         }
     }
     transmit(process, now, frames, spare);
-    let settled = |event: &Event| matches!(event, Event::Settled { failed: 0, .. });
-    core::iter::from_fn(|| process.poll_event()).filter(settled).count()
+    count_settled(process, service)
+}
+
+/// Takes all events. Returns how many messages have settled without failure.
+fn count_settled(process: &mut Process, service: Service) -> usize {
+    match service {
+        Service::BestEffort => {
+            let settled = |event: &Event| matches!(event, Event::Settled { failed: 0, .. });
+            core::iter::from_fn(|| process.poll_event()).filter(settled).count()
+        }
+        Service::Reliable => {
+            let settled = |event: &ReliableEvent| matches!(event, ReliableEvent::Settled { failed: 0, .. });
+            core::iter::from_fn(|| process.poll_reliable_event()).filter(settled).count()
+        }
+    }
+}
+
+/// Returns the next message.
+fn next(process: &mut Process, service: Service) -> Option<Message> {
+    match service {
+        Service::BestEffort => process.unreliable_recv(),
+        Service::Reliable => process.reliable_recv(),
+    }
 }
 
 /// Runs a turn of the receiver. Returns how many messages were delivered.
-fn receive(process: &mut Process, now: Nanos, frames: &[Vec<u8>]) -> usize {
+fn receive(process: &mut Process, service: Service, now: Nanos, frames: &[Vec<u8>]) -> usize {
     for frame in frames {
         process.on_frame(frame, now).expect("the frame is accepted");
     }
@@ -98,17 +154,20 @@ fn receive(process: &mut Process, now: Nanos, frames: &[Vec<u8>]) -> usize {
         process.on_timer(now);
     }
     let mut received = 0;
-    while let Some(message) = process.unreliable_recv() {
+    while let Some(message) = next(process, service) {
         received += usize::from(message.payload == PAYLOAD);
-        process.reuse_buffer(message.payload);
+        match service {
+            Service::BestEffort => process.reuse_buffer(message.payload),
+            Service::Reliable => process.reuse_reliable_buffer(message.payload),
+        }
     }
     received
 }
 
 /// Runs both processes for `turns` turns. Returns the frames that each of them received in each turn, and how
 /// many messages were delivered.
-fn record(turns: usize) -> ([Vec<Vec<Vec<u8>>>; 2], usize) {
-    let [mut a, mut b] = process_pair();
+fn record(service: Service, turns: usize) -> ([Vec<Vec<Vec<u8>>>; 2], usize) {
+    let [mut a, mut b] = process_pair(service);
     let mut spare: Vec<_> = (0..turns * (BURST + 8)).map(|_| Vec::with_capacity(256)).collect();
     let mut to_a: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
     let mut to_b = Vec::new();
@@ -118,8 +177,8 @@ fn record(turns: usize) -> ([Vec<Vec<Vec<u8>>>; 2], usize) {
             a.on_frame(frame, at(turn)).expect("the frame is accepted");
         }
         let mut frames = Vec::new();
-        send(&mut a, at(turn), &mut frames, &mut spare);
-        received += receive(&mut b, at(turn), &frames);
+        send(&mut a, service, at(turn), &mut frames, &mut spare);
+        received += receive(&mut b, service, at(turn), &frames);
         to_b.push(frames);
         let mut frames = Vec::new();
         transmit(&mut b, at(turn), &mut frames, &mut spare);
@@ -133,17 +192,17 @@ fn check_count(done: usize, wanted: usize, what: &str) -> Result<(), String> {
 }
 
 /// Sends messages, and handles the ACKs for earlier ones.
-pub(crate) fn send_path() -> Prepared {
+pub(crate) fn send_path(service: Service) -> Prepared {
     let turns = WARM_UP_TURNS + TURNS;
-    let ([to_a, _], _) = record(turns);
-    let [mut a, _] = process_pair();
+    let ([to_a, _], _) = record(service, turns);
+    let [mut a, _] = process_pair(service);
     let mut spare: Vec<_> = (0..turns * (BURST + 8)).map(|_| Vec::with_capacity(256)).collect();
     let mut frames = Vec::with_capacity(spare.len());
     let mut turn = move |n: usize| {
         for frame in &to_a[n] {
             a.on_frame(frame, at(n)).expect("the frame is accepted");
         }
-        send(&mut a, at(n), &mut frames, &mut spare)
+        send(&mut a, service, at(n), &mut frames, &mut spare)
     };
     (0..WARM_UP_TURNS).for_each(|n| _ = turn(n));
     let settled = Rc::new(Cell::new(0));
@@ -155,15 +214,15 @@ pub(crate) fn send_path() -> Prepared {
 }
 
 /// Receives messages, and beacons by which they are delivered, and sends ACKs.
-pub(crate) fn receive_path() -> Prepared {
+pub(crate) fn receive_path(service: Service) -> Prepared {
     let turns = WARM_UP_TURNS + TURNS;
-    let ([_, to_b], received) = record(turns);
+    let ([_, to_b], received) = record(service, turns);
     assert!(received + 4 * BURST > turns * BURST, "only {received} messages were received");
-    let [_, mut b] = process_pair();
+    let [_, mut b] = process_pair(service);
     let mut spare: Vec<_> = (0..turns * 8).map(|_| Vec::with_capacity(256)).collect();
     let mut frames = Vec::with_capacity(spare.len());
     let mut turn = move |n: usize| {
-        let received = receive(&mut b, at(n), &to_b[n]);
+        let received = receive(&mut b, service, at(n), &to_b[n]);
         transmit(&mut b, at(n), &mut frames, &mut spare);
         received
     };

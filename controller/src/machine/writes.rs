@@ -2,12 +2,15 @@
 
 use super::{Alarm, Bug, Effect, Machine};
 use crate::record::{Key, NextRecord, Value};
-use crate::store::{Change, MAX_CHANGES, StoreError};
+use crate::store::{Change, MAX_BYTES, MAX_CHANGES, StoreError};
 use onepipe::ProcessId;
 use onepipe::control::{FIRST_INCARNATION_QP, Incarnation};
 use rocev2::Qpn;
 use std::collections::{BTreeSet, VecDeque};
 use switch::Nanos;
+
+/// Multiple of `respond_within` after which a write that was too large is tried again
+const TOO_LARGE_WAITS: u64 = 20;
 
 /// Number of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -150,11 +153,18 @@ impl Writes {
 
     /// Returns what is to be written together next.
     fn gather(&mut self) -> Option<(Vec<Change>, Vec<Then>)> {
-        let (mut changes, mut then) = (Vec::new(), Vec::new());
-        while self.waiting.front().is_some_and(|(more, _)| changes.len() + more.len() <= MAX_CHANGES) {
+        let (mut changes, mut then, mut bytes) = (Vec::new(), Vec::new(), 0);
+        while let Some((more, _)) = self.waiting.front() {
+            let size: usize = more.iter().map(Change::size).sum();
+            // One that is too large is left to the store: it is stored as a whole or not at all.
+            let fits = changes.len() + more.len() <= MAX_CHANGES && bytes + size <= MAX_BYTES;
+            if !fits && !then.is_empty() {
+                break;
+            }
             let (more, next) = self.waiting.pop_front().expect("the front");
             changes.extend(more);
             then.push(next);
+            bytes += size;
         }
         (!then.is_empty()).then_some((changes, then))
     }
@@ -247,7 +257,10 @@ impl Machine {
                 self.step_down(true);
             }
             Err(error) => {
-                leader.writes.outstanding = Some(Write { retry: Some(Nanos(now.0 + wait.0)), ..write });
+                // The servers' limit may be raised.
+                let times = if matches!(error, StoreError::TooLarge(_)) { TOO_LARGE_WAITS } else { 1 };
+                let retry = Some(Nanos(now.0 + times * wait.0));
+                leader.writes.outstanding = Some(Write { retry, ..write });
                 self.alarm(Alarm::Store(error));
             }
         }
@@ -271,5 +284,23 @@ impl Machine {
             Then::Recovered(id) => self.recovered_stored(id),
             Then::Left(id, _) => self.left_stored(id),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Image;
+
+    #[test]
+    fn writes_are_gathered_up_to_what_every_store_takes() {
+        let mut writes = Writes::new(Image::default().next);
+        let put = |len: usize| vec![Change::Put(vec![1], vec![0; len])];
+        for (case, len) in (1..).zip([10, MAX_BYTES / 2, MAX_BYTES / 2, 3 * MAX_BYTES, 10, 10]) {
+            writes.add(put(len), Then::Decided(case));
+        }
+        let of = |then: &[Then]| then.iter().map(|then| matches!(then, Then::Decided(_))).count();
+        let gathered = core::iter::from_fn(|| writes.gather().map(|(_, then)| of(&then)));
+        assert_eq!(gathered.collect::<Vec<_>>(), [2, 1, 1, 2]);
     }
 }

@@ -118,6 +118,9 @@ fn a_write_applies_its_changes_in_order() {
         ];
         store.write(term, &changes).expect("several changes of a key");
         let largest: Vec<_> = (0..MAX_CHANGES).map(|n| put(100 + n as u8, &[n as u8; 3000])).collect();
+        store.write(term, &largest).expect("the most changes");
+        let share = MAX_BYTES / MAX_CHANGES - put(0, b"").size();
+        let largest: Vec<_> = (0..MAX_CHANGES).map(|n| put(100 + n as u8, &vec![n as u8; share])).collect();
         store.write(term, &largest).expect("the largest write");
         let mut expected = Records::new();
         apply(&mut expected, &changes);

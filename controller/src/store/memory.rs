@@ -12,6 +12,8 @@ pub enum Fault {
     Deposed,
     /// No space is left
     Full,
+    /// The write is too large for the store
+    TooLarge,
     /// The store does not answer; nothing is applied
     Unavailable,
     /// The answer is lost; the changes are applied. To the next leader this is a crash after the write
@@ -21,7 +23,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All faults
+    /// The faults that pass without an operator
     pub const ALL: [Self; 5] =
         [Self::Deposed, Self::Full, Self::Unavailable, Self::LostAnswer, Self::LostRequest];
 }
@@ -110,6 +112,7 @@ impl Store for MemoryStore {
         }
         match fault {
             Some(Fault::Full) => return Err(StoreError::Full),
+            Some(Fault::TooLarge) => return Err(StoreError::TooLarge("a fault".into())),
             Some(Fault::Unavailable) => return Err(StoreError::Unavailable("no answer".into())),
             Some(Fault::LostRequest) => return Err(StoreError::Unknown("no answer".into())),
             Some(Fault::LostAnswer | Fault::Deposed) | None => {}
@@ -159,6 +162,7 @@ mod tests {
         let lost = || StoreError::Unknown("no answer".into());
         assert_eq!(applied(Fault::Deposed), (StoreError::OtherTerm, false, false));
         assert_eq!(applied(Fault::Full), (StoreError::Full, false, true));
+        assert_eq!(applied(Fault::TooLarge), (StoreError::TooLarge("a fault".into()), false, true));
         assert_eq!(applied(Fault::Unavailable), (StoreError::Unavailable("no answer".into()), false, true));
         assert_eq!(applied(Fault::LostAnswer), (lost(), true, true));
         assert_eq!(applied(Fault::LostRequest), (lost(), false, true));

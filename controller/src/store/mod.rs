@@ -30,6 +30,9 @@ pub type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 /// Number of changes that every store applies in one write
 pub const MAX_CHANGES: usize = 100;
 
+/// Bytes that every store applies in one write. A single change may be longer: it is up to the store then
+pub const MAX_BYTES: usize = 1 << 20;
+
 /// Change of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -37,6 +40,16 @@ pub enum Change {
     Put(Vec<u8>, Vec<u8>),
     /// Removes a key
     Delete(Vec<u8>),
+}
+
+impl Change {
+    /// Returns the bytes that the change takes of [`MAX_BYTES`], with room for what a store adds to it.
+    pub fn size(&self) -> usize {
+        const ADDED: usize = 128;
+        let (Self::Put(key, _) | Self::Delete(key)) = self;
+        let value = if let Self::Put(_, value) = self { value.len() } else { 0 };
+        ADDED + key.len() + value
+    }
 }
 
 /// Applies changes to records.
@@ -66,6 +79,12 @@ pub enum StoreError {
     /// No space is left
     #[error("no space is left for the store; free some, nothing is decided until then")]
     Full,
+    /// A write is longer than the store allows; nothing was applied
+    #[error(
+        "a write is too large for the store: {0}; start etcd's servers with a greater --max-request-bytes, or use a \
+         store in a file; nothing is decided until then"
+    )]
+    TooLarge(String),
     /// The store is that of another network
     #[error(
         "the store belongs to the network {found:016x}, this is {own:016x}; name the store of this topology, or \

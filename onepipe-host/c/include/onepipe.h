@@ -83,6 +83,33 @@ typedef struct onepipe_failed {
 /* Callback for a message that failed. `failed` is valid during the call only. */
 typedef void (*onepipe_send_fail_fn)(const onepipe_failed_t *failed, void *arg);
 
+/* Kinds of events. Best effort has ONEPIPE_EVENT_SETTLED only; its failures and stalls have callbacks. */
+enum onepipe_event_kind {
+    ONEPIPE_EVENT_ADMITTED = 1,    /* this process is a member and may send, as incarnation `incarnation` */
+    ONEPIPE_EVENT_FENCED = 2,      /* this process has failed at `timestamp`; it joins again by itself */
+    ONEPIPE_EVENT_STALLED = 3,     /* the commit barrier stands still */
+    ONEPIPE_EVENT_RECOVERED = 4,   /* the commit barrier rises again */
+    ONEPIPE_EVENT_SEND_FAILED = 5, /* message `part` of `scattering` to `dst` has failed for the reason `why` */
+    /*
+     * The result of each message of `scattering` is known, and `failed` of them have failed. A reliable scattering has been
+     * delivered by all receivers that do not fail, or all of its messages have failed. Only if `[process]` has
+     * tell_settled = true.
+     */
+    ONEPIPE_EVENT_SETTLED = 6
+};
+
+/* An event. What a kind does not name is 0, or ONEPIPE_NO_TIMESTAMP. */
+typedef struct onepipe_event {
+    int kind;             /* enum onepipe_event_kind */
+    int why;              /* enum onepipe_failure */
+    uint64_t scattering;  /* number of the scattering, from the function that has sent it */
+    uint64_t timestamp;   /* timestamp of the event, or of the scattering if it was stamped */
+    uint32_t dst;         /* receiver */
+    uint32_t part;        /* index of the message in the call */
+    uint32_t failed;      /* number of messages of the scattering that have failed */
+    uint32_t incarnation; /* number that the controller has given to this process for its membership */
+} onepipe_event_t;
+
 /*
  * Callback for the barrier of the process's link: `stalled` is 1 if it has not risen for `stall_after_us`, so that nothing is
  * delivered, and 0 if it rises again. `barrier` is ONEPIPE_NO_TIMESTAMP if there has not been any.
@@ -115,6 +142,12 @@ void onepipe_exit(onepipe_t *endpoint);
  */
 uint64_t onepipe_get_timestamp(const onepipe_t *endpoint);
 
+/*
+ * Writes the barriers of the process's link as last published, or ONEPIPE_NO_TIMESTAMP: best effort delivers messages below
+ * `*best_effort`, the reliable service those up to `*commit`. Either pointer may be null.
+ */
+int onepipe_barriers(const onepipe_t *endpoint, uint64_t *best_effort, uint64_t *commit);
+
 /* Returns whether timestamp `one` is earlier than `other`, for timestamps less than 39 hours apart. */
 static inline int onepipe_precedes(uint64_t one, uint64_t other) {
     uint64_t distance = (other - one) & ((UINT64_C(1) << 48) - 1);
@@ -146,6 +179,14 @@ int onepipe_unreliable_recv(onepipe_t *endpoint, uint64_t timeout_us, uint64_t *
 int onepipe_send_fail_callback(onepipe_t *endpoint, onepipe_send_fail_fn callback, void *arg);
 
 /*
+ * Writes the next event of best effort to `*event` and returns 1, or returns 0 if there is none. Best effort has events only
+ * if `[process]` has tell_settled = true: then one of the kind ONEPIPE_EVENT_SETTLED for each scattering. In this case it has
+ * to be called now and then: callbacks for later failures follow the events before them, and if thousands of events wait, no
+ * more scatterings are sent. Calls the callbacks, as onepipe_unreliable_recv does.
+ */
+int onepipe_poll_event(onepipe_t *endpoint, onepipe_event_t *event);
+
+/*
  * Sets the callback for a barrier that stands still or rises again, replacing an earlier one; null removes it. It is called
  * where that for failed messages is, and the same rules apply to it.
  */
@@ -155,25 +196,6 @@ int onepipe_stall_callback(onepipe_t *endpoint, onepipe_stall_fn callback, void 
  * The reliable service. It needs [controller] in the configuration file; without it, these functions return
  * ONEPIPE_NO_CONTROLLER.
  */
-
-/* Kinds of events of the reliable service. */
-enum onepipe_event_kind {
-    ONEPIPE_EVENT_ADMITTED = 1,    /* this process is a member and may send */
-    ONEPIPE_EVENT_FENCED = 2,      /* this process has failed at `timestamp`; it joins again by itself */
-    ONEPIPE_EVENT_STALLED = 3,     /* the commit barrier stands still */
-    ONEPIPE_EVENT_RECOVERED = 4,   /* the commit barrier rises again */
-    ONEPIPE_EVENT_SEND_FAILED = 5  /* message `part` of `scattering` to `dst` has failed for the reason `why` */
-};
-
-/* An event of the reliable service. What a kind does not name is 0, or ONEPIPE_NO_TIMESTAMP. */
-typedef struct onepipe_event {
-    int kind;            /* enum onepipe_event_kind */
-    int why;             /* enum onepipe_failure */
-    uint64_t scattering; /* number of the scattering, from onepipe_reliable_send */
-    uint64_t timestamp;  /* timestamp of the event or of the scattering */
-    uint32_t dst;        /* receiver */
-    uint32_t part;       /* index of the message in the call */
-} onepipe_event_t;
 
 /* Callback for a process that has failed: its messages later than `timestamp` are discarded everywhere. */
 typedef void (*onepipe_proc_fail_fn)(void *arg, uint32_t process, uint64_t timestamp);
@@ -217,6 +239,13 @@ int onepipe_is_admitted(const onepipe_t *endpoint);
 
 /* Returns 1 if process `id` is a member, as far as this process knows, otherwise 0. */
 int onepipe_is_member(const onepipe_t *endpoint, uint32_t id);
+
+/*
+ * Copies what the controller has last reported to `text`: why this process waits or is refused, or why no controller can be
+ * reached. Writes at most `capacity` bytes, a null at the end included, and returns the length of the whole report, 0 if
+ * there is none. Without [controller] there is none.
+ */
+size_t onepipe_controller_report(const onepipe_t *endpoint, char *text, size_t capacity);
 
 /*
  * Returns 1 if a barrier is known and the process accepts messages that are stamped now, otherwise 0. A process that starts

@@ -169,7 +169,7 @@ mod tests {
         let failures = FAILURES.iter().map(|(failure, name, _)| (*name, failure_number(*failure)));
         let reliable = RELIABLE_FAILURES.iter();
         let reliable = reliable.map(|(failure, name, _)| (*name, reliable_failure_number(*failure)));
-        let events = crate::reliable::EVENTS.into_iter();
+        let events = crate::event::EVENTS.into_iter();
         let others = reliable.chain(events).chain([("ONEPIPE_OK", 0)]);
         let ours: BTreeMap<_, _> = errors.chain(failures).chain(others).collect();
         assert_eq!(listed, ours);
@@ -180,8 +180,14 @@ mod tests {
     /// The header declares every function defined here, with the same number of arguments, and no others.
     #[test]
     fn header_has_the_same_functions() {
-        let sources =
-            [include_str!("lib.rs"), include_str!("error.rs"), include_str!("reliable.rs")].concat();
+        let sources = [
+            include_str!("lib.rs"),
+            include_str!("error.rs"),
+            include_str!("event.rs"),
+            include_str!("receive.rs"),
+            include_str!("reliable.rs"),
+        ]
+        .concat();
         let functions = |text: &str, before: &str| -> BTreeMap<String, usize> {
             let arguments = |text: &str| {
                 let list = text.split(')').next().unwrap_or_default();
@@ -198,7 +204,7 @@ mod tests {
         let ours = functions(&sources, "extern \"C\" fn ");
         // Declarations begin at the start of a line, and the name follows a type.
         let mut declared = BTreeMap::new();
-        for kind in ["int ", "void ", "uint64_t ", "const char *"] {
+        for kind in ["int ", "void ", "size_t ", "uint64_t ", "const char *"] {
             let begun = format!("\n{kind}");
             declared.extend(functions(HEADER, &begun));
         }

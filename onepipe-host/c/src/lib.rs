@@ -6,11 +6,12 @@
 #![allow(clippy::missing_safety_doc, reason = "documented in the header")]
 
 mod error;
+mod event;
+mod receive;
 mod reliable;
 
 use core::cell::RefCell;
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::time::Duration;
 use error::{Error, failure_number};
 use onepipe_host::{
     Endpoint, Failed, Handle, Message, ProcessId, Receiver, Scattering, Sender, Stall, Timestamp,
@@ -20,9 +21,11 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 pub use error::{onepipe_strerror, onepipe_strfailure};
+pub use event::{OnePipeEvent, onepipe_poll_event, onepipe_poll_reliable_event};
+pub use receive::{onepipe_recv, onepipe_reliable_recv, onepipe_unreliable_recv};
 pub use reliable::{
-    OnePipeEvent, ProcFailFn, onepipe_is_admitted, onepipe_is_member, onepipe_poll_reliable_event,
-    onepipe_proc_fail_callback, onepipe_recv, onepipe_reliable_recv, onepipe_reliable_send,
+    ProcFailFn, onepipe_controller_report, onepipe_is_admitted, onepipe_is_member,
+    onepipe_proc_fail_callback, onepipe_reliable_send,
 };
 
 /// Maximum number of messages of a scattering for which no memory is allocated
@@ -126,11 +129,7 @@ pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut
     let Ok(path) = unsafe { CStr::from_ptr(config) }.to_str() else { return Error::Argument.number() };
     let started = onepipe_host::load(Path::new(path))
         .map_err(|report| (Error::Config, report.render()))
-        .and_then(|mut config| {
-            // The C API has no function that returns `Settled` events.
-            config.process.settled_events = false;
-            Endpoint::init(config).map_err(|error| (Error::Start, error.to_string()))
-        });
+        .and_then(|config| Endpoint::init(config).map_err(|error| (Error::Start, error.to_string())));
     match started {
         Ok(started) => {
             let handle = started.handle().clone();
@@ -162,7 +161,7 @@ pub unsafe extern "C" fn onepipe_exit(endpoint: *mut OnePipe) {
         open.handle.exit();
         // A callback may call other functions: the endpoint is still complete, with its receiver locked.
         let mut receiving = open.receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // Calls the callback for all failures; there are no other events.
+        // Calls the callback for all failures.
         while receiving.receiver.poll_event().is_some() {}
         drop(receiving);
         // SAFETY: from `onepipe_init`, which leaked a box, and not used any more, as the header requires.
@@ -184,6 +183,25 @@ pub unsafe extern "C" fn onepipe_leave(endpoint: *mut OnePipe) {
 pub unsafe extern "C" fn onepipe_get_timestamp(endpoint: *const OnePipe) -> u64 {
     // SAFETY: null, or from `onepipe_init`.
     unsafe { endpoint.as_ref() }.map_or(NO_TIMESTAMP, |endpoint| endpoint.handle.timestamp().nanos())
+}
+
+/// Writes both barriers; see `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_barriers(
+    endpoint: *const OnePipe,
+    best_effort: *mut u64,
+    commit: *mut u64,
+) -> c_int {
+    // SAFETY: null, or from `onepipe_init`.
+    let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
+    let barriers = endpoint.handle.barriers();
+    for (to, barrier) in [(best_effort, barriers.0), (commit, barriers.1)] {
+        if !to.is_null() {
+            // SAFETY: room for a timestamp, as the header requires.
+            unsafe { to.write(barrier.map_or(NO_TIMESTAMP, Timestamp::nanos)) };
+        }
+    }
+    0
 }
 
 /// Sends `count` messages as one scattering; see `onepipe.h`.
@@ -258,95 +276,6 @@ unsafe fn send(
         }
         Err(error) => error.number(),
     }
-}
-
-/// Destination of a received message
-struct Target {
-    timestamp: *mut u64,
-    src: *mut u32,
-    buffer: *mut c_void,
-    capacity: usize,
-    len: *mut usize,
-}
-
-impl Target {
-    /// Writes a message to the caller's variables, or only its length if the buffer is too small.
-    fn put(&self, timestamp: Timestamp, src: ProcessId, payload: &[u8]) -> Result<(), Error> {
-        // SAFETY: pointers that are not null have room for what the header states; the buffer's capacity was
-        // checked.
-        unsafe {
-            if !self.len.is_null() {
-                self.len.write(payload.len());
-            }
-            if payload.len() > self.capacity || self.buffer.is_null() && !payload.is_empty() {
-                return Err(Error::TooSmall);
-            }
-            if !self.timestamp.is_null() {
-                self.timestamp.write(timestamp.nanos());
-            }
-            if !self.src.is_null() {
-                self.src.write(src.0);
-            }
-            if !payload.is_empty() {
-                self.buffer.cast::<u8>().copy_from_nonoverlapping(payload.as_ptr(), payload.len());
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes the waiting message, which remains if the buffer is too small. Returns what the call returns.
-    fn put_waiting(&self, waiting: &mut Option<Message>, has_ended: bool) -> c_int {
-        let Some(message) = waiting.take() else {
-            return if has_ended { Error::Left.number() } else { 0 };
-        };
-        match self.put(message.timestamp, message.src, &message.payload) {
-            Ok(()) => 1,
-            Err(error) => {
-                *waiting = Some(message);
-                error.number()
-            }
-        }
-    }
-}
-
-/// Receives the next message, and waits for it for up to `timeout_us` microseconds; see `onepipe.h`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn onepipe_unreliable_recv(
-    endpoint: *mut OnePipe,
-    timeout_us: u64,
-    timestamp: *mut u64,
-    src: *mut u32,
-    buffer: *mut c_void,
-    capacity: usize,
-    len: *mut usize,
-) -> c_int {
-    // SAFETY: null, or from `onepipe_init`.
-    let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
-    let Ok(mut receiving) = endpoint.receiving() else { return Error::Busy.number() };
-    let target = Target { timestamp, src, buffer, capacity, len };
-    let ReceiveState { receiver, waiting, .. } = &mut *receiving;
-    if waiting.is_none() {
-        // A short message that has been delivered is copied directly from the ring.
-        let put = receiver.unreliable_recv_with(|timestamp, src, payload| {
-            target.put(timestamp, src, payload).map_err(|_| Message {
-                timestamp,
-                src,
-                payload: payload.to_vec(),
-            })
-        });
-        match put {
-            Some(Ok(())) => return 1,
-            Some(Err(message)) => *waiting = Some(message),
-            None if timeout_us > 0 => *waiting = receiver.recv_timeout(Duration::from_micros(timeout_us)),
-            None => {}
-        }
-    }
-    // Messages that were delivered before the endpoint ended can still be received.
-    let has_ended = endpoint.handle.has_ended();
-    if waiting.is_none() && has_ended {
-        *waiting = receiver.unreliable_recv();
-    }
-    target.put_waiting(waiting, has_ended)
 }
 
 /// Sets the callback for messages that fail; see `onepipe.h`.

@@ -4,6 +4,7 @@ mod controller;
 
 use controller::{Played, TOPOLOGY};
 use onepipe::Timestamp;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use understudy_tests::processes::{self, Process};
@@ -135,17 +136,22 @@ fn waiting_receiver_gets_left_and_exit_calls_back() {
     assert_eq!(output_of("stall"), "stalled: 1, barrier: 0, callback: -12\nopen: 0 0\n");
 }
 
+/// Returns `[controller]` of a process's file.
+fn table_of(played: &Played) -> String {
+    // The machine may be busy with other work for a while, so silence is not reported.
+    format!(
+        "[controller]\naddresses = [\"{}\"]\ntopology = \"{TOPOLOGY:016x}\"\nfail_after_intervals = 1000000\n",
+        played.address()
+    )
+}
+
 #[test]
 fn reliable_example_is_admitted_sends_receives_and_is_called_back() {
     let folder = tempfile::tempdir().unwrap();
     let program = build("examples/reliable.c", folder.path());
     let config = folder.path().join("own.process.toml");
     let played = Played::new();
-    // The machine may be busy with other work for a while, so silence is not reported.
-    let controller = format!(
-        "[controller]\naddresses = [\"{}\"]\ntopology = \"{TOPOLOGY:016x}\"\nfail_after_intervals = 1000000\n",
-        played.address()
-    );
+    let controller = table_of(&played);
     let start = |text: String, arguments: &[&str]| {
         std::fs::write(&config, text).unwrap();
         let mut command = processes::command(&program);
@@ -185,4 +191,55 @@ fn reliable_example_is_admitted_sends_receives_and_is_called_back() {
         assert_eq!((out.status.code(), stderr.trim()), (Some(1), why));
     };
     refused(CONFIG.to_owned(), "the configuration has no [controller]");
+}
+
+#[test]
+fn events_of_both_services_are_polled() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = build("tests/events.c", folder.path());
+    let config = folder.path().join("own.process.toml");
+    let played = Played::new();
+    let process = CONFIG.replace("id = 1\n", "id = 1\ntell_settled = true\n");
+    std::fs::write(&config, format!("{process}{}", table_of(&played))).unwrap();
+    let mut command = processes::command(&program);
+    command.arg(&config).stdout(Stdio::piped());
+    let mut running = Process::start(command);
+    let mut lines = BufReader::new(running.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut seen = Vec::new();
+    let mut read_until = |wanted: &str| {
+        let found = lines.find(|line| {
+            seen.push(line.clone());
+            line == wanted
+        });
+        assert!(found.is_some(), "{wanted} after {seen:?}");
+    };
+    let (node, address) = played.admit_without_barriers();
+    read_until("stalled");
+    played.count_barriers(node, address);
+    read_until("ready");
+    played.exclude(node, Timestamp::new(1_000));
+    read_until("null: -13 -13 -13");
+    assert_eq!(running.finish().status.code(), Some(0));
+    let stalls = seen.iter().filter(|line| ["stalled", "recovered"].contains(&line.as_str()));
+    assert_eq!(stalls.take(2).collect::<Vec<_>>(), ["stalled", "recovered"]);
+    // The machine may be busy with other work for a while, so there may be further stalls.
+    seen.retain(|line| !["stalled", "recovered"].contains(&line.as_str()));
+    let not_admitted = "a receiver, or this process, was no member";
+    assert_eq!(
+        seen,
+        [
+            "reliable: admitted, incarnation 5",
+            "best effort: settled 0, failed 0, stamped",
+            "reliable: settled 1, failed 0, stamped",
+            &format!("reliable: message 0 of 2 to 1: {not_admitted}"),
+            &format!("reliable: message 1 of 2 to 3: {not_admitted}"),
+            "reliable: settled 2, failed 2, unstamped",
+            "barriers: 1 1",
+            "ready",
+            "reliable: fenced, stamped",
+            "error: no error",
+            "report: the con, longer: 1",
+            "null: -13 -13 -13",
+        ]
+    );
 }

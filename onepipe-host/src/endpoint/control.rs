@@ -252,7 +252,7 @@ fn start_membership(
     let mut boot = [0; 16];
     boot[..8].copy_from_slice(&random());
     boot[8..].copy_from_slice(&random());
-    let mut config = member::Config::new(boot, controller.topology);
+    let mut config = member::Config::new(boot, controller.controllers.topology);
     config.fail_after = controller.fail_after;
     let member = Member::new(config, process)?;
     let modes = (controller.is_merged, settled_events);

@@ -30,6 +30,7 @@ impl Management {
         (inputs, outputs): ControlEnds,
         shared: Arc<Shared>,
     ) -> Result<Self, InitError> {
+        let config = &config.controllers;
         let secret = config.secret_file.as_deref().map(Secret::read).transpose();
         let secret = secret.map_err(|error| InitError::Controller(error.to_string()))?;
         let (controllers, topology) = (config.addresses.clone(), config.topology);

@@ -1,25 +1,39 @@
 //! The table `[controller]` beside `[process]`: the controller of the reliable service.
 
 use crate::config::Controller;
+use core::fmt;
 use core::net::SocketAddr;
 use settings::declare::{TableSpec, boolean, other, special, whole};
+use settings::report::Problem;
 use settings::tree::{Table, Value};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Least number of intervals after which a process reports its silent link
-pub const LEAST_FAIL_AFTER: u32 = 5;
+/// Least value of `fail_after_intervals`, as of `dead_after_intervals`
+const LEAST_FAIL_AFTER: u64 = 5;
+/// Its default, as in the paper
+const FAIL_AFTER: u32 = 10;
+
+settings::table! {
+    /// What each `[controller]` has
+    pub enum CommonKeys "[controller]";
+    /// File with the secret that all nodes, controllers and operators share: 16 bytes or more, readable by its owner alone
+    secret_file: () = special("path") => optional("all programs are on this machine") example("secret");
+    /// Intervals after which a silent link is reported to the controller, which waits for further reports for two more; not below `dead_after_intervals`
+    fail_after_intervals: u32 = whole(LEAST_FAIL_AFTER..=1_000_000) => optional("10, or `dead_after_intervals` if that is more") example(10);
+}
+
+settings::table! {
+    /// What `[controller]` of a process and of a representative have
+    pub enum NodeKeys "[controller]" with CommonKeys;
+    /// Addresses of the controllers
+    addresses: Vec<SocketAddr> = other("list of addresses with ports", |value| value.list_of(reachable)) => required() example(["10.9.0.1:7070"]);
+    /// Hash of the topology, as `understudy plan` writes it
+    topology: u64 = other("string of 16 hexadecimal digits", hash) => required() example("00c0ffee00c0ffee");
+}
 
 settings::table! {
     /// Controller of 1Pipe's reliable service, beside `[process]`; without it, the service is refused
-    pub(crate) enum Keys "[controller]";
-    /// Addresses of the controllers
-    addresses: Vec<SocketAddr> = other("list of addresses with ports", |value| value.list_of(address)) => required() example(["10.9.0.1:7070"]);
-    /// File with the secret that all nodes and controllers share
-    secret_file: () = special("path") => optional("only controllers on this machine can be reached") example("secret");
-    /// Hash of the topology, as `understudy plan` writes it
-    topology: u64 = other("string of 16 hexadecimal digits", hash) => required() example("00c0ffee00c0ffee");
-    /// Intervals after which the process's silent link is reported to the controller
-    fail_after_intervals: u32 = whole(LEAST_FAIL_AFTER as u64..=1_000_000) => default(10);
+    pub(crate) enum Keys "[controller]" with NodeKeys;
     /// Whether messages of both services are received in one order, by `recv` alone
     merged: bool = boolean() => default(false);
     /// Buffer for reliable messages, which all members share
@@ -31,20 +45,35 @@ settings::table! {
 /// Table `[controller]` beside `[process]`
 pub const TABLE: &TableSpec = &Keys::TABLE;
 
-/// Reads an address with a port, as every node's `[controller]` has them.
+/// Reads an address with a port.
 pub fn address(value: &Value<'_>) -> Option<SocketAddr> {
     let text = value.text()?;
-    let address = text.parse::<SocketAddr>().ok().filter(|address| address.port() != 0);
+    let address = text.parse().ok();
     if address.is_none() {
-        let problem = value.problem(format!("`{text}` is not an address with a port"));
-        let help = "write such as `\"10.9.0.1:7070\"` or `\"[fd00::1]:7070\"`; names are not resolved";
-        value.add(problem.label("cannot be connected to").help(help));
+        refuse_address(value, text);
     }
     address
 }
 
-/// Reads the hash of a topology, as every node's `[controller]` has it.
-pub fn hash(value: &Value<'_>) -> Option<u64> {
+/// Reads an address to which nodes connect.
+fn reachable(value: &Value<'_>) -> Option<SocketAddr> {
+    let address = address(value)?;
+    if address.port() == 0 {
+        refuse_address(value, &address.to_string());
+        return None;
+    }
+    Some(address)
+}
+
+/// Reports an address without a port, or one whose port a node cannot know.
+pub fn refuse_address(value: &Value<'_>, address: &str) {
+    let problem = value.problem(format!("`{address}` is not an address with a port"));
+    let help = "write such as `\"10.9.0.1:7070\"` or `\"[fd00::1]:7070\"`; names are not resolved";
+    value.add(problem.label("cannot be connected to").help(help));
+}
+
+/// Reads the hash of a topology.
+fn hash(value: &Value<'_>) -> Option<u64> {
     let text = value.text()?;
     let is_hash = text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
     let hash = u64::from_str_radix(text, 16).ok().filter(|_| is_hash);
@@ -56,39 +85,72 @@ pub fn hash(value: &Value<'_>) -> Option<u64> {
     hash
 }
 
-/// Reports controllers on other machines, if there is no secret.
-pub fn check_secret(key: &Value<'_>, addresses: &[SocketAddr]) {
+/// Returns the value of `secret_file`. Addresses on other machines, which `key` has, need it.
+pub fn secret_file<'a>(
+    table: &Table<'a>,
+    addresses: &[SocketAddr],
+    key: Option<&Value<'_>>,
+) -> Option<Value<'a>> {
+    let file = table.value(CommonKeys::secret_file);
     let far = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback());
-    if let Some(far) = far {
+    if let (None, Some(far), Some(key)) = (&file, far, key) {
         let problem = key.problem(format!("there is no `secret_file`, and {far} is not a loopback address"));
-        let help = "add `secret_file = \"secret\"`: any program could pose as the controller";
+        let help = "add `secret_file = \"secret\"`: any program could pose as the controller or as a node";
         key.add(problem.label("on another machine").help(help));
+    }
+    file
+}
+
+/// Returns the intervals after which a link is reported, which may not be fewer than those of best effort.
+pub fn fail_after(table: &Table<'_>, least: u32) -> u32 {
+    let Some(given) = table.spanned(CommonKeys::fail_after_intervals) else { return FAIL_AFTER.max(least) };
+    let (span, intervals) = (given.span(), given.into_inner());
+    if intervals < least {
+        let message =
+            format!("`fail_after_intervals` is {intervals}, below the `dead_after_intervals` of {least}");
+        let help = format!("write {least} or more: a link leaves best effort before a process fails");
+        table.problems().add(Problem::at(span, message).label("too few").help(help));
+    }
+    intervals
+}
+
+/// How a process or a representative reaches the controllers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Controllers {
+    /// Addresses of the controllers
+    pub addresses: Vec<SocketAddr>,
+    /// File with the secret
+    pub secret_file: Option<PathBuf>,
+    /// Hash of the topology
+    pub topology: u64,
+}
+
+impl fmt::Display for Controllers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addresses: Vec<_> = self.addresses.iter().map(ToString::to_string).collect();
+        let secret = if self.secret_file.is_some() { "with a secret" } else { "without a secret" };
+        write!(f, "{} ({secret}; topology {:016x})", addresses.join(", "), self.topology)
     }
 }
 
-/// Checks the addresses of the controllers in any node's `[controller]`.
-pub fn check_addresses(key: &Value<'_>, addresses: &[SocketAddr], has_secret: bool) {
-    if !has_secret {
-        check_secret(key, addresses);
-    }
-    if addresses.is_empty() {
+/// Reads what a process and a representative have in common, in a file in `folder`.
+pub fn read_node(table: &Table<'_>, folder: &Path) -> Controllers {
+    let (addresses, key) = (table.read(NodeKeys::addresses), table.value(NodeKeys::addresses));
+    let secret_file = secret_file(table, addresses.as_deref().unwrap_or_default(), key.as_ref());
+    if let (Some([]), Some(key)) = (addresses.as_deref(), &key) {
         let problem = key.problem("`addresses` is empty").label("no controller");
         key.add(problem.help("write `addresses = [\"10.9.0.1:7070\"]`, or remove [controller]"));
+    }
+    Controllers {
+        addresses: addresses.unwrap_or_default(),
+        secret_file: secret_file.and_then(|value| Some(folder.join(value.text()?))),
+        topology: table.read(NodeKeys::topology).unwrap_or_default(),
     }
 }
 
 /// Reads the table of a file in `folder`, if the file has it; the problems are reported to the table.
 pub fn read(root: &Table<'_>, folder: &Path, peers: usize) -> Option<Controller> {
-    if root.header_span(&Keys::TABLE).is_none() {
-        root.problems().add_absent(&Keys::TABLE);
-        return None;
-    }
-    let table = root.section(&Keys::TABLE)?;
-    let (addresses, key) = (table.read(Keys::addresses), table.value(Keys::addresses));
-    let secret_file = table.value(Keys::secret_file);
-    if let (Some(addresses), Some(key)) = (&addresses, &key) {
-        check_addresses(key, addresses, secret_file.is_some());
-    }
+    let table = root.optional_section(&Keys::TABLE)?;
     let max_members = table.read(Keys::max_members);
     if max_members <= peers {
         let message = format!("`max_members` is {max_members}, and there are {peers} peers");
@@ -96,13 +158,11 @@ pub fn read(root: &Table<'_>, folder: &Path, peers: usize) -> Option<Controller>
         table.problems().add(problem.help(format!("write `max_members = {}` or more", peers + 1)));
     }
     let controller = Controller {
-        topology: table.read(Keys::topology).unwrap_or_default(),
-        fail_after: table.read(Keys::fail_after_intervals),
+        controllers: read_node(&table, folder),
+        fail_after: fail_after(&table, 0),
         is_merged: table.read(Keys::merged),
         reliable_buffer: table.read(Keys::reliable_buffer_kib) << 10,
         max_members,
-        secret_file: secret_file.and_then(|value| Some(folder.join(value.text()?))),
-        addresses: addresses.unwrap_or_default(),
     };
     table.finish();
     Some(controller)

@@ -168,12 +168,12 @@ fn the_controller_is_read_and_each_mistake_is_reported() {
     ))
     .unwrap();
     let controller = config.process.controller.as_ref().unwrap();
-    assert_eq!(controller.addresses[1], "[::1]:7071".parse().unwrap());
+    assert_eq!(controller.controllers.addresses[1], "[::1]:7071".parse().unwrap());
     assert_eq!(
-        (controller.topology, controller.is_merged, controller.fail_after),
+        (controller.controllers.topology, controller.is_merged, controller.fail_after),
         (0xc0_ffee_00c0_ffee, true, 10)
     );
-    assert!(controller.secret_file.as_ref().unwrap().ends_with("secret"));
+    assert!(controller.controllers.secret_file.as_ref().unwrap().ends_with("secret"));
     assert_eq!((config.process.process.max_members, config.process.process.reliable_buffer), (8, 1 << 20));
     assert!(read(&[HEAD, PROCESS, BEACONS, PEER].concat()).unwrap().process.controller.is_none());
     let topology = "topology = \"00c0ffee00c0ffee\"\n";

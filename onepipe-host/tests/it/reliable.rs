@@ -5,6 +5,7 @@ use super::ring::{OWN, UNREACHABLE, config, wait_for};
 use management::{ConnectionId, Server, ServerConfig, ServerEvent};
 use onepipe::control::{self, Envelope, Incarnation, Message, Source};
 use onepipe::process::member::to_wire;
+use onepipe_host::file::controller::Controllers;
 use onepipe_host::reliable::{Error, Event};
 use onepipe_host::{Clock, Controller, Endpoint, InitError, ReliableError, SendError};
 use rocev2::Qpn;
@@ -18,9 +19,7 @@ const QPN: Qpn = Qpn::new(0x500);
 
 fn settings(server: &Server, is_merged: bool) -> Controller {
     Controller {
-        addresses: vec![server.address()],
-        secret_file: None,
-        topology: TOPOLOGY,
+        controllers: Controllers { addresses: vec![server.address()], secret_file: None, topology: TOPOLOGY },
         // The machine may be busy with other work for a while.
         fail_after: 1_000_000,
         is_merged,
@@ -214,8 +213,9 @@ fn controllers_on_other_machines_need_a_secret() {
     alone!();
     let played = Played::new();
     let mut config = config();
-    let addresses = vec!["192.0.2.1:7070".parse().unwrap()];
-    config.process.controller = Some(Controller { addresses, ..settings(&played.server, false) });
+    let mut elsewhere = settings(&played.server, false);
+    elsewhere.controllers.addresses = vec!["192.0.2.1:7070".parse().unwrap()];
+    config.process.controller = Some(elsewhere);
     (config.process.process.max_members, config.process.process.reliable_buffer) = (4, 1 << 20);
     let error = Endpoint::init(config).err().expect("refused");
     assert!(matches!(&error, InitError::Controller(why) if why.contains("loopback")), "{error}");

@@ -43,7 +43,8 @@ fn read_with_parser(frame: &[u8], v6: bool) -> Option<Datagram<'_>> {
         && packet.verify_icrc();
     let header = OnePipe::of(&packet).filter(|_| matches)?;
     let payload = &packet.payload()[OnePipe::LEN..];
-    Some(Datagram { src: packet.src(), src_qp: deth.src_qp(), ecn: packet.ecn(), header, payload })
+    let (src_qp, dest_qp) = (deth.src_qp(), packet.bth().dest_qp());
+    Some(Datagram { src: packet.src(), src_qp, dest_qp, ecn: packet.ecn(), header, payload })
 }
 
 fn frames(v6: bool, payload: &[u8], times: u32) -> Vec<Vec<u8>> {

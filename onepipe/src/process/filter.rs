@@ -14,10 +14,8 @@ use super::counters::Refusal;
 /// Headers that a datagram for this process has to match.
 #[derive(Clone, Debug)]
 pub(super) struct Filter {
-    /// Expected headers of datagrams without options
+    /// Expected headers of datagrams without options, to either queue pair
     expected: Expected,
-    /// The same, to the queue pair of this process's incarnation
-    expected_by_member: Expected,
     own: Peer,
     /// Queue pair of this process's incarnation; that of the configuration before it has one
     member_qpn: Qpn,
@@ -31,43 +29,32 @@ impl Filter {
         let (own, qkey) = (config.own, config.qkey);
         let expected = Expected::new(own.mac, own.address, own.qpn, qkey);
         let is_lax = config.has_bug(Bug::OtherIncarnation);
-        Self { expected, expected_by_member: expected, own, member_qpn: own.qpn, qkey, is_lax }
+        Self { expected, own, member_qpn: own.qpn, qkey, is_lax }
     }
 
     /// Sets the queue pair of this process's incarnation: frames of the reliable service to another one are
     /// refused.
     pub(super) fn set_member(&mut self, qpn: Qpn) {
         self.member_qpn = qpn;
-        self.expected_by_member = Expected::new(self.own.mac, self.own.address, qpn, self.qkey);
+        self.expected.set_other(qpn);
     }
 
-    /// Returns whether the incarnation has the queue pair of the configuration.
+    /// Returns whether a datagram is for this process's incarnation.
     #[inline]
-    pub(super) fn has_one_queue_pair(&self) -> bool {
-        self.member_qpn == self.own.qpn
+    pub(super) fn is_to_member(&self, datagram: &Datagram<'_>) -> bool {
+        datagram.dest_qp == self.member_qpn
     }
 
     /// Reads a datagram without options for this process. Returns `None` if the frame has to be
-    /// [read otherwise](Self::read_other).
+    /// [parsed](Self::parse).
     #[inline]
     pub(super) fn read<'a>(&self, frame: &'a [u8]) -> Option<Datagram<'a>> {
         self.expected.read(frame)
     }
 
-    /// Reads a datagram to the queue pair of this process's incarnation, or with options; or returns why it is
-    /// refused. The flag tells whether it is for the incarnation.
-    #[inline(never)]
-    pub(super) fn read_other<'a>(&self, frame: &'a [u8]) -> Result<(Datagram<'a>, bool), Refusal> {
-        match self.expected_by_member.read(frame) {
-            Some(datagram) => Ok((datagram, true)),
-            None => self.parse(frame),
-        }
-    }
-
-    /// Parses a datagram with options, extension headers or tags; or returns why it is refused. The flag tells
-    /// whether it is for this process's incarnation.
+    /// Parses a datagram with options, extension headers or tags; or returns why it is refused.
     #[cold]
-    fn parse<'a>(&self, frame: &'a [u8]) -> Result<(Datagram<'a>, bool), Refusal> {
+    pub(super) fn parse<'a>(&self, frame: &'a [u8]) -> Result<Datagram<'a>, Refusal> {
         let packet = Packet::parse(frame).ok_or(Refusal::NotOurs)?;
         let to = packet.bth().dest_qp();
         if packet.layout().opcode() != Opcode::UD_SEND_ONLY
@@ -86,8 +73,7 @@ impl Filter {
         }
         let header = OnePipe::of(&packet).ok_or(Refusal::NoHeader)?;
         let payload = &packet.payload()[OnePipe::LEN..];
-        let datagram =
-            Datagram { src: packet.src(), src_qp: deth.src_qp(), ecn: packet.ecn(), header, payload };
-        Ok((datagram, to == self.member_qpn))
+        let (src, src_qp, ecn) = (packet.src(), deth.src_qp(), packet.ecn());
+        Ok(Datagram { src, src_qp, dest_qp: to, ecn, header, payload })
     }
 }

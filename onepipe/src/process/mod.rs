@@ -272,6 +272,25 @@ impl Process {
         self.sender.send_at_once((dst, message), &mut self.clock, &mut self.peers, now, frame)
     }
 
+    /// Sends one reliable message to another process at once, as [`send_at_once`](Self::send_at_once) does: the
+    /// effect is that of [`reliable_send`](Self::reliable_send) and `poll_transmit`, under the same conditions.
+    ///
+    /// Returns `None` if anything is waiting that has to be sent first, if the windows have no room, if the message
+    /// is longer than a packet, or if it is refused. Call `reliable_send` then.
+    pub fn reliable_send_at_once(
+        &mut self,
+        now: Nanos,
+        dst: ProcessId,
+        message: &[u8],
+        frame: &mut Vec<u8>,
+    ) -> Option<Scattering> {
+        let Self { beacons, sender, receiver, reliable, clock, peers, .. } = self;
+        if !beacons.is_idle() || !sender.is_idle() || receiver.has_acks_to_send() || reliable.has_answers() {
+            return None;
+        }
+        reliable.send_at_once(|| sender.next_number(), (dst, message), clock, peers, now, frame)
+    }
+
     /// Sets whether a process is alive, as the control plane has determined. Messages in flight to a dead
     /// process fail, and so do messages sent to it. Returns false if the process is not in the table of
     /// peers.
@@ -334,11 +353,11 @@ impl Process {
     /// Handles a datagram. It has one place where all datagrams go on, so that what follows is inlined.
     #[inline]
     fn receive_datagram(&mut self, frame: &[u8], now: Nanos) -> Result<(), Refusal> {
-        let (datagram, is_to_member) = match self.filter.read(frame) {
-            Some(datagram) => (datagram, false),
-            None => self.filter.read_other(frame)?,
+        let datagram = match self.filter.read(frame) {
+            Some(datagram) => datagram,
+            None => self.filter.parse(frame)?,
         };
-        let Datagram { src, src_qp, ecn, header, payload } = datagram;
+        let Datagram { src, src_qp, ecn, header, payload, .. } = datagram;
         if header.version != OnePipe::VERSION {
             return Err(Refusal::OtherVersion);
         }
@@ -346,7 +365,7 @@ impl Process {
             return self.receive_beacon((src, src_qp), header, now);
         }
         if header.opcode().is_reliable() {
-            return self.receive_reliable(is_to_member, &datagram, now);
+            return self.receive_reliable(&datagram, now);
         }
         let peer = self.peers.find_source(src, src_qp).ok_or(Refusal::UnknownSource)?;
         match header.opcode() {
@@ -378,16 +397,11 @@ impl Process {
         result
     }
 
-    #[cold]
-    fn receive_reliable(
-        &mut self,
-        to_member: bool,
-        datagram: &Datagram<'_>,
-        now: Nanos,
-    ) -> Result<(), Refusal> {
-        let &Datagram { src, src_qp, ecn, header, payload } = datagram;
+    #[inline(never)]
+    fn receive_reliable(&mut self, datagram: &Datagram<'_>, now: Nanos) -> Result<(), Refusal> {
+        let &Datagram { src, src_qp, ecn, header, payload, .. } = datagram;
         let mut peer = self.peers.find_member(src, src_qp);
-        let mut is_right = to_member || self.filter.has_one_queue_pair();
+        let mut is_right = self.filter.is_to_member(datagram);
         if self.config.has_bug(Bug::OtherIncarnation) {
             (peer, is_right) = (peer.or_else(|| self.peers.find_address(src)), true);
         }

@@ -8,10 +8,10 @@ use controller::graph::Graph;
 use controller::machine;
 use core::net::SocketAddr;
 use management::Secret;
-use settings::declare::{inline, millis, other, special, whole};
+use onepipe_host::file::controller::{CommonKeys, address, fail_after, secret_file};
+use settings::declare::{inline, millis, other, special};
 use std::path::{Path, PathBuf};
 use switch::Nanos;
-use toml::Spanned;
 use toml::de::DeTable;
 
 /// Number of recalls that are stored for a failed process
@@ -24,20 +24,21 @@ const GATHER_INTERVALS: u64 = 2;
 const BEHIND_AHEAD_MAX: u64 = 2;
 
 settings::table! {
-    /// 1Pipe's controller, for `understudy controller`
-    pub(crate) enum Keys "[controller]";
-    /// Address at which nodes and operators connect; port 0: a free one
+    /// What `[controller]` of a controller and of a topology have
+    pub(crate) enum ServerKeys "[controller]" with CommonKeys;
+    /// Address at which nodes and operators connect; port 0: a free one, in a controller's file only
     listen: SocketAddr = other("address with a port", address) => required() example("10.9.0.1:7070");
+    /// Time in which a node has to answer the controller, and in which an application's callback has to return
+    respond_within_ms: Nanos = millis(1..=60_000) => default(100);
+}
+
+settings::table! {
+    /// 1Pipe's controller, for `understudy controller`
+    pub(crate) enum Keys "[controller]" with ServerKeys;
     /// File with the topology of the network
     topology: () = special("path") => required() example("testbed.toml");
-    /// File with the secret that all nodes, controllers and operators share: 16 bytes or more, readable by its owner alone
-    secret_file: () = special("path") => optional("only programs on this machine can connect") example("secret");
     /// Where decisions are stored
     store: () = inline(&StoreKeys::TABLE) => required() example({ file = "controller.redb" });
-    /// Intervals without a beacon after which a representative reports a link; for two more intervals, further reports join the first. Not below `dead_after_intervals` of the topology
-    fail_after_intervals: u32 = whole(1..=1_000_000) => default(10);
-    /// Time in which a node has to answer, and in which an application's callback has to return
-    respond_within_ms: Nanos = millis(1..=60_000) => default(100);
 }
 
 settings::table! {
@@ -91,6 +92,22 @@ pub(crate) struct ControllerConfig {
     pub(crate) observe: ObserveConfig,
 }
 
+/// What `[controller]` of a controller and of a topology have, but for `fail_after_intervals`.
+pub(super) struct Server<'a> {
+    pub(super) listen: Option<SocketAddr>,
+    pub(super) secret_file: Option<Value<'a>>,
+    pub(super) respond_within: Nanos,
+}
+
+impl<'a> Server<'a> {
+    /// Reads the keys. Other machines than this one need a secret.
+    pub(super) fn read(table: &Table<'a>) -> Self {
+        let listen = table.read(ServerKeys::listen);
+        let secret_file = secret_file(table, listen.as_slice(), table.value(ServerKeys::listen).as_ref());
+        Self { listen, secret_file, respond_within: table.read(ServerKeys::respond_within_ms) }
+    }
+}
+
 /// Returns whether the tables are those of a controller. Processes and representatives have ports, and a
 /// topology has `[topology]`.
 pub(super) fn is_controller(root: &DeTable<'_>) -> bool {
@@ -105,25 +122,24 @@ pub(super) fn read(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Op
     root.finish();
     let table = table?;
     let path = |value: &Value<'_>| value.text().map(|text| folder.join(text));
-    let listen = table.spanned(Keys::listen);
-    let secret_value = table.value(Keys::secret_file);
-    let secret_file = secret_value.as_ref().and_then(path);
-    let secret = secret_value.as_ref().and_then(|value| secret(value, &path(value)?));
+    let server = Server::read(&table);
+    let secret_file = server.secret_file.as_ref().and_then(path);
+    let secret = server.secret_file.as_ref().and_then(|value| secret(value, &path(value)?));
     let topology = table.value(Keys::topology);
     let topology = topology.and_then(|value| Some((path(&value)?, network(&value, &path(&value)?)?)));
     let store = table.inline(Keys::store).and_then(|table| store(table, folder));
-    if let (Some(listen), None) = (&listen, &secret_value) {
-        check_loopback(listen, problems);
-    }
-    check_fail_after(&table, topology.as_ref().map(|(_, network)| network));
-    let respond_within = table.read(Keys::respond_within_ms);
+    // Nodes report links; the intervals are checked here only.
+    fail_after(
+        &table,
+        topology.as_ref().map_or(0, |(_, network)| network.topology.settings.dead_after_intervals),
+    );
     table.finish();
     let (topology, network) = topology?;
     let settings = network.topology.settings;
     let machine = machine::Config {
         network: network.topology.hash(),
         gather: Nanos(settings.beacon_interval.0 * GATHER_INTERVALS),
-        respond_within,
+        respond_within: server.respond_within,
         reconnect_within: management::CONNECT_TIME,
         ahead_max: settings.ahead_max,
         behind_max: Some(Nanos(BEHIND_AHEAD_MAX * settings.ahead_max.0)),
@@ -131,7 +147,7 @@ pub(super) fn read(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Op
     };
     let id = |host: usize| network.topology.hosts[host].id.expect("`read_numbered` requires numbers");
     let graph = Graph::of(&network.topology, &network.plan, id);
-    let server = controller::server::Config { listen: listen?.into_inner(), secret, machine };
+    let server = controller::server::Config { listen: server.listen?, secret, machine };
     Some(ControllerConfig { server, graph, topology, secret_file, store: store?, observe })
 }
 
@@ -212,30 +228,6 @@ fn prefix(value: &Value<'_>) -> Option<String> {
     is_valid.then(|| text.to_owned())
 }
 
-fn address(value: &Value<'_>) -> Option<SocketAddr> {
-    let text = value.text()?;
-    let address = text.parse().ok();
-    if address.is_none() {
-        let problem = value
-            .problem(format!("`{text}` is not an address with a port"))
-            .label("not an address to listen at");
-        value.add(
-            problem.help("write such as `\"10.9.0.1:7070\"` or `\"[fd00::1]:7070\"`; names are not resolved"),
-        );
-    }
-    address
-}
-
-/// Reports an address that other machines can reach, in a file without a secret.
-fn check_loopback(listen: &Spanned<SocketAddr>, problems: &Problems) {
-    let address = listen.get_ref();
-    if !address.ip().to_canonical().is_loopback() {
-        let message = format!("there is no `secret_file`, and {address} is not a loopback address");
-        let help = "add `secret_file = \"secret\"`, or listen at an address such as \"127.0.0.1:7070\"";
-        problems.add(Problem::at(listen.span(), message).label("every host could connect").help(help));
-    }
-}
-
 /// Reads the secret.
 fn secret(value: &Value<'_>, path: &Path) -> Option<Secret> {
     Secret::read(path)
@@ -262,23 +254,4 @@ fn network(value: &Value<'_>, path: &Path) -> Option<Network> {
             value.add(problem.label("this file").help(help));
         })
         .ok()
-}
-
-/// Checks the intervals after which a link is reported, which may not be fewer than those of best effort.
-fn check_fail_after(table: &Table<'_>, network: Option<&Network>) {
-    let intervals = table.read(Keys::fail_after_intervals);
-    let least = network.map_or(0, |network| network.topology.settings.dead_after_intervals);
-    if intervals < least {
-        let message = format!(
-            "`fail_after_intervals` is {intervals}, below the topology's `dead_after_intervals` of {least}"
-        );
-        let problem = match table.span_of(Keys::fail_after_intervals) {
-            Some(span) => Problem::at(span, message),
-            None => table.problem(message),
-        };
-        let help = format!(
-            "write `fail_after_intervals = {least}` or more: a link leaves best effort before a process fails"
-        );
-        table.problems().add(problem.label("too few").help(help));
-    }
 }

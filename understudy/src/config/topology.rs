@@ -1,23 +1,21 @@
 //! Reads topologies of 1Pipe networks: `[topology]`, `[[switch]]`, `[[host]]` and `[[link]]`. The plan is
 //! made at once, because some problems of a topology show only then.
 
+use super::controller::{Server, ServerKeys};
 use super::report::Problem;
 use super::scenario::network::Names;
 use super::tree::{Problems, Table, Value};
 use super::words;
-use crate::functions::onepipe::controller::fail_after;
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
 use onepipe::ProcessId;
-use onepipe_host::file::controller;
+use onepipe_host::file::controller::{fail_after, refuse_address};
 use representative::MIN_DEAD_AFTER;
 use representative::plan::{self, About, Host, Link, Node, Plan, Settings, Switch, Topology};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use settings::address::{address, ip};
-use settings::declare::{
-    Key, Required, boolean, mac, micros, millis, nanos, other, special, text, whole, words,
-};
+use settings::declare::{Key, Required, boolean, mac, micros, nanos, other, special, text, whole, words};
 use switch::Nanos;
 use toml::de::DeTable;
 
@@ -101,15 +99,7 @@ settings::table! {
 
 settings::table! {
     /// Controller of the reliable service: with it, the plan has what representatives, processes and the controller need
-    pub(crate) enum ControllerKeys "[controller]";
-    /// Address at which the controller listens
-    listen: SocketAddr = other("address with a port", controller::address) => required() example("10.9.0.1:7070");
-    /// File with the secret that all nodes and the controller share, in the folder of each one's file
-    secret_file: String = text("path") => optional("all programs are on this machine") example("secret");
-    /// Intervals after which a silent link is reported to the controller
-    fail_after_intervals: u32 = whole(1..=1_000_000) => optional("10, or `dead_after_intervals` if that is more") example(10);
-    /// Time in which a node has to answer the controller, and in which an application's callback has to return
-    respond_within_ms: Nanos = millis(1..=60_000) => default(100);
+    pub(crate) enum ControllerKeys "[controller]" with ServerKeys;
 }
 
 /// Controller, as the plan's files have it.
@@ -311,19 +301,15 @@ fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
 
 /// Reads `[controller]`, if the file has it.
 fn controller(root: &Table<'_>, settings: &mut Settings) -> Option<Controller> {
-    if root.header_span(&ControllerKeys::TABLE).is_none() {
-        root.problems().add_absent(&ControllerKeys::TABLE);
-        return None;
+    let table = root.optional_section(&ControllerKeys::TABLE)?;
+    let Server { listen, secret_file, respond_within } = Server::read(&table);
+    if let (Some(listen), Some(value)) = (listen, table.value(ServerKeys::listen))
+        && listen.port() == 0
+    {
+        refuse_address(&value, &listen.to_string());
     }
-    let table = root.section(&ControllerKeys::TABLE)?;
-    let (listen, value) = (table.read(ControllerKeys::listen), table.value(ControllerKeys::listen));
-    let secret_file = table.read(ControllerKeys::secret_file);
-    if let (None, Some(listen), Some(value)) = (&secret_file, listen, &value) {
-        controller::check_secret(value, &[listen]);
-    }
-    let intervals = fail_after(&table, ControllerKeys::fail_after_intervals, settings.dead_after_intervals);
-    settings.fail_after_intervals = Some(intervals);
-    let respond_within = table.read(ControllerKeys::respond_within_ms);
+    settings.fail_after_intervals = Some(fail_after(&table, settings.dead_after_intervals));
+    let secret_file = secret_file.and_then(|value| value.text().map(str::to_owned));
     table.finish();
     Some(Controller { listen: listen?, secret_file, respond_within })
 }

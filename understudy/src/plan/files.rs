@@ -5,9 +5,8 @@ use super::File;
 use crate::config::{Controller, Network};
 use core::fmt::Write as _;
 use onepipe::ProcessId;
-use onepipe_host::file::controller::LEAST_FAIL_AFTER;
 use representative::config::{BeaconForm, Side};
-use representative::plan::{Beacons, Host, Node, Topology};
+use representative::plan::{Beacons, Host, Node};
 use std::path::Path;
 use switch::Nanos;
 
@@ -48,37 +47,34 @@ fn detour(beacons: &Beacons) -> Option<String> {
     (!ends.is_empty()).then(|| format!("detour = [{}]\n", ends.join(", ")))
 }
 
-/// Returns the keys that every node's `[controller]` has.
-fn controller_keys(network: &Network, controller: &Controller) -> String {
+/// Returns the keys that each `[controller]` has.
+fn common_keys(network: &Network, controller: &Controller) -> String {
     let secret = controller.secret_file.as_ref();
     let secret = secret.map(|file| format!("secret_file = {}\n", quoted(file))).unwrap_or_default();
-    let topology = network.topology.hash();
+    let intervals = network.topology.settings.fail_after_intervals.unwrap_or_default();
+    format!("{secret}fail_after_intervals = {intervals}\n")
+}
+
+/// Returns `[controller]` of a node with the keys that each node has.
+fn node_keys(network: &Network, controller: &Controller) -> String {
+    let (common, topology) = (common_keys(network, controller), network.topology.hash());
     format!(
-        "\n[controller]\naddresses = [\"{}\"]\n{secret}topology = \"{topology:016x}\"\n",
+        "\n[controller]\naddresses = [\"{}\"]\n{common}topology = \"{topology:016x}\"\n",
         controller.listen
     )
 }
 
-/// Returns the keys that only a process's `[controller]` has.
-fn process_keys(topology: &Topology) -> String {
-    let intervals = topology.settings.fail_after_intervals.unwrap_or_default().max(LEAST_FAIL_AFTER);
-    // It divides the buffer, so it has to be the same in all processes.
-    let members = topology.senders().count().max(MEMBERS);
-    format!("fail_after_intervals = {intervals}\nmax_members = {members}\n")
-}
-
 /// Returns the configuration of the controller, if there is one, of the topology in this file.
 pub(super) fn controller(network: &Network, topology: &Path) -> Option<File> {
-    let Controller { listen, secret_file, respond_within } = network.controller.as_ref()?;
+    let controller = network.controller.as_ref()?;
+    let Controller { listen, respond_within, .. } = controller;
     let topology = std::path::absolute(topology).unwrap_or_else(|_| topology.to_owned());
-    let secret = secret_file.as_ref().map(|file| format!("secret_file = {}\n", quoted(file)));
-    let intervals = network.topology.settings.fail_after_intervals.unwrap_or_default();
     let content = format!(
         "# The controller of the reliable service (written by `understudy plan`), for `understudy controller`.\n\n\
          [controller]\nlisten = \"{listen}\"\ntopology = {}\n{}store = {{ file = \"controller.redb\" }}\n\
-         fail_after_intervals = {intervals}\nrespond_within_ms = {}\n",
+         respond_within_ms = {}\n",
         quoted(&topology.to_string_lossy()),
-        secret.unwrap_or_default(),
+        common_keys(network, controller),
         respond_within.0 / 1_000_000
     );
     Some(File { name: "controller.toml".into(), content })
@@ -133,9 +129,8 @@ fn representative(network: &Network, switch: usize) -> File {
         text.extend(detour(beacons));
     }
     if let Some(controller) = &network.controller {
-        text += &controller_keys(network, controller);
-        let intervals = settings.fail_after_intervals.unwrap_or_default();
-        _ = write!(text, "switch = {switch}\nfail_after_intervals = {intervals}\n");
+        text += &node_keys(network, controller);
+        _ = writeln!(text, "switch = {switch}");
     }
     File { name: format!("{name}.representative.toml"), content: text }
 }
@@ -200,8 +195,9 @@ fn process(network: &Network, number: usize) -> File {
         );
     }
     if let Some(controller) = &network.controller {
-        text += &controller_keys(network, controller);
-        text += &process_keys(topology);
+        text += &node_keys(network, controller);
+        // It divides the buffer, so it has to be the same in all processes.
+        _ = writeln!(text, "max_members = {}", topology.senders().count().max(MEMBERS));
     }
     File { name: format!("{}.process.toml", host.name), content: text }
 }

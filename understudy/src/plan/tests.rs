@@ -5,6 +5,7 @@ use crate::config::System;
 use crate::functions::FunctionConfig;
 use core::net::IpAddr;
 use dataplane::config::Idle;
+use onepipe_host::file::controller::Controllers;
 use representative::Config;
 use representative::plan::{Topology, plan};
 use rocev2::ethernet::MacAddr;
@@ -112,6 +113,11 @@ fn files_name_the_controller_if_the_topology_does() {
     let files = files::all(&network);
     let folder = tempfile::tempdir().unwrap();
     let hash = network.topology.hash();
+    let controllers = Controllers {
+        addresses: vec!["10.9.0.1:7070".parse().unwrap()],
+        secret_file: Some(folder.path().join("s")),
+        topology: hash,
+    };
     for (number, file) in files[..network.topology.switches.len()].iter().enumerate() {
         let path = folder.path().join(&file.name);
         std::fs::write(&path, &file.content).unwrap();
@@ -121,9 +127,7 @@ fn files_name_the_controller_if_the_topology_does() {
         assert_eq!(planned.fail_after_intervals, Some(33));
         assert_eq!(read.switch, Config { forward: read.switch.forward.clone(), ..planned });
         let controller = read.controller.unwrap();
-        assert_eq!((usize::from(controller.switch), controller.topology), (number, hash));
-        assert_eq!(controller.addresses, ["10.9.0.1:7070".parse().unwrap()]);
-        assert_eq!(controller.secret_file, Some(folder.path().join("s")));
+        assert_eq!((usize::from(controller.switch), controller.controllers), (number, controllers.clone()));
     }
     let table = |content: &str| content.parse::<toml::Table>().unwrap()["controller"].clone();
     let process = files.iter().find(|file| file.name == "h8.process.toml").unwrap();
@@ -137,9 +141,7 @@ fn files_name_the_controller_if_the_topology_does() {
         let read = config::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
         let FunctionConfig::Process(read) = read.function else { panic!("{}", file.content) };
         let controller = read.controller.unwrap();
-        assert_eq!((controller.topology, controller.fail_after), (hash, 33));
-        assert_eq!(controller.addresses, ["10.9.0.1:7070".parse().unwrap()]);
-        assert_eq!(controller.secret_file, Some(folder.path().join("s")));
+        assert_eq!((&controller.controllers, controller.fail_after), (&controllers, 33));
         // The switch gets what a member needs to join.
         assert!(read.process.max_members > read.process.peers.len());
     }

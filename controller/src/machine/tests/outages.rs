@@ -1,10 +1,13 @@
 //! Switches that are dead for good, nodes that connect late, and times that are old.
 
-use super::world::{Planted, World};
-use crate::machine::{Bug, NodeKey};
+use super::world::{Planted, RESPOND_WITHIN, STEP, World};
+use crate::machine::{Alarm, Bug, NodeKey};
+use crate::store::{Fault, StoreError};
 use onepipe::ProcessId;
 use onepipe::control::Message;
 
+/// Steps in which a node has to answer
+const RESPOND_STEPS: usize = (RESPOND_WITHIN / STEP) as usize;
 /// Switch of the first spine, behind two racks
 const SPINE: u16 = 2;
 
@@ -29,7 +32,7 @@ fn without_a_spine() -> World {
 /// Returns the number of steps after which a process that is killed has failed.
 fn steps_until_failed(mut world: World, id: u32) -> usize {
     world.kill_process(id);
-    let decided = (0..20_000).find(|_| {
+    let decided = (0..60_000).find(|_| {
         world.step().expect("one failure");
         world.failed_at(id).is_some()
     });
@@ -63,6 +66,21 @@ fn a_dead_core_switch_delays_no_later_decision() {
 #[test]
 fn a_representative_restarts_beside_a_dead_core_switch() {
     settles_without_a_spine(|world| world.restart_rep(0));
+}
+
+#[test]
+fn a_write_that_is_too_large_is_named_and_tried_again_rarely() {
+    let world = two_racks();
+    world.store.inject([Some(Fault::TooLarge)]);
+    let steps = steps_until_failed(world, 1);
+    assert!(steps > 20 * RESPOND_STEPS, "{steps} steps");
+    let mut world = two_racks();
+    world.store.inject([Some(Fault::TooLarge); 3]);
+    world.kill_process(1);
+    world.steps(3 * RESPOND_STEPS).expect("nothing is decided");
+    let is_too_large = |alarm: &&Alarm| matches!(alarm, Alarm::Store(StoreError::TooLarge(_)));
+    assert_eq!(world.alarms.iter().filter(is_too_large).count(), 1, "{:?}", world.alarms);
+    assert_eq!(world.failures(), []);
 }
 
 #[test]

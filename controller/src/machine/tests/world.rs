@@ -20,8 +20,8 @@ use std::time::Duration;
 use switch::{Nanos, Rng};
 
 /// Nanoseconds per step
-const STEP: u64 = 1_000;
-const RESPOND_WITHIN: u64 = 1_500 * STEP;
+pub(super) const STEP: u64 = 1_000;
+pub(super) const RESPOND_WITHIN: u64 = 1_500 * STEP;
 /// Longest time after which a node connects to a new controller
 const RECONNECT_WITHIN: u64 = 3 * RESPOND_WITHIN;
 /// Largest time by which a node's values may be ahead of a controller's clock
@@ -71,7 +71,7 @@ pub(super) struct World {
     now: u64,
     /// Nanoseconds in which nothing happened
     skipped: u64,
-    store: MemoryStore,
+    pub(super) store: MemoryStore,
     controllers: Vec<Controller>,
     reps: BTreeMap<u16, Rep>,
     processes: BTreeMap<ProcessId, Process>,

@@ -154,7 +154,7 @@ impl Election {
                 return Ok(None);
             }
             let created = response.header().map_or(0, etcd_client::ResponseHeader::revision);
-            Ok(Some((created, self.records(created).await?)))
+            Ok(self.records(created).await?.map(|records| (created, records)))
         };
         match result.await {
             Ok(Some((created, records))) => Ok(Some(Won { term: Term(term), created, keeper, records })),
@@ -188,8 +188,28 @@ impl Election {
         Txn::new().when(compares).and_then(operations)
     }
 
+    /// Returns all records as of the revision with which the leader's key was created, or as of a later one with
+    /// the same leader if that has been compacted; `None` if another controller leads.
+    pub(super) async fn records(&self, created: i64) -> Result<Option<Records>, StoreError> {
+        let mut revision = created;
+        loop {
+            match self.records_at(revision).await {
+                Ok(records) => return Ok(Some(records)),
+                Err(Failure::Compacted(_)) => {}
+                Err(failure) => return Err(failure.of_reading()),
+            }
+            // Only the leader writes records.
+            let leads = Compare::create_revision(&*self.keys.leader, CompareOp::Equal, created);
+            let response = self.transact(Txn::new().when([leads])).await.map_err(Failure::of_reading)?;
+            if !response.succeeded() {
+                return Ok(None);
+            }
+            revision = response.header().map_or(0, etcd_client::ResponseHeader::revision);
+        }
+    }
+
     /// Returns all records as of a revision.
-    async fn records(&self, revision: i64) -> Result<Records, StoreError> {
+    async fn records_at(&self, revision: i64) -> Result<Records, Failure> {
         let prefix = self.keys.record(&[]);
         let mut end = prefix.clone();
         *end.last_mut().expect("it ends with a slash") += 1;
@@ -200,7 +220,7 @@ impl Election {
                 let mut client = client.kv_client().max_decoding_message_size(MAX_ANSWER);
                 client.get(&*from, Some(options)).await
             };
-            let mut page = self.servers.request(self.patience(), get).await.map_err(Failure::of_reading)?;
+            let mut page = self.servers.request(self.patience(), get).await?;
             let has_more = page.more();
             for pair in page.take_kvs() {
                 let (key, value) = pair.into_key_value();

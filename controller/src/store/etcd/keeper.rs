@@ -69,7 +69,7 @@ async fn keep(servers: Arc<Servers>, lease: i64, length: Duration, until: Arc<Un
             match renewed {
                 Ok(()) => break until.set(Some(sent + length)),
                 Err(Failure::NoLease) => return until.set(None),
-                Err(Failure::Refused(_) | Failure::Unanswered(_)) => {
+                Err(Failure::Refused(_) | Failure::Compacted(_) | Failure::Unanswered(_)) => {
                     tokio::time::sleep(length / 20).await;
                 }
             }

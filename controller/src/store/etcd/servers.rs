@@ -10,6 +10,7 @@ use std::time::Duration;
 const INVALID_ARGUMENT: i32 = 3;
 const PERMISSION_DENIED: i32 = 7;
 const RESOURCE_EXHAUSTED: i32 = 8;
+const OUT_OF_RANGE: i32 = 11;
 const DATA_LOSS: i32 = 15;
 const UNAUTHENTICATED: i32 = 16;
 
@@ -20,6 +21,8 @@ pub(super) enum Failure {
     Refused(StoreError),
     /// The lease has ended
     NoLease,
+    /// What was to be read as of a revision is gone
+    Compacted(String),
     /// It may have been applied
     Unanswered(String),
 }
@@ -30,7 +33,7 @@ impl Failure {
         match self {
             Self::Refused(error) => error,
             Self::NoLease => StoreError::OtherTerm,
-            Self::Unanswered(text) => StoreError::Unavailable(text),
+            Self::Compacted(text) | Self::Unanswered(text) => StoreError::Unavailable(text),
         }
     }
 
@@ -137,6 +140,14 @@ fn classify(url: &str, error: &Error) -> Failure {
                 RESOURCE_EXHAUSTED if message.contains("too many requests") => {
                     Failure::Refused(StoreError::Unavailable(text))
                 }
+                // By etcd, and by the server's gRPC if it is larger by half a megabyte
+                INVALID_ARGUMENT if message.contains("request is too large") => {
+                    Failure::Refused(StoreError::TooLarge(text))
+                }
+                RESOURCE_EXHAUSTED if message.contains("message larger than max") => {
+                    Failure::Refused(StoreError::TooLarge(text))
+                }
+                OUT_OF_RANGE if message.contains("compacted") => Failure::Compacted(text),
                 INVALID_ARGUMENT | PERMISSION_DENIED | UNAUTHENTICATED => {
                     Failure::Refused(StoreError::Unavailable(text))
                 }

@@ -4,9 +4,12 @@ mod faults;
 pub(in crate::store) use cluster::Cluster;
 
 use super::*;
-use cluster::{Proxy, signal};
+use cluster::Proxy;
+use etcd_client::Client;
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use understudy_tests::processes::{Process, Signal, command};
 
 const NETWORK: u64 = 0x1234;
 /// Lease in tests, in milliseconds. etcd grants 2 s at least
@@ -62,6 +65,69 @@ fn etcd_that_is_gone_is_no_error_at_the_start() {
     let mut store = EtcdStore::open(&config, NETWORK).expect("it may come later");
     let error = store.campaign(Duration::ZERO).expect_err("nothing listens there");
     assert!(matches!(&error, StoreError::Unavailable(text) if text.contains("127.0.0.1:1")), "{error}");
+}
+
+#[test]
+fn a_write_that_is_too_large_is_refused_by_name() {
+    let Some(cluster) = Cluster::start(1) else { return };
+    let mut store = EtcdStore::open(&cluster.config(LEASE_MS), NETWORK).expect("reachable");
+    let (term, _) = lead(&mut store);
+    // etcd refuses the first itself, and its gRPC the second.
+    for megabytes in [2, 8] {
+        let error = store.write(term, &[put(1, &vec![7; megabytes << 20])]).expect_err("too large");
+        assert!(matches!(error, StoreError::TooLarge(_)), "{megabytes} MB: {error}");
+    }
+    store.write(term, &[put(1, b"a")]).expect("still leads");
+    drop(store);
+    let mut store = EtcdStore::open(&cluster.config(LEASE_MS), NETWORK).expect("reachable");
+    assert_eq!(lead(&mut store).1, Records::from([(vec![1], b"a".to_vec())]));
+}
+
+/// Compacts the history in etcd up to now, after a further revision.
+async fn compact(url: &str) {
+    let mut client = Client::connect([url], None).await.expect("a URL");
+    let put = client.put("/other", "", None).await.expect("it lives");
+    client.compact(put.header().expect("a header").revision(), None).await.expect("not compacted yet");
+}
+
+#[test]
+fn records_are_read_again_if_etcd_compacts_meanwhile() {
+    let Some(cluster) = Cluster::start(1) else { return };
+    let config = cluster.config(LEASE_MS);
+    let mut store = EtcdStore::open(&config, NETWORK).expect("reachable");
+    let (term, _) = lead(&mut store);
+    let mut expected = Records::new();
+    for first in 0..10 {
+        let change = |second| Change::Put(vec![first, second], vec![second; 10]);
+        let changes: Vec<_> = (0..MAX_CHANGES as u8).map(change).collect();
+        store.write(term, &changes).expect("leads");
+        crate::store::apply(&mut expected, &changes);
+    }
+    let created = store.office.as_ref().expect("leads").created;
+    let (election, url) = (Arc::clone(&store.election), config.servers[0].clone());
+    let records = store.run(async move {
+        compact(&url).await;
+        election.records(created).await
+    });
+    assert_eq!(records, Ok(Some(expected.clone())));
+    // The leader whose key was created by another revision has been replaced.
+    let election = Arc::clone(&store.election);
+    assert_eq!(store.run(async move { election.records(created - 1).await }), Ok(None));
+    // Compactions that never end
+    let (stop, url) = (Arc::new(AtomicBool::new(false)), config.servers[0].clone());
+    let stopped = Arc::clone(&stop);
+    store.runtime.spawn(async move {
+        while !stopped.load(Ordering::Relaxed) {
+            compact(&url).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    for _ in 0..20 {
+        let mut next = EtcdStore::open(&config, NETWORK).expect("reachable");
+        store.resign();
+        assert_eq!(next.campaign(PATIENCE).expect("reachable").expect("the only one").1, expected);
+    }
+    stop.store(true, Ordering::Relaxed);
 }
 
 #[test]
@@ -133,13 +199,10 @@ fn a_paused_leader_writes_nothing_and_a_killed_one_is_replaced() {
     let Some(cluster) = Cluster::start(1) else { return };
     let name = "store::etcd::tests::a_paused_leader_writes_nothing_and_a_killed_one_is_replaced";
     let spawn = || {
-        Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", name, "--nocapture"])
-            .env(VARIABLE, &cluster.config(LEASE_MS).servers[0])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it runs")
+        let mut own = command(std::env::current_exe().expect("this program"));
+        own.args(["--exact", name, "--nocapture"]).env(VARIABLE, &cluster.urls()[0]);
+        own.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Process::start(own)
     };
     let mut paused = spawn();
     let mut lines = BufReader::new(paused.stdout.take().expect("piped")).lines();
@@ -153,12 +216,12 @@ fn a_paused_leader_writes_nothing_and_a_killed_one_is_replaced() {
     let mut input = paused.stdin.take().expect("piped");
     writeln!(input).expect("it runs");
     assert_eq!(next("wrote ").as_deref(), Some("Ok(())"));
-    signal(&paused, "STOP");
+    paused.signal(Signal::STOP);
     let mut store = EtcdStore::open(&cluster.config(LEASE_MS), NETWORK).expect("reachable");
     let (term, records) = lead(&mut store);
     assert_eq!(records, Records::from([(vec![1], vec![0])]));
     writeln!(input).expect("a pipe takes it");
-    signal(&paused, "CONT");
+    paused.signal(Signal::CONT);
     assert_eq!(next("wrote ").as_deref(), Some("Err(OtherTerm)"));
     store.write(term, &[put(2, b"b")]).expect("still leads");
     drop((input, store));

@@ -1,7 +1,7 @@
 //! Controller that a test plays, for a process alone on a ring device.
 
 use management::{ConnectionId, Server, ServerConfig, ServerEvent};
-use onepipe::control::{Envelope, Failed, Incarnation, Message, Source};
+use onepipe::control::{Address, Envelope, Failed, Incarnation, Message, Reason, Source};
 use onepipe::{ProcessId, Timestamp};
 use rocev2::Qpn;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ impl Played {
         self.server.address()
     }
 
-    fn next(&self) -> (ConnectionId, Message) {
+    pub(crate) fn next(&self) -> (ConnectionId, Message) {
         loop {
             if let ServerEvent::Message(from, bytes) = self.events.recv_timeout(PATIENCE).expect("a message")
             {
@@ -43,25 +43,44 @@ impl Played {
         }
     }
 
-    fn send(&self, to: ConnectionId, message: Message) {
+    pub(crate) fn send(&self, to: ConnectionId, message: Message) {
         let envelope = Envelope { term: 1, incarnation: INCARNATION, message };
         self.server.send(to, &envelope.encode().unwrap());
     }
 
     /// Admits the process that registers. Returns its connection.
     pub(crate) fn admit(&self) -> ConnectionId {
+        let (node, address) = self.admit_without_barriers();
+        self.count_barriers(node, address);
+        node
+    }
+
+    /// Admits the process that registers, and names no source of commit barriers. Returns its connection and
+    /// address.
+    pub(crate) fn admit_without_barriers(&self) -> (ConnectionId, Address) {
         loop {
             if let (from, Message::Register { boot, address, .. }) = self.next() {
                 self.send(
                     from,
                     Message::Welcome { boot, incarnation: INCARNATION, qpn: QPN, members: Vec::new() },
                 );
-                let sources = vec![Source { address, qpn: QPN }];
-                self.send(from, Message::Desired { version: 1, held: false, sources });
                 self.send(from, Message::Admitted { after: None });
-                return from;
+                return (from, address);
             }
         }
+    }
+
+    /// Names a process itself as the source of its commit barriers.
+    pub(crate) fn count_barriers(&self, node: ConnectionId, address: Address) {
+        let sources = vec![Source { address, qpn: QPN }];
+        self.send(node, Message::Desired { version: 1, held: false, sources });
+    }
+
+    /// Declares a process failed, which has nothing to recover.
+    pub(crate) fn exclude(&self, node: ConnectionId, time: Timestamp) {
+        self.send(node, Message::YouFailed { case: 4, time });
+        while !matches!(self.next().1, Message::Recover { .. }) {}
+        self.send(node, Message::Refused { reason: Reason::Forgotten });
     }
 
     /// Gives notice that a process has failed, and waits until the callback has returned.

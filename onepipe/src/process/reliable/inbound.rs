@@ -139,10 +139,19 @@ impl Inbound {
             self.put(index, Slot::Held { flags, time, payload: payload.to_vec() });
             return true;
         }
-        self.slots.pop_front();
-        self.consume(time, flags, payload, out);
+        if flags.first && flags.last && !self.assembly.is_open {
+            let mut data = out.spare.pop().unwrap_or_default();
+            data.clear();
+            data.extend_from_slice(payload);
+            let (position, cost) = (self.next, cost(payload.len()));
+            out.runs.push(Run { time, position, data, ends: Vec::new(), cost });
+        } else {
+            self.consume(time, flags, payload, out);
+        }
         self.next += 1;
-        self.advance(out);
+        if self.slots.pop_front().is_some() {
+            self.advance(out);
+        }
         false
     }
 

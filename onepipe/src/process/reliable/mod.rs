@@ -41,7 +41,7 @@ use super::clock::Clock;
 use super::config::Config;
 use super::counters::{Counters, Refusal};
 use super::peers::Peers;
-use super::types::ProcessId;
+use super::types::{ProcessId, Scattering};
 use members::Members;
 use outbound::Outbound;
 use pace::Pace;
@@ -313,6 +313,24 @@ impl Reliable {
     ) -> bool {
         let Some(service) = &mut self.0 else { return false };
         service.sender.poll(&mut service.receiver, clock, peers, now, frame)
+    }
+
+    /// Sends one message at once, if nothing waits before it and the windows have room.
+    #[inline]
+    pub(super) fn send_at_once(
+        &mut self,
+        next_number: impl FnOnce() -> Scattering,
+        (dst, message): (ProcessId, &[u8]),
+        clock: &mut Clock,
+        peers: &mut Peers,
+        now: Nanos,
+        frame: &mut Vec<u8>,
+    ) -> Option<Scattering> {
+        let service = self.0.as_mut().filter(|service| service.stage == Stage::Member)?;
+        let peer = peers.find(dst)?;
+        let Service { members, sender, .. } = &mut **service;
+        let to = sender::Receiving { peer, member: members.get_receiver(peer)? };
+        sender.send_at_once(next_number, to, message, clock, peers, now, frame)
     }
 
     /// Leaves: everything that was not reported fails, and beacons carry no commit value any more.

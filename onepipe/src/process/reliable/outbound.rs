@@ -209,6 +209,13 @@ impl Outbound {
         fits && self.fits_into_network(cost)
     }
 
+    /// Returns whether both windows have room for a packet, which does not wait if they have not.
+    #[inline]
+    pub(super) fn would_fit(&self, cost: usize) -> bool {
+        !self.is_blocked && self.window.fits(self.outstanding + cost) && self.fits_into_network(cost)
+    }
+
+    #[inline]
     fn fits_into_network(&self, cost: usize) -> bool {
         let before = self.in_network + self.reserved.unwrap_or(0);
         before == 0 || before + cost <= self.congestion.window() as usize
@@ -220,6 +227,7 @@ impl Outbound {
     }
 
     /// Accounts for a new packet. Returns its position.
+    #[inline]
     pub(super) fn send(&mut self, run: RunId, index: u32, is_last: bool, cost: usize, now: Nanos) -> u64 {
         if self.in_network == 0 {
             self.last = now;
@@ -471,11 +479,14 @@ impl Outbound {
 
     /// Returns the time of the next timeout.
     pub(super) fn deadline(&self) -> Option<Nanos> {
-        let rto = Nanos(self.rto());
         let waits = self.has_unacknowledged() || self.is_blocked;
+        let timeout = waits.then(|| self.last + Nanos(self.rto()));
+        if self.recalls.is_empty() {
+            return timeout;
+        }
         let recalls = self.recalls.iter().filter_map(|recall| self.due_at(recall));
         let recall = recalls.min().filter(|_| self.repeats_recalls);
-        [waits.then_some(self.last + rto), recall].into_iter().flatten().min()
+        [timeout, recall].into_iter().flatten().min()
     }
 
     /// Handles a timeout: all packets in the network are presumed lost, or the window is probed.

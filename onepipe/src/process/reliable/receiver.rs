@@ -162,10 +162,17 @@ impl Receiver {
 
     /// Consumes what a call to a sender's state has completed or dropped.
     fn take_complete(&mut self, peer: u32, id: ProcessId) {
+        if self.complete.runs.len() == 1
+            && let Some(run) = self.complete.runs.pop()
+        {
+            self.queue.push(id, peer, run);
+        }
         for run in self.complete.runs.drain(..) {
             self.queue.push(id, peer, run);
         }
-        self.grants.release(peer, core::mem::take(&mut self.complete.dropped));
+        if self.complete.dropped > 0 {
+            self.grants.release(peer, core::mem::take(&mut self.complete.dropped));
+        }
     }
 
     /// Handles a probe for the window.

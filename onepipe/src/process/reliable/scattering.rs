@@ -11,6 +11,10 @@ use std::collections::VecDeque;
 use super::super::config::cost;
 use super::super::types::{ProcessId, Scattering};
 
+/// Memory that an entry keeps for the next scattering, in bytes and in packets
+const KEPT_BYTES: usize = 1 << 12;
+const KEPT_PIECES: usize = 16;
+
 /// Run, as the index of its scattering and its index in the scattering
 pub(super) type RunId = (u32, u32);
 
@@ -171,6 +175,26 @@ impl Entry {
         self.open = self.waiting;
     }
 
+    /// Fills the empty entry with a message of one packet for a peer's incarnation, which is sent with this
+    /// timestamp at this position.
+    #[inline]
+    pub(super) fn fill_sent(
+        &mut self,
+        Scattering(number): Scattering,
+        (peer, incarnation): (u32, u32),
+        message: &[u8],
+        (time, position): (u64, u64),
+    ) {
+        (self.number, self.phase, self.time, self.open) = (number, Phase::Sending, Some(time), 1);
+        self.bytes.extend_from_slice(message);
+        let end = message.len() as u32;
+        self.parts.push((end, 0));
+        self.pieces.push(Piece { start: 0, end, ends_message: true });
+        let (first, state) = (position, State::Sent);
+        let run = Run { peer, incarnation, parts: 0..1, pieces: 0..1, state, first, sent: 1, arrived: 0 };
+        self.runs.push(run);
+    }
+
     /// Appends a message and its packets, at least one.
     fn cut(&mut self, message: &[u8], fragment: usize) {
         let mut start = self.bytes.len() as u32;
@@ -245,7 +269,9 @@ impl Entry {
     pub(super) fn forget_bytes(&mut self) -> usize {
         let count = self.bytes.len();
         self.bytes.clear();
-        self.bytes.shrink_to(1 << 12);
+        if self.bytes.capacity() > KEPT_BYTES {
+            self.bytes.shrink_to(KEPT_BYTES);
+        }
         count
     }
 
@@ -276,15 +302,19 @@ impl Scatterings {
     /// Empties an entry; keeps its memory if it is small.
     pub(super) fn remove(&mut self, index: u32) {
         let entry = &mut self.entries[index as usize];
-        let Entry { mut bytes, mut parts, mut pieces, mut runs, .. } =
-            core::mem::replace(entry, Entry::empty());
-        bytes.clear();
-        bytes.shrink_to(1 << 12);
-        parts.clear();
-        pieces.clear();
-        pieces.shrink_to(16);
-        runs.clear();
-        (entry.bytes, entry.parts, entry.pieces, entry.runs) = (bytes, parts, pieces, runs);
+        entry.phase = Phase::Free;
+        (entry.time, entry.is_scheduled) = (None, false);
+        (entry.waiting, entry.open) = (0, 0);
+        entry.bytes.clear();
+        entry.parts.clear();
+        entry.pieces.clear();
+        entry.runs.clear();
+        entry.failed.clear();
+        entry.cases.clear();
+        if entry.bytes.capacity() > KEPT_BYTES || entry.pieces.capacity() > KEPT_PIECES {
+            entry.bytes.shrink_to(KEPT_BYTES);
+            entry.pieces.shrink_to(KEPT_PIECES);
+        }
         self.free.push(index);
     }
 
@@ -350,13 +380,20 @@ impl Undecided {
 
     /// Decides the scattering with this timestamp. Returns whether the commit value may rise.
     pub(super) fn decide(&mut self, time: u64, fate: Fate) -> bool {
-        let Ok(at) = self.stamped.binary_search_by_key(&time, |stamped| stamped.time) else { return false };
+        // Mostly they are decided in their order.
+        let at = match self.stamped.front() {
+            Some(first) if first.time == time => Ok(0),
+            _ => self.stamped.binary_search_by_key(&time, |stamped| stamped.time),
+        };
+        let Ok(at) = at else { return false };
         self.stamped[at].fate = fate;
         while let Some(&Stamped { time, index, fate }) = self.stamped.front()
             && matches!(fate, Fate::Committed | Fate::Recalled)
         {
             self.stamped.pop_front();
-            self.committed.extend((fate == Fate::Committed).then_some((time, index)));
+            if fate == Fate::Committed {
+                self.committed.push_back((time, index));
+            }
         }
         at == 0
     }

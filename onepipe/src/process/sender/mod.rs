@@ -108,6 +108,12 @@ impl Sender {
         self.schedule.finishing().map(|finishing| finishing.time)
     }
 
+    /// Returns whether no packet can be sent now.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.schedule.is_empty()
+    }
+
     /// Returns the congestion window of a receiver in bytes, or `None` if nothing was sent to it.
     pub(super) fn congestion_window(&self, peer: u32) -> Option<u32> {
         self.receivers[peer as usize].as_ref().map(|outbound| outbound.congestion_window())

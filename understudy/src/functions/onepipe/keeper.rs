@@ -51,11 +51,12 @@ impl KeeperDriver {
         config: &ControllerConfig,
         representative: representative::Config,
     ) -> Result<Self, Report> {
-        let secret = config.secret_file.as_deref().map(Secret::read).transpose();
+        let &ControllerConfig { ref controllers, switch } = config;
+        let secret = controllers.secret_file.as_deref().map(Secret::read).transpose();
         let secret = secret.map_err(|error| miette::miette!("[controller]: {error}"))?;
-        let &ControllerConfig { switch, topology, .. } = config;
+        let topology = controllers.topology;
         let connections = ClientConfig {
-            controllers: config.addresses.clone(),
+            controllers: controllers.addresses.clone(),
             secret,
             peer: Peer::Switch(switch),
             topology,

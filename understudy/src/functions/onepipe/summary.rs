@@ -22,15 +22,12 @@ pub(super) fn lines(config: &OnePipeConfig, ports: &[Port]) -> Vec<(&'static str
         ("", format!("other frames: {}", forwarding_mode(&switch.forward.mode, ports))),
     ];
     if let Some(controller) = &config.controller {
-        let addresses: Vec<_> = controller.addresses.iter().map(ToString::to_string).collect();
         let intervals = switch.fail_after_intervals.unwrap_or_default();
-        let secret = if controller.secret_file.is_some() { "with a secret" } else { "without a secret" };
         lines.push((
             "controller",
             format!(
-                "{} ({secret}), as switch {}; links that are silent for {intervals} intervals are reported",
-                addresses.join(", "),
-                controller.switch
+                "{}, as switch {}; links that are silent for {intervals} intervals are reported",
+                controller.controllers, controller.switch
             ),
         ));
     }

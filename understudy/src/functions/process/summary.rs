@@ -25,12 +25,7 @@ pub(super) fn lines(config: &Settings) -> Vec<(&'static str, String)> {
         ("peers", process.peers.len().to_string()),
     ];
     if let Some(controller) = &config.controller {
-        let addresses: Vec<_> = controller.addresses.iter().map(ToString::to_string).collect();
-        let secret = if controller.secret_file.is_some() { "with a secret" } else { "without a secret" };
-        lines.push((
-            "controller",
-            format!("{}, {secret}; topology {:016x}", addresses.join(", "), controller.topology),
-        ));
+        lines.push(("controller", controller.controllers.to_string()));
     }
     lines
 }

@@ -343,12 +343,12 @@ fn all_mistakes_of_a_file_are_reported_with_their_lines() {
 
     let files = Files::new(1000);
     let file = "[controller]\nlisten = \"0.0.0.0:7070\"\ntopology = \"network.toml\"\n\
-                store = { file = \"controller.redb\" }\nfail_after_intervals = 3\n";
+                store = { file = \"controller.redb\" }\nfail_after_intervals = 7\n";
     files.write("controller.toml", file.as_bytes());
     let output = understudy(&["controller", &files.path("controller.toml")]);
     let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{errors}");
-    for words in ["there is no `secret_file`", "below the topology's `dead_after_intervals`"] {
+    for words in ["there is no `secret_file`", "below the `dead_after_intervals` of 10"] {
         assert!(errors.contains(words), "{words} is missing: {errors}");
     }
 }

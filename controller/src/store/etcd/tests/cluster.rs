@@ -1,108 +1,38 @@
 //! Servers of etcd for tests, and a proxy in front of one.
 
 use super::*;
+use core::ops::{Deref, DerefMut};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::process::Child;
-use std::sync::atomic::{AtomicBool, Ordering};
-use tempfile::TempDir;
+use understudy_tests::etcd::Etcd;
 
-/// Servers of etcd on loopback, with ports and folders of their own.
-pub(in crate::store) struct Cluster {
-    folder: TempDir,
-    /// Ports for clients and for the other servers
-    ports: Vec<(u16, u16)>,
-    servers: Vec<Option<Child>>,
-}
-
-/// Sends a signal to a process.
-pub(super) fn signal(process: &Child, name: &str) {
-    let id = process.id().to_string();
-    let status = Command::new("kill").args(["-s", name, &id]).status().expect("kill runs");
-    assert!(status.success(), "kill -s {name} {id}");
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("bound").port()
-}
+/// Servers of etcd.
+pub(in crate::store) struct Cluster(Etcd);
 
 impl Cluster {
     /// Starts servers; returns `None`, with a line of output, if etcd is not installed.
     pub(in crate::store) fn start(count: usize) -> Option<Self> {
-        if Command::new("etcd").arg("--version").stdout(Stdio::null()).status().is_err() {
-            println!("etcd is not installed: nothing is tested with it; install etcd-server");
-            return None;
-        }
-        let folder = tempfile::tempdir().expect("a folder for a test");
-        let ports = (0..count).map(|_| (free_port(), free_port())).collect();
-        let mut cluster = Self { folder, ports, servers: (0..count).map(|_| None).collect() };
-        (0..count).for_each(|server| cluster.restart(server));
-        let mut store = None;
-        wait_until("the servers choose a leader", || {
-            let opened = EtcdStore::open(&cluster.config(LEASE_MS), NETWORK).expect("no record yet");
-            let looks = Arc::clone(&opened.election);
-            let is_ready = opened.run(async move { looks.look().await.map(drop) }).is_ok();
-            store = Some(opened);
-            is_ready
-        });
-        Some(cluster)
-    }
-
-    pub(super) fn port(&self, server: usize) -> u16 {
-        self.ports[server].0
+        Etcd::start(count).map(Self)
     }
 
     /// Returns the settings of a store.
     pub(in crate::store) fn config(&self, lease_ms: u64) -> EtcdConfig {
-        EtcdConfig {
-            servers: self.ports.iter().map(|(port, _)| format!("http://127.0.0.1:{port}")).collect(),
-            prefix: "/1pipe".into(),
-            lease: Duration::from_millis(lease_ms),
-        }
-    }
-
-    /// Starts a server that is not running, with what it has stored.
-    pub(super) fn restart(&mut self, server: usize) {
-        let url = |port: u16| format!("http://127.0.0.1:{port}");
-        let peers = self.ports.iter().enumerate().map(|(n, (_, port))| format!("s{n}={}", url(*port)));
-        let (client, peer) = self.ports[server];
-        let (client, peer) = (url(client), url(peer));
-        let folder = self.folder.path().join(format!("s{server}"));
-        let log = std::fs::File::create(folder.with_extension("log")).expect("a log");
-        let process = Command::new("etcd")
-            .args(["--name", &format!("s{server}"), "--data-dir"])
-            .arg(folder)
-            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &peers.collect::<Vec<_>>().join(",")])
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn();
-        self.servers[server] = Some(process.expect("etcd starts"));
-    }
-
-    /// Returns a server's process.
-    pub(super) fn server(&self, server: usize) -> &Child {
-        self.servers[server].as_ref().expect("it runs")
-    }
-
-    /// Kills a server.
-    pub(super) fn kill(&mut self, server: usize) {
-        if let Some(mut process) = self.servers[server].take() {
-            process.kill().expect("it runs");
-            process.wait().expect("killed");
-        }
+        let lease = Duration::from_millis(lease_ms);
+        EtcdConfig { servers: self.0.urls(), prefix: "/1pipe".into(), lease }
     }
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        for process in self.servers.iter_mut().flatten() {
-            // They may have ended.
-            drop(process.kill());
-            drop(process.wait());
-        }
+impl Deref for Cluster {
+    type Target = Etcd;
+
+    fn deref(&self) -> &Etcd {
+        &self.0
+    }
+}
+
+impl DerefMut for Cluster {
+    fn deref_mut(&mut self) -> &mut Etcd {
+        &mut self.0
     }
 }
 

@@ -162,13 +162,13 @@ impl World {
     fn disturb_servers(&mut self, rng: &mut Rng) {
         match self.faulty.take() {
             Some((server, true)) => self.cluster.restart(server),
-            Some((server, false)) => signal(self.cluster.server(server), "CONT"),
+            Some((server, false)) => self.cluster.server(server).signal(Signal::CONT),
             None => {
                 let (server, dies) = (rng.below(3) as usize, (rng.below(2) == 0));
                 if dies {
                     self.cluster.kill(server);
                 } else {
-                    signal(self.cluster.server(server), "STOP");
+                    self.cluster.server(server).signal(Signal::STOP);
                 }
                 self.faulty = Some((server, dies));
             }

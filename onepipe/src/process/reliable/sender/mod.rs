@@ -1,6 +1,7 @@
 //! Sending side: scatterings wait for windows, are stamped when nothing but their last packets is left, and
 //! are repeated until they are decided (1Pipe, section 5.1).
 
+mod at_once;
 mod recall;
 mod transmit;
 
@@ -25,6 +26,8 @@ use super::receiver::Receiver;
 use super::scattering::{Entry, Fate, Phase, Run, RunId, Scatterings, State, Undecided, cost_of};
 use super::types::{Error, Event, Failure, ToController};
 use recall::Cases;
+
+pub(super) use at_once::Receiving;
 
 /// Sending side of the reliable service.
 #[derive(Clone, Debug)]

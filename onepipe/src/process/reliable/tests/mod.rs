@@ -3,6 +3,7 @@
 
 use super::super::Config;
 
+mod at_once;
 mod controller;
 mod frames;
 mod hostile;

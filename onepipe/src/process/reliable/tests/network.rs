@@ -1,7 +1,7 @@
 //! Processes, one switch between them, and the faults of the links, all drawn from a seed.
 
 use super::super::super::tests::{TOR, frame, peer};
-use super::super::super::{Bug, Peer, Process, ProcessId};
+use super::super::super::{Bug, Peer, Process, ProcessId, Scattering};
 use super::super::{Error, Event, Failure, Member};
 use super::controller::Controller;
 use super::oracle::{Delivery, Fate, Sent};
@@ -320,18 +320,36 @@ impl Network {
     fn transmit(&mut self, host: usize) {
         let mut frame = Vec::new();
         while self.hosts[host].process.poll_transmit(self.now, &mut frame) {
-            let packet = Packet::parse(&frame).unwrap();
-            let header = *OnePipe::of(&packet).unwrap();
-            let to = packet.ethernet().dst.0[5];
-            let is_reliable = header.opcode().is_reliable();
-            if is_reliable && header.barrier().or(header.commit()).is_some() {
-                self.violate(&format!("a barrier in {header}"));
-            }
-            if self.hosts[host].life == Life::Live {
-                let to = (header.opcode() != OnePipeOpcode::BEACON).then_some(to);
-                self.send(to, &frame, is_reliable);
-            }
+            self.transmit_frame(host, &frame);
         }
+    }
+
+    fn transmit_frame(&mut self, host: usize, frame: &[u8]) {
+        let packet = Packet::parse(frame).unwrap();
+        let header = *OnePipe::of(&packet).unwrap();
+        let to = packet.ethernet().dst.0[5];
+        let is_reliable = header.opcode().is_reliable();
+        if is_reliable && header.barrier().or(header.commit()).is_some() {
+            self.violate(&format!("a barrier in {header}"));
+        }
+        if self.hosts[host].life == Life::Live {
+            let to = (header.opcode() != OnePipeOpcode::BEACON).then_some(to);
+            self.send(to, frame, is_reliable);
+        }
+    }
+
+    /// Sends a scattering by the reliable service, immediately in half of the cases in which that is possible.
+    fn send_reliably(&mut self, host: usize, messages: &[(ProcessId, &[u8])]) -> Result<Scattering, Error> {
+        let process = &mut self.hosts[host].process;
+        let mut frame = Vec::new();
+        if let &[(dst, payload)] = messages
+            && self.rng.below(2) == 0
+            && let Some(number) = process.reliable_send_at_once(self.now, dst, payload, &mut frame)
+        {
+            self.transmit_frame(host, &frame);
+            return Ok(number);
+        }
+        process.reliable_send(self.now, messages)
     }
 
     /// Has the application of a process send, receive, and answer callbacks.
@@ -418,12 +436,11 @@ impl Network {
             }
         }
         let borrowed: Vec<_> = messages.iter().map(|(to, payload)| (*to, &payload[..])).collect();
-        let state = &mut self.hosts[host];
         if !is_reliable {
-            _ = state.process.unreliable_send(self.now, &borrowed);
+            _ = self.hosts[host].process.unreliable_send(self.now, &borrowed);
             return;
         }
-        match state.process.reliable_send(self.now, &borrowed) {
+        match self.send_reliably(host, &borrowed) {
             Ok(number) => {
                 let mut receivers: Vec<(u8, u32)> = Vec::new();
                 for (to, _) in &messages {

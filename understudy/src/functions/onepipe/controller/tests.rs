@@ -25,16 +25,18 @@ fn read(text: &str) -> OnePipeConfig {
 fn controller_is_read() {
     let config = read(&file("", LOCAL));
     let expected = ControllerConfig {
-        addresses: vec!["127.0.0.1:7070".parse().unwrap()],
-        secret_file: None,
+        controllers: Controllers {
+            addresses: vec!["127.0.0.1:7070".parse().unwrap()],
+            secret_file: None,
+            topology: 0x00c0_ffee_00c0_ffee,
+        },
         switch: 3,
-        topology: 0x00c0_ffee_00c0_ffee,
     };
     assert_eq!((config.controller, config.switch.fail_after_intervals), (Some(expected), Some(10)));
     let far = "addresses = [\"10.9.0.1:7070\", \"[fd00::1]:7071\"]\nsecret_file = \"secret\"\nfail_after_intervals = 77\n";
     let config =
         read(&file("dead_after_intervals = 20\n", &[far, &LOCAL[LOCAL.find("switch").unwrap()..]].concat()));
-    let controller = config.controller.unwrap();
+    let controller = config.controller.unwrap().controllers;
     assert_eq!((controller.addresses.len(), config.switch.fail_after_intervals), (2, Some(77)));
     assert!(controller.secret_file.unwrap().ends_with("secret"));
     let config = read(&file("dead_after_intervals = 20\n", LOCAL));
@@ -68,7 +70,7 @@ fn each_mistake_is_reported_with_its_line() {
     fails(
         &with("127.0.0.1:7070\"]", "10.9.0.1:7070\"] #!"),
         "there is no `secret_file`, and 10.9.0.1:7070 is not a loopback address",
-        "add `secret_file = \"secret\"`: any program could pose as the controller",
+        "add `secret_file = \"secret\"`: any program could pose as the controller or as a node",
     );
     fails(
         &with("\"00c0ffee00c0ffee\"", "\"+0c0ffee00c0ffee\" #!"),

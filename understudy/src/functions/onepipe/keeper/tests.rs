@@ -3,6 +3,7 @@ use crate::system::now;
 use management::{ConnectionId, Server, ServerConfig, ServerEvent};
 use onepipe::OnePipe;
 use onepipe::control::{Incarnation, Message};
+use onepipe_host::file::controller::Controllers;
 use representative::config::{BeaconForm, Incarnation as Place, Link, Pace, Registers, Side};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
@@ -99,10 +100,12 @@ fn wait(driver: &mut KeeperDriver, until: impl Fn(&KeeperDriver) -> bool) {
 fn switch_registers_with_a_controller_and_answers_it() {
     let controller = Controller::start();
     let config = ControllerConfig {
-        addresses: vec![controller.server.address()],
-        secret_file: None,
+        controllers: Controllers {
+            addresses: vec![controller.server.address()],
+            secret_file: None,
+            topology: TOPOLOGY,
+        },
         switch: 3,
-        topology: TOPOLOGY,
     };
     let mut driver = KeeperDriver::start(&config, representative()).unwrap();
     let (node, Envelope { message, .. }) = controller.message(&mut driver);
@@ -127,7 +130,10 @@ fn switch_registers_with_a_controller_and_answers_it() {
 fn controller_elsewhere_needs_a_secret_that_can_be_read() {
     let start = |secret_file| {
         let addresses = vec!["10.9.0.1:7070".parse().unwrap()];
-        let config = ControllerConfig { addresses, secret_file, switch: 3, topology: TOPOLOGY };
+        let config = ControllerConfig {
+            controllers: Controllers { addresses, secret_file, topology: TOPOLOGY },
+            switch: 3,
+        };
         KeeperDriver::start(&config, representative()).err().expect("it is refused").to_string()
     };
     let missing = start(Some("/nonexistent/secret".into()));
