@@ -1,5 +1,7 @@
 //! `understudy controller`: the program with nodes on the loopback interface.
 
+#[cfg(feature = "etcd")]
+mod etcd;
 mod nodes;
 
 use crate::commands::{text, understudy};
@@ -26,13 +28,23 @@ pub(crate) struct Files {
     folder: tempfile::TempDir,
     /// Time in which nodes have to answer
     respond_within_ms: u32,
-    /// Further tables of the controller's file
+    /// Name of the controller's file
+    name: String,
+    /// Value of `store` in it
+    store: String,
+    /// Its further tables
     tables: String,
 }
 
 impl Files {
     pub(crate) fn new(respond_within_ms: u32) -> Self {
-        let files = Self { folder: tempfile::tempdir().unwrap(), respond_within_ms, tables: String::new() };
+        let files = Self {
+            folder: tempfile::tempdir().unwrap(),
+            respond_within_ms,
+            name: "controller.toml".into(),
+            store: "{ file = \"controller.redb\" }".into(),
+            tables: String::new(),
+        };
         files.write("network.toml", TOPOLOGY.as_bytes());
         files.write("secret", SECRET);
         files.write("wrong", b"another secret of sixteen bytes");
@@ -52,16 +64,16 @@ impl Files {
     fn listen(&self, address: &str) {
         let text = format!(
             "[controller]\nlisten = \"{address}\"\ntopology = \"network.toml\"\nsecret_file = \"secret\"\n\
-             store = {{ file = \"controller.redb\" }}\nrespond_within_ms = {}\n{}",
-            self.respond_within_ms, self.tables
+             store = {}\nrespond_within_ms = {}\n{}",
+            self.store, self.respond_within_ms, self.tables
         );
-        self.write("controller.toml", text.as_bytes());
+        self.write(&self.name, text.as_bytes());
     }
 
     /// Starts a controller, and waits until it is ready.
     pub(crate) fn start(&self) -> Running {
         let mut program = command(env!("CARGO_BIN_EXE_understudy"));
-        program.args(["controller", &self.path("controller.toml"), "--json"]);
+        program.args(["controller", &self.path(&self.name), "--json"]);
         program.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = Process::start(program);
         let mut errors = BufReader::new(process.stderr.take().unwrap());
@@ -109,9 +121,9 @@ impl Files {
         panic!("{what}: {}", self.status(at));
     }
 
-    fn network(&self, controller: SocketAddr, topology: u64) -> Network {
+    fn network(&self, controllers: &[SocketAddr], topology: u64) -> Network {
         assert!(std::path::Path::new(&self.path("secret")).exists());
-        Network { controller, secret: Secret::new(SECRET).unwrap(), topology }
+        Network { controllers: controllers.to_vec(), secret: Secret::new(SECRET).unwrap(), topology }
     }
 }
 
@@ -135,7 +147,7 @@ fn a_killed_controller_that_starts_again_decides_the_same() {
     let first = files.start();
     let at = first.address;
     let status = files.wait(at, "leads", |status| status["term"] == 1);
-    let rack = Rack::start(&files.network(at, topology(&status)), &[1, 2, 3]);
+    let rack = Rack::start(&files.network(&[at], topology(&status)), &[1, 2, 3]);
     files.wait(at, "all join", |status| states(status) == ["member"; 3]);
     let before = rack.barrier(1);
 
@@ -198,7 +210,7 @@ fn a_controller_is_observed() {
     let running = files.start();
     let at = running.address;
     let status = files.wait(at, "leads", |status| status["term"] == 1);
-    let _rack = Rack::start(&files.network(at, topology(&status)), &[1, 2, 3]);
+    let _rack = Rack::start(&files.network(&[at], topology(&status)), &[1, 2, 3]);
     files.wait(at, "all join", |status| states(status) == ["member"; 3]);
     assert!(files.ask(&["fail", "2"], at, "secret").status.success());
     files.wait(at, "the case is closed", |status| status["cases"].as_array().unwrap().is_empty());

@@ -40,7 +40,7 @@ impl Link {
     fn new(peer: Peer, to: &Network) -> Self {
         let (sender, events) = channel();
         let config = ClientConfig {
-            controllers: vec![to.controller],
+            controllers: to.controllers.clone(),
             secret: Some(to.secret.clone()),
             peer,
             topology: to.topology,
@@ -240,7 +240,7 @@ struct State {
 /// What nodes need to connect.
 #[derive(Clone)]
 pub(crate) struct Network {
-    pub(crate) controller: SocketAddr,
+    pub(crate) controllers: Vec<SocketAddr>,
     pub(crate) secret: Secret,
     pub(crate) topology: u64,
 }
