@@ -89,7 +89,7 @@ fn kinds(seed: u64) -> Vec<FaultKind> {
     let mut rng = Rng::stream(seed, 0x6b69_6e64);
     if rng.below(2) == 0 {
         // A few kinds, each often
-        return (0..1 + rng.below(3)).map(|_| *rng.pick(&FaultKind::ALL)).collect();
+        return (0..=rng.below(3)).map(|_| *rng.pick(&FaultKind::ALL)).collect();
     }
     let mut kinds: Vec<_> = FaultKind::ALL.into_iter().filter(|_| rng.below(3) > 0).collect();
     kinds.push(*rng.pick(&FaultKind::ALL));
