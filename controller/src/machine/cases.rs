@@ -183,7 +183,7 @@ impl Machine {
         let leader = self.leader();
         let waits = !self.all_answered(case, answer)
             || leader.suspicion.is_some()
-            || self.has_unnoticed_case(Some(case))
+            || self.has_unnoticed_case(case)
             || leader.writes.contains(Then::Links)
             || leader.writes.contains(Then::Completed(case))
             || !self.paths_without(&dead, &failed);
@@ -307,11 +307,19 @@ impl Machine {
         self.graph.unconnected_pair(&members, good).is_none()
     }
 
-    /// Returns whether a decided case is left of which not all members know.
-    pub(super) fn has_unnoticed_case(&self, except: Option<u64>) -> bool {
-        let leader = self.leader();
-        let decided = leader.image.cases.iter().filter(|(_, case)| case.stage == Stage::Decided);
-        let mut others = decided.map(|(&number, _)| number).filter(|&number| Some(number) != except);
+    /// Returns whether another decided case is left of which not all members know.
+    fn has_unnoticed_case(&self, except: u64) -> bool {
+        let mut others = self.decided_cases().filter(|&number| number != except);
         others.any(|number| !self.all_answered(number, Answer::Noticed))
+    }
+
+    /// Returns whether a decided case is left which not all members have completed.
+    pub(super) fn has_uncompleted_case(&self) -> bool {
+        self.decided_cases().any(|number| !self.all_answered(number, Answer::Completed))
+    }
+
+    fn decided_cases(&self) -> impl Iterator<Item = u64> {
+        let cases = self.leader().image.cases.iter();
+        cases.filter(|(_, case)| case.stage == Stage::Decided).map(|(&number, _)| number)
     }
 }

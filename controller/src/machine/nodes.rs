@@ -237,6 +237,7 @@ impl Machine {
             fence.muted.contains(&output)
                 || !counted.contains(&output)
                 || matches!(to, Node::Process(id) if self.is_cut(id))
+                || matches!(to, Node::Down(below) if self.is_leaky(below))
         };
         let ports = node.ports.iter().enumerate().filter_map(|(number, port)| {
             let port = (*port)?;
@@ -407,6 +408,10 @@ impl Machine {
         for (link, (_, value)) in values {
             let status = LinkStatus { silent: value.silent, caught: value.caught };
             self.leader_mut().set_status(link, status);
+        }
+        if self.leader().image.members.values().any(|member| member.state == MemberState::Failed) {
+            // What it has muted decides what others may send to it.
+            self.leader_mut().refreshed = None;
         }
         self.rep_configured(switch);
     }

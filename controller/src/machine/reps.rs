@@ -185,6 +185,21 @@ impl Machine {
         }
     }
 
+    /// Returns whether a switch may pass a commit barrier on to a failed process, which may not know that it has
+    /// failed: its representative has not acknowledged that the link carries none. Such a switch gets none, also where
+    /// links that lead to it have been away, and return.
+    pub(super) fn is_leaky(&self, switch: u16) -> bool {
+        let down = self.graph.switch(switch).down;
+        let passes_on = |&&output: &&LinkId| match self.graph.at(self.graph.ends(output).to) {
+            Node::Process(id) => self.leader().state(id) == Some(MemberState::Failed),
+            Node::Down(below) => self.is_leaky(below),
+            Node::Up(_) => false,
+        };
+        // One that has no state yet states nothing; its first one mutes the link.
+        !self.is_registering(switch)
+            && self.graph.outputs(down).iter().filter(passes_on).any(|&output| !self.has_muted(output))
+    }
+
     /// Returns whether links of a switch to other nodes count, so that its values bound those of others.
     pub(super) fn is_needed(&self, switch: u16) -> bool {
         let counted = self.counted();

@@ -400,7 +400,15 @@ impl Machine {
             self.leader_mut().suspicion = None;
             return self.refresh();
         }
-        if self.has_unnoticed_case(None) || !self.paths_without(&rest.dead, &[]) {
+        if self.has_uncompleted_case() {
+            // What leaves could be all that keeps a member's barrier below the time of a failure, and members still
+            // call their applications back. The time for paths begins after that.
+            let now = self.now;
+            let suspicion = self.suspicion();
+            (suspicion.phase, suspicion.since) = (Phase::AwaitingPath, now);
+            return;
+        }
+        if !self.paths_without(&rest.dead, &[]) {
             let suspicion = self.suspicion();
             if suspicion.phase != Phase::AwaitingPath {
                 suspicion.phase = Phase::AwaitingPath;

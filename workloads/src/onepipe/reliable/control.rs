@@ -26,21 +26,32 @@ pub(super) const RESPOND_WITHIN: Nanos = Nanos::from_micros(800);
 /// The same in measurements, in which writes take up to a millisecond
 pub(super) const MEASURED_WITHIN: Nanos = Nanos::from_millis(3);
 
-/// Messages of one direction, with their times of arrival
+/// Messages of one direction
 #[derive(Debug, Default)]
-struct Queue(VecDeque<(Nanos, Vec<u8>)>);
+pub(super) struct Queue {
+    /// With their times of arrival
+    messages: VecDeque<(Nanos, Vec<u8>)>,
+    /// Nothing arrives before that
+    stalled_until: Nanos,
+}
 
 impl Queue {
     /// Adds a message, which arrives after those before it.
     fn push(&mut self, envelope: &Envelope, at: Nanos) {
-        let at = self.0.back().map_or(at, |last| at.max(last.0));
-        self.0.push_back((at, envelope.encode().expect("a message of a run is short")));
+        let at = self.messages.back().map_or(at, |last| at.max(last.0)).max(self.stalled_until);
+        self.messages.push_back((at, envelope.encode().expect("a message of a run is short")));
     }
 
     fn pop_due(&mut self, now: Nanos) -> Option<Envelope> {
-        self.0.front().filter(|(at, _)| *at <= now)?;
-        let (_, bytes) = self.0.pop_front()?;
+        self.messages.front().filter(|(at, _)| *at <= now)?;
+        let (_, bytes) = self.messages.pop_front()?;
         Some(Envelope::decode(&bytes).expect("just encoded"))
+    }
+
+    /// Stands still until a time: what is under way arrives then, in order.
+    fn stall(&mut self, until: Nanos) {
+        self.stalled_until = self.stalled_until.max(until);
+        self.messages.iter_mut().for_each(|(at, _)| *at = until.max(*at));
     }
 }
 
@@ -121,6 +132,14 @@ impl Controller {
         self.machine.suspects()
     }
 
+    /// Returns whether it has a connection with a node, which does not stand still, and works.
+    pub(super) fn reaches(&self, node: NodeKey, now: Nanos) -> bool {
+        let stands_still = |connection: &Connection| {
+            connection.to_node.stalled_until.max(connection.to_controller.stalled_until) > now
+        };
+        self.paused_until <= now && self.connections.get(&node).is_some_and(|of| !stands_still(of))
+    }
+
     fn input(&mut self, input: Input, now: Nanos, rng: &mut Rng, delay: u64) {
         self.machine.on(input, now, Network::time(now));
         while let Some(effect) = self.machine.poll_effect() {
@@ -194,9 +213,43 @@ impl System {
         self.controllers.push(controller);
     }
 
-    /// Stops controller `n`: nothing of it is left but what it has stored.
+    /// Stops controller `n`: nothing of it is left but what it has stored, and what it has sent, which arrives.
     pub fn stop_controller(&mut self, n: usize) {
-        self.controllers.remove(n);
+        let connections = self.controllers.remove(n).connections;
+        self.closing.extend(connections.into_iter().map(|(node, connection)| (node, connection.to_node)));
+    }
+
+    /// Lets a connection of a node stand still in both directions or in one of them.
+    pub(super) fn stall_connection(&mut self, n: usize, node: NodeKey, until: Nanos) {
+        let which = self.rng.below(3);
+        let Some(connection) = self.controllers[n].connections.get_mut(&node) else { return };
+        if which != 0 {
+            connection.to_node.stall(until);
+        }
+        if which != 1 {
+            connection.to_controller.stall(until);
+        }
+    }
+
+    /// Delivers what controllers have sent that have ended.
+    fn deliver_of_ended(&mut self) {
+        let now = self.now();
+        for n in 0..self.closing.len() {
+            let node = self.closing[n].0;
+            while let Some(envelope) = self.closing[n].1.pop_due(now) {
+                self.deliver(node, envelope);
+            }
+        }
+        self.closing.retain(|(_, queue)| !queue.messages.is_empty());
+    }
+
+    fn deliver(&mut self, node: NodeKey, envelope: Envelope) {
+        let copy = envelope.clone();
+        self.with_node(
+            node,
+            move |host, now| host.on_envelope(&copy, now),
+            move |keeper, now| keeper.on_envelope(envelope, now),
+        );
     }
 
     /// Suspends controller `n` for some time, in which another one may take over.
@@ -230,7 +283,7 @@ impl System {
         matches!(node, NodeKey::Process(id) if self.plan.unmanaged == Some(id.0 as usize))
     }
 
-    fn is_down(&self, node: NodeKey) -> bool {
+    pub(super) fn is_down(&self, node: NodeKey) -> bool {
         let id = match node {
             NodeKey::Process(id) => self.network.hosts[id.0 as usize],
             NodeKey::Rep(switch) => self.network.representatives[usize::from(switch)],
@@ -243,6 +296,7 @@ impl System {
         if self.is_unmanaged(node) {
             return;
         }
+        self.closing.retain(|(of, _)| *of != node);
         for n in 0..self.controllers.len() {
             self.break_connection(n, node);
         }
@@ -279,6 +333,7 @@ impl System {
 
     /// Runs all controllers at the present time.
     pub(super) fn run_controllers(&mut self) {
+        self.deliver_of_ended();
         for n in 0..self.controllers.len() {
             self.connect_nodes(n);
             if self.controllers[n].paused_until > self.now() {
@@ -336,12 +391,7 @@ impl System {
             let due =
                 |controller: &mut Controller| controller.connections.get_mut(&node)?.to_node.pop_due(now);
             while let Some(envelope) = due(&mut self.controllers[n]) {
-                let copy = envelope.clone();
-                self.with_node(
-                    node,
-                    move |host, now| host.on_envelope(&copy, now),
-                    move |keeper, now| keeper.on_envelope(envelope, now),
-                );
+                self.deliver(node, envelope);
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Faults at drawn moments, and their repair.
 
+mod moments;
+
 use super::System;
 use super::host::Host;
 use crate::onepipe::addresses::host_addresses;
@@ -28,11 +30,23 @@ pub enum FaultKind {
     Management,
     /// A write fails, or its answer is lost
     Store,
+    /// A process, or a rack, is cut off from the controllers, and its link fails for a shorter time: it does not know
+    /// that it has failed
+    Isolation,
+    /// The leader ends, or is suspended, while a failure is suspected, or decided and not completed
+    Takeover,
+    /// A connection with a controller stands still, and what was sent arrives late, perhaps after what other
+    /// controllers have sent later
+    Delay,
+    /// A process restarts, and the representative of its switch while it joins
+    Join,
+    /// A process leaves in order, and starts again
+    Departure,
 }
 
 impl FaultKind {
     /// All kinds.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 12] = [
         Self::Process,
         Self::Link,
         Self::Flap,
@@ -40,6 +54,11 @@ impl FaultKind {
         Self::Controller,
         Self::Management,
         Self::Store,
+        Self::Isolation,
+        Self::Takeover,
+        Self::Delay,
+        Self::Join,
+        Self::Departure,
     ];
 }
 
@@ -52,6 +71,7 @@ pub(super) struct Faults {
     ends: Vec<Fault>,
     /// When the last of those ends whose end was drawn
     last_end: Nanos,
+    moments: moments::Moments,
     /// Number of each kind
     pub(super) counts: BTreeMap<FaultKind, u64>,
 }
@@ -65,6 +85,7 @@ impl System {
         self.run_until(from)?;
         while self.now() < until {
             self.run_until(self.now() + Nanos::from_micros(2))?;
+            self.see_moments();
             if self.faults.next <= self.now() {
                 let gap = *self.rng.pick(&[20_000, 100_000, 600_000]);
                 self.faults.next = self.now() + Nanos(1000 + self.rng.below(gap));
@@ -127,6 +148,7 @@ impl System {
             self.network.world.schedule(self.now(), end);
         }
         self.cut_off.clear();
+        self.faults.moments = moments::Moments::default();
         self.store.clear_faults();
         while self.controllers.len() > 1 {
             self.stop_controller(0);
@@ -206,6 +228,11 @@ impl System {
                 let fault = *self.rng.pick(&StoreFault::ALL);
                 self.store.inject([Some(fault)]);
             }
+            FaultKind::Isolation => self.isolate(),
+            FaultKind::Takeover => self.await_takeover(),
+            FaultKind::Delay => self.delay(),
+            FaultKind::Join => self.await_join(),
+            FaultKind::Departure => self.depart(),
         }
     }
 

@@ -2,8 +2,10 @@
 //! services at random, receives, and answers callbacks. Its records outlive crashes.
 
 use super::cpu::Cpu;
+use super::departure::Departure;
 use super::measure::{Load, Meter};
 use super::message::{Body, Endpoint, Service};
+use super::tap::Tap;
 use crate::onepipe::addresses::{Addresses, BEACON_INTERVAL, host_addresses};
 use crate::onepipe::host::{Position, unwrap};
 use onepipe::control::{Envelope, Message};
@@ -65,10 +67,25 @@ pub(super) struct Life {
     pub(super) sent: BTreeMap<u64, Sent>,
     /// Best-effort scatterings: serial numbers
     pub(super) sent_best_effort: usize,
-    /// Callbacks by case and process: the time T_P, and whether it has returned
-    pub(super) called: BTreeMap<(u64, u32), (u64, bool)>,
+    /// Callbacks by case and process
+    pub(super) called: BTreeMap<(u64, u32), Call>,
     /// Admissions, by the host's clock
     pub(super) admissions: Vec<Nanos>,
+    /// Incarnations that were admitted
+    pub(super) admitted: BTreeSet<u32>,
+    /// Incarnation that has left in agreement with the controller
+    pub(super) left: Option<u32>,
+}
+
+/// Callback for a failed process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call {
+    /// T_P, unwrapped
+    pub(super) time: u64,
+    /// Incarnation that is called
+    pub(super) by: u32,
+    /// When it returned, by the host's clock
+    pub(super) returned: Option<Nanos>,
 }
 
 /// A host.
@@ -95,6 +112,8 @@ pub(super) struct Host {
     pub(super) admitted: Option<u32>,
     last_incarnation: Option<u32>,
     callbacks: Vec<(Nanos, Failed)>,
+    pub(super) departure: Departure,
+    pub(super) tap: Tap,
     serial: u32,
     pub(super) lives: Vec<Life>,
     /// First violation that the host itself observes
@@ -114,6 +133,8 @@ pub(super) struct Settings {
     pub(super) topology: u64,
     pub(super) seed: u64,
     pub(super) unmanaged: Option<usize>,
+    /// Error of clocks, in addition to that of the tree
+    pub(super) clock_error: Nanos,
     pub(super) bug: Option<Bug>,
     pub(super) load: Option<Load>,
 }
@@ -143,7 +164,8 @@ impl Host {
         config.beacon_interval = BEACON_INTERVAL;
         config.timeout = Nanos::from_micros(100);
         config.clock = crate::onepipe::addresses::shifted_clock(position.clock_off_by);
-        (config.clock_error, config.seed, config.bug) = (position.clock_error, settings.seed, settings.bug);
+        (config.seed, config.bug) = (settings.seed, settings.bug);
+        config.clock_error = position.clock_error + settings.clock_error;
         if let Some(load) = &settings.load {
             load.configure(&mut config);
         }
@@ -170,6 +192,8 @@ impl Host {
             admitted: None,
             last_incarnation: None,
             callbacks: Vec::new(),
+            departure: Departure::default(),
+            tap: Tap::default(),
             serial: 0,
             lives: Vec::new(),
             wrong: None,
@@ -178,7 +202,7 @@ impl Host {
         }
     }
 
-    fn life(&mut self) -> &mut Life {
+    pub(super) fn life(&mut self) -> &mut Life {
         self.lives.last_mut().expect("it has started")
     }
 
@@ -212,6 +236,10 @@ impl Host {
         if is_old && is_taken {
             self.report(format!("it obeys an old term: {envelope:?}"));
         }
+        if let (Message::Desired { sources, .. }, true) = (&envelope.message, is_taken) {
+            let barrier = self.process.delivered_up_to().map_or(0, |barrier| unwrap(barrier, now));
+            self.tap.listen_to(sources, barrier);
+        }
         if let Some(incarnation) = self.member.incarnation() {
             self.last_incarnation = Some(incarnation);
             self.life().incarnations.insert(incarnation);
@@ -220,9 +248,10 @@ impl Host {
         self.after(now);
     }
 
-    fn after(&mut self, now: Nanos) {
+    pub(super) fn after(&mut self, now: Nanos) {
         self.receive(now);
         self.handle_events(now);
+        self.advance_departure();
         while let Some(envelope) = self.member.poll_envelope(&mut self.process, now) {
             self.check_sent(&envelope);
             self.outbox.push_back(envelope);
@@ -232,9 +261,10 @@ impl Host {
     /// Checks that it completes no case before its callbacks have returned, and answers no earlier state.
     fn check_sent(&mut self, envelope: &Envelope) {
         match envelope.message {
-            Message::Completed { case } => {
+            // A process that leaves lets nobody wait for its application.
+            Message::Completed { case } if !self.departure.has_begun() => {
                 let mut of = self.life().called.iter().filter(|((of, _), _)| *of == case).peekable();
-                let is_early = of.peek().is_none() || of.any(|(_, (_, returned))| !returned);
+                let is_early = of.peek().is_none() || of.any(|(_, call)| call.returned.is_none());
                 if is_early {
                     self.report(format!("it completes case {case} before its callbacks"));
                 }
@@ -293,11 +323,13 @@ impl Host {
                 Event::Admitted { incarnation } => {
                     self.admitted = Some(incarnation);
                     self.life().admissions.push(now);
+                    self.life().admitted.insert(incarnation);
                 }
                 Event::ProcessFailed(failed) => {
                     let key = (failed.case, failed.process.0);
                     let time = unwrap(failed.timestamp, now);
-                    if self.life().called.insert(key, (time, false)).is_some() {
+                    let by = self.last_incarnation.unwrap_or(0);
+                    if self.life().called.insert(key, Call { time, by, returned: None }).is_some() {
                         self.report(format!("it is called back twice: {failed:?}"));
                     }
                     let longest = if self.load.is_some() { 1 } else { CALLBACK };
@@ -314,9 +346,11 @@ impl Host {
             }
         }
         while self.process.poll_event().is_some() {}
-        for (_, failed) in self.callbacks.extract_if(.., |callback| callback.0 <= now).collect::<Vec<_>>() {
+        let is_leaving = self.departure.has_begun();
+        let is_due = |callback: &mut (Nanos, Failed)| callback.0 <= now || is_leaving;
+        for (_, failed) in self.callbacks.extract_if(.., is_due).collect::<Vec<_>>() {
             if let Some(call) = self.life().called.get_mut(&(failed.case, failed.process.0)) {
-                call.1 = true;
+                call.returned = Some(now);
             }
             self.process.callback_done(failed.case, failed.process);
         }
@@ -348,7 +382,7 @@ impl Host {
             return;
         }
         let is_reliable = self.rng.below(10) < 6;
-        if is_reliable && self.admitted.is_none() {
+        if is_reliable && (self.admitted.is_none() || self.departure.has_begun()) {
             return;
         }
         let mut to: Vec<u32> = if is_reliable {
@@ -420,6 +454,9 @@ impl Host {
         if self.load.is_some() {
             self.meter.arrive(frame.bytes(), now);
         }
+        if let Err(wrong) = self.tap.on_frame(frame.bytes(), now) {
+            self.report(wrong);
+        }
         // The process counts whether it accepted the frame.
         _ = self.process.on_frame(frame.bytes(), now);
         self.after(now);
@@ -464,7 +501,8 @@ impl Node for Host {
     fn next_timer(&self) -> Option<Nanos> {
         let next_send = Some(self.next_send).filter(|&at| at < self.until);
         let callbacks = self.callbacks.iter().map(|callback| callback.0).min();
-        let member = Some(self.member.next_timer());
+        // One that has left has no timers.
+        let member = Some(self.member.next_timer()).filter(|_| !self.member.has_left());
         let timers = [self.process.next_timer(), member, next_send, callbacks, self.cpu.next_timer()];
         timers.into_iter().flatten().min()
     }
@@ -489,6 +527,7 @@ impl Node for Host {
             self.process = Process::new(config).expect("the configuration is valid");
             self.member = new_member(self.id, life, self.topology, &self.process);
             (self.term, self.answered) = (0, (0, 0));
+            (self.departure, self.tap) = (Departure::default(), Tap::default());
         }
         self.lives.push(Life { merges: self.rng.below(2) == 0 && !self.is_unmanaged, ..Life::default() });
         self.next_send = now + Nanos(self.rng.below(2 * self.every.0));
@@ -499,6 +538,9 @@ impl Node for Host {
         let life = self.life();
         life.lost = core::mem::take(&mut life.waiting);
         life.lost.extend(last);
+        // One that has left has delivered all.
+        let left = life.left;
+        life.lost.retain(|&incarnation| Some(incarnation) != left);
         self.admitted = None;
         self.callbacks.clear();
         self.outbox.clear();

@@ -2,8 +2,10 @@
 //! their keepers, controllers with their store and the management network, all of them the real ones, on a
 //! [`Tree`] in virtual time.
 
+mod contact;
 mod control;
 mod cpu;
+mod departure;
 mod faults;
 mod host;
 mod measure;
@@ -11,6 +13,7 @@ mod message;
 mod oracle;
 mod outages;
 mod recovery;
+mod tap;
 
 pub use faults::FaultKind;
 pub use measure::{Latencies, Load, Testbed, Throughput};
@@ -26,6 +29,7 @@ use controller::record::Image;
 use controller::store::MemoryStore;
 use host::Host;
 use onepipe::ProcessId;
+use onepipe::control::{Envelope, Message};
 use onepipe::process::member::Refused;
 use representative::{Keeper, Representative, keeper};
 use sim::Switch;
@@ -59,6 +63,8 @@ pub struct Plan {
     pub store_latency: u64,
     /// Process that has no controller, and the best-effort service alone
     pub unmanaged: Option<usize>,
+    /// Process whose clock is off, by this number of nanoseconds; all processes know by how much clocks may be off
+    pub clock_off: Option<(usize, i64)>,
     /// Bugs to plant
     pub bugs: Bugs,
     /// Fat tree, in place of `tree`. Its faults are not drawn
@@ -76,10 +82,16 @@ impl Plan {
             management_delay: 10_000,
             store_latency: 20_000,
             unmanaged: None,
+            clock_off: None,
             bugs: Bugs::default(),
             fat_tree: None,
             load: None,
         }
+    }
+
+    /// Returns by how much clocks are off at most, in addition to their usual error, in nanoseconds.
+    fn clock_off_by(&self) -> u64 {
+        self.clock_off.map_or(0, |(_, by)| by.unsigned_abs())
     }
 }
 
@@ -90,6 +102,25 @@ struct Site {
     /// Number of starts
     starts: u16,
     is_down: bool,
+    /// Latest state that it has answered
+    answered: u64,
+}
+
+impl Site {
+    fn new(keeper: Keeper, starts: u16) -> Self {
+        Self { keeper, starts, is_down: false, answered: 0 }
+    }
+
+    /// Looks at what the keeper sends.
+    fn see_answer(&mut self, envelope: &Envelope) -> Result<(), String> {
+        if let Message::Configured { version, .. } = envelope.message {
+            if version < self.answered {
+                return Err(format!("it answers state {version} after {}", self.answered));
+            }
+            self.answered = version;
+        }
+        Ok(())
+    }
 }
 
 /// System that was built.
@@ -105,6 +136,9 @@ pub struct System {
     down_hosts: BTreeSet<usize>,
     store: MemoryStore,
     controllers: Vec<Controller>,
+    /// What controllers that have ended have sent to nodes
+    closing: Vec<(NodeKey, control::Queue)>,
+    contact: contact::Contact,
     /// Nodes that reach no controller
     cut_off: BTreeSet<NodeKey>,
     /// Everything that was stored, and the number of writes of it
@@ -145,9 +179,11 @@ impl System {
     pub fn new(plan: &Plan, seed: u64) -> Self {
         let mut plan = *plan;
         plan.tree.bug = plan.bugs.representative;
+        plan.tree.wrong_host = plan.clock_off.or(plan.tree.wrong_host);
         let unmanaged = plan.unmanaged;
+        let clock_error = Nanos(plan.clock_off_by());
         let (bug, load) = (plan.bugs.process, plan.load);
-        let settings = host::Settings { topology: TOPOLOGY, seed, unmanaged, bug, load };
+        let settings = host::Settings { topology: TOPOLOGY, seed, unmanaged, clock_error, bug, load };
         let host = |n, position| Host::new(n, position, settings);
         let (network, graph, configs) = if let Some(tree) = &plan.fat_tree {
             (tree.build_with(seed, host), tree.graph(), tree.configs(seed))
@@ -166,6 +202,8 @@ impl System {
             down_hosts: BTreeSet::new(),
             store: MemoryStore::default(),
             controllers: Vec::new(),
+            closing: Vec::new(),
+            contact: contact::Contact::default(),
             cut_off: BTreeSet::new(),
             image: Image::default(),
             applied: 0,
@@ -175,7 +213,7 @@ impl System {
         };
         for switch in 0..system.configs.len() {
             let keeper = system.new_keeper(switch, 0);
-            system.sites.push(Site { keeper, starts: 1, is_down: false });
+            system.sites.push(Site::new(keeper, 1));
         }
         system.start_controller();
         system
@@ -235,8 +273,9 @@ impl System {
         let now = self.now() + STEP;
         self.network.world.run_until(now);
         self.see_hosts()?;
-        self.see_representatives();
+        self.see_representatives()?;
         self.run_controllers();
+        self.see_contact();
         self.see_writes()
     }
 
@@ -261,7 +300,7 @@ impl System {
     /// Returns the callbacks of a process since its start: the failed process, and its T_P.
     pub fn callbacks(&self, process: usize) -> Vec<(u32, u64)> {
         let life = self.host(process).lives.last();
-        life.iter().flat_map(|life| &life.called).map(|(&(_, of), &(time, _))| (of, time)).collect()
+        life.iter().flat_map(|life| &life.called).map(|(&(_, of), call)| (of, call.time)).collect()
     }
 
     /// Returns whether a process has been called back in a case.
@@ -320,13 +359,20 @@ impl System {
                 host.known.clone_from(&known);
             }
             let sent = core::mem::take(&mut host.outbox);
+            let has_ended = host.departure == departure::Departure::Ended && !is_down;
             self.send_to_controllers(node, sent);
+            if has_ended {
+                self.end_host(n);
+            }
         }
         Ok(())
     }
 
     /// Runs the keepers, and replaces those whose workers have restarted.
-    fn see_representatives(&mut self) {
+    ///
+    /// # Errors
+    /// A keeper answers an earlier state after a later one.
+    fn see_representatives(&mut self) -> Result<(), String> {
         let now = self.now();
         for switch in 0..self.sites.len() {
             let (worker, node) = (self.network.representatives[switch], NodeKey::Rep(switch as u16));
@@ -339,7 +385,7 @@ impl System {
             if self.sites[switch].is_down {
                 let starts = self.sites[switch].starts;
                 let keeper = self.new_keeper(switch, starts);
-                self.sites[switch] = Site { keeper, starts: starts + 1, is_down: false };
+                self.sites[switch] = Site::new(keeper, starts + 1);
             }
             let events: Vec<_> = {
                 let worker: &mut Switch<Representative> = self.network.world.node_mut(worker);
@@ -355,7 +401,11 @@ impl System {
             self.pass_commands(switch);
             let keeper = &mut self.sites[switch].keeper;
             let sent: Vec<_> = core::iter::from_fn(|| keeper.poll_envelope()).collect();
+            for envelope in &sent {
+                self.sites[switch].see_answer(envelope).map_err(|why| format!("switch {switch}: {why}"))?;
+            }
             self.send_to_controllers(node, sent);
         }
+        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! What has to hold, asked of what applications have seen and of what was stored.
 
 use super::System;
-use super::host::{Delivery, Fate, Host, Life, Sent};
+use super::host::{Call, Delivery, Fate, Host, Life, Sent};
 use super::message::{Endpoint, Service};
 use crate::onepipe::addresses::shifted_clock;
 use controller::record::{MemberState, Stage};
@@ -55,8 +55,13 @@ impl System {
     pub(super) fn see_writes(&mut self) -> Result<(), String> {
         let log = self.store.log();
         for (_, changes) in &log[self.applied..] {
-            let before = self.failed();
+            let (before, left) = (self.failed(), self.left());
+            let known: BTreeSet<_> = self.image.cases.keys().copied().collect();
             self.image.apply(changes);
+            for (&case, record) in self.image.cases.iter().filter(|(case, _)| !known.contains(case)) {
+                record.unfenced.iter().try_for_each(|&id| self.check_unfenced(case, id))?;
+            }
+            self.left().difference(&left).try_for_each(|&left| self.check_departure(left))?;
             let now = self.failed();
             let differs = |(key, time): &(&Endpoint, &u64)| now.get(*key).is_some_and(|now| now != *time);
             if let Some((key, time)) = before.iter().find(differs) {
@@ -73,6 +78,39 @@ impl System {
     fn failed(&self) -> BTreeMap<Endpoint, u64> {
         let failed = self.image.cases.values().flat_map(|case| &case.failed);
         failed.map(|failed| ((failed.id.0, failed.incarnation.0), failed.time)).collect()
+    }
+
+    /// Returns the incarnations that have left, as far as they are stored.
+    fn left(&self) -> BTreeSet<Endpoint> {
+        let left = self.image.members.iter().filter(|(_, member)| member.state == MemberState::Left);
+        left.map(|(&(id, incarnation), _)| (id.0, incarnation.0)).collect()
+    }
+
+    /// When it is stored that a process has left, it has delivered all scatterings to it that are not recalled. (A sender
+    /// learns that a scattering is committed when its own barrier has passed.)
+    fn check_departure(&self, left: Endpoint) -> Result<(), String> {
+        let leaver = self.host(left.0 as usize);
+        if leaver.process.held_reliable() > 0 {
+            // What it reads in one order waits for the best-effort barrier.
+            return Ok(());
+        }
+        let delivered = leaver.lives.iter().flat_map(|life| &life.delivered);
+        let delivered: BTreeSet<_> =
+            delivered.map(|delivery| (delivery.body.src, delivery.body.serial)).collect();
+        let failed = self.failed();
+        let has_failed = |host: &Host, incarnation| failed.contains_key(&(host.id, incarnation));
+        let lives = self.hosts().filter_map(|host| Some((host, host.lives.last()?)));
+        let mut present = lives.filter(|(host, _)| host.admitted.is_some_and(|of| !has_failed(host, of)));
+        let is_open = |host: &Host, sent: &Sent| {
+            sent.fate == Fate::Unknown
+                && Some(sent.src.1) == host.admitted
+                && sent.receivers.contains(&left)
+                && !delivered.contains(&(sent.src, sent.serial))
+        };
+        match present.find_map(|(host, life)| life.sent.values().find(|sent| is_open(host, sent))) {
+            Some(sent) => Err(format!("{left:?} has left, and has not delivered {sent:?}")),
+            None => Ok(()),
+        }
     }
 
     /// Returns the processes that have failed, each with its incarnation and T_P, in their order.
@@ -189,6 +227,7 @@ impl System {
                 check_order(host.id, life)?;
                 check_incarnations(host.id, life)?;
                 self.check_callbacks(host.id, life)?;
+                check_left(host.id, life, &failed)?;
                 if !self.unfenced.contains(&host.id) {
                     check_times(host.id, life, &sound)?;
                 }
@@ -208,6 +247,7 @@ impl System {
                 self.check_scattering(sent, &by, &failed)?;
             }
         }
+        self.check_resumed(&unsound)?;
         delivered.retain(|(src, _), _| !unsound.contains(src));
         match delivered.first_key_value() {
             Some((message, by)) => Err(format!("{message:?} was never sent, and {by:?} deliver it")),
@@ -219,7 +259,7 @@ impl System {
     fn check_barrier(&self, host: &Host) -> Result<(), String> {
         let (barrier, _) = host.process.barriers();
         let lag = barrier.map(|barrier| shifted_clock(0).add(self.now().0).distance(barrier));
-        if lag.is_some_and(|lag| lag < BARRIER_LAG) {
+        if lag.is_some_and(|lag| lag < BARRIER_LAG + self.plan.clock_off_by() as i64) {
             return Ok(());
         }
         Err(format!("the best-effort barrier of {} is behind its clock by {lag:?} ns", host.id))
@@ -261,9 +301,56 @@ impl System {
         self.host(id as usize).admitted == Some(incarnation)
     }
 
+    /// Nothing above the time of a failure is delivered before the callbacks for it have returned, at all processes
+    /// that have not failed.
+    fn check_resumed(&self, unsound: &BTreeSet<Endpoint>) -> Result<(), String> {
+        let failed = self.failed();
+        let was_admitted = |(id, incarnation): Endpoint| {
+            self.host(id as usize).lives.iter().any(|life| life.admitted.contains(&incarnation))
+        };
+        for (&case, record) in &self.image.cases {
+            let sound = |failed: &Endpoint| was_admitted(*failed) && !unsound.contains(failed);
+            let of_case = record.failed.iter().map(|failed| (failed.id.0, failed.incarnation.0));
+            for of in of_case.filter(sound) {
+                let returned = self.hosts().flat_map(|host| {
+                    let calls = host.lives.iter().filter_map(|life| life.called.get(&(case, of.0)));
+                    let calls = calls.filter(|call| !failed.contains_key(&(host.id, call.by)));
+                    calls.filter_map(|call| Some((self.when(host, call.returned?), host.id)))
+                });
+                let Some((last, by)) = returned.max() else { continue };
+                self.check_stands_still(case, failed[&of], last, by)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that nothing above `time` is delivered before `until`, when `by` has returned from its callback.
+    fn check_stands_still(&self, case: u64, time: u64, until: Nanos, by: u32) -> Result<(), String> {
+        for host in self.hosts().filter(|host| !self.unfenced.contains(&host.id)) {
+            let delivered = host.lives.iter().flat_map(|life| &life.delivered);
+            let mut reliable = delivered.filter(|delivery| delivery.body.service == Service::Reliable);
+            let is_early =
+                |delivery: &&Delivery| delivery.time > time && self.when(host, delivery.at) < until;
+            if let Some(delivery) = reliable.find(is_early) {
+                return Err(format!(
+                    "{} receives {delivery:?} above {time} at {} ns, and {by} returns from its callback in case {case} at {} ns",
+                    host.id,
+                    self.when(host, delivery.at).0,
+                    until.0,
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the time of the world at which a host's clock showed a time.
+    fn when(&self, host: &Host, at: Nanos) -> Nanos {
+        self.network.world.when(self.network.hosts[host.id as usize], at)
+    }
+
     /// Applications are called back with the time that was stored.
     fn check_callbacks(&self, id: u32, life: &Life) -> Result<(), String> {
-        for (&(case, process), &(time, _)) in &life.called {
+        for (&(case, process), &Call { time, .. }) in &life.called {
             let failed = self.image.cases.get(&case).map(|case| &case.failed);
             let stored = failed.and_then(|failed| failed.iter().find(|failed| failed.id.0 == process));
             if stored.is_none_or(|stored| stored.time != time) {
@@ -273,6 +360,14 @@ impl System {
             }
         }
         Ok(())
+    }
+}
+
+/// No process that has left has failed.
+fn check_left(id: u32, life: &Life, failed: &BTreeMap<Endpoint, u64>) -> Result<(), String> {
+    match life.left.and_then(|left| failed.get_key_value(&(id, left))) {
+        Some(failed) => Err(format!("{failed:?} has left, and failed")),
+        None => Ok(()),
     }
 }
 
