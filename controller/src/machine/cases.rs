@@ -7,7 +7,7 @@
 
 use super::writes::Then;
 use super::{Alarm, Bug, Machine, NodeKey};
-use crate::graph::{LinkId, Node};
+use crate::graph::LinkId;
 use crate::record::{CaseRecord, Key, LinkRecord, LinkState, Stage, Value};
 use crate::store::{Change, MAX_CHANGES};
 use onepipe::control::{Failed, Message};
@@ -267,10 +267,7 @@ impl Machine {
             dead.contains(&link) || leader.image.links.get(&link.0) == Some(&LinkState::Absent)
         };
         let counted = self.counted_without(dead, failed);
-        let core = |link: LinkId| {
-            let ends = self.graph.ends(link);
-            [ends.from, ends.to].into_iter().all(|node| !matches!(self.graph.at(node), Node::Process(_)))
-        };
+        let core = |link: LinkId| !self.is_access(link);
         let dead = dead.iter().filter(|&&link| core(link));
         let dead = dead.map(|link| LinkRecord { state: LinkState::Absent }.put_at(Key::Link(link.0)));
         let known = leader.image.links.iter().filter(|(_, state)| **state == LinkState::Relied);

@@ -505,21 +505,32 @@ impl Machine {
             .iter()
             .filter(|&&link| settled(link) && status(link).is_some_and(|status| status.caught));
         let relied = caught.map(|link| LinkRecord { state: LinkState::Relied }.put_at(Key::Link(link.0)));
-        let present = |link: LinkId| {
-            let ends = self.graph.ends(link);
-            [ends.from, ends.to].iter().all(|&node| self.up.contains(&self.key(node)))
-        };
-        let back = leader.derived.absent.iter().copied().filter(|&link| {
-            leader.suspicion.is_none()
-                && present(link)
-                && settled(link)
-                && status(link).is_some_and(|status| !status.silent)
-        });
-        let back = back.map(|link| Key::Link(link.0).delete());
-        let changes: Vec<_> = relied.chain(back).take(LINKS_PER_WRITE).collect();
+        // Both links of a process count from the same write on: a number of links that is even, and first.
+        let joining = leader.joins.keys().filter(|&&id| self.is_listening(id));
+        let joining = joining.filter_map(|&id| self.graph.place(id)).map(|place| [place.up, place.down]);
+        let heard = joining.filter(|links| links.iter().all(|&link| self.is_back(link))).flatten();
+        let core = leader.derived.absent.iter().copied();
+        let core = core.filter(|&link| !self.is_access(link) && self.is_back(link));
+        let back = heard.chain(core).map(|link| Key::Link(link.0).delete());
+        let changes: Vec<_> = back.chain(relied).take(LINKS_PER_WRITE).collect();
         if !changes.is_empty() {
             self.leader_mut().writes.add(changes, Then::Links);
         }
+    }
+
+    /// Returns whether a link that does not count is heard, and may count.
+    fn is_back(&self, link: LinkId) -> bool {
+        let (leader, ends) = (self.leader(), self.graph.ends(link));
+        leader.suspicion.is_none()
+            && [ends.from, ends.to].iter().all(|&node| self.up.contains(&self.key(node)))
+            && leader.is_settled(self.key(ends.to))
+            && leader.links.get(&link).is_some_and(|status| !status.silent)
+    }
+
+    /// Returns whether a link is one of a process.
+    pub(super) fn is_access(&self, link: LinkId) -> bool {
+        let ends = self.graph.ends(link);
+        [ends.from, ends.to].into_iter().any(|node| matches!(self.graph.at(node), Node::Process(_)))
     }
 
     /// Returns whether the representative that sends on a link has acknowledged that the link carries no commit

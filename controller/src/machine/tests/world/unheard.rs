@@ -20,17 +20,21 @@ pub(in super::super) fn run_unheard(seed: u64, planted: Option<Planted>) -> Resu
     let at = draws.below(world.processes.len() as u64) as usize;
     let id = *world.processes.keys().nth(at).expect("drawn");
     let place = world.graph.place(id).expect("there");
-    let dead = [[place.up, place.up], [place.down, place.down], [place.up, place.down]];
+    let dead = [[place.up; 2], [place.down; 2], [place.up, place.down]];
     world.cut.extend(dead[draws.below(3) as usize]);
     world.steps(6_000)?;
     let failed: Vec<_> = world.failures().into_iter().map(|(id, _)| id).collect();
     if failed != [id] {
         return Err(format!("the link of {id} is dead, and {failed:?} have failed"));
     }
-    match draws.below(4) {
+    match draws.below(5) {
         0 => world.restart(id.0),
         1 => world.boot(NodeKey::Rep(place.switch)),
         2 => world.replace_controller(),
+        // The direction in which it is heard is never both.
+        3 => {
+            world.cut = dead[..2].iter().flatten().copied().filter(|link| !world.cut.contains(link)).collect()
+        }
         _ => {}
     }
     world.steps(6_000)?;
@@ -42,7 +46,7 @@ pub(in super::super) fn run_unheard(seed: u64, planted: Option<Planted>) -> Resu
 
 /// Checks that no process fails, and that the barriers of all but one rise.
 fn stops_no_other(world: &mut World, id: ProcessId) -> Result<(), String> {
-    let failures = world.failures();
+    let (failures, cases) = (world.failures(), world.image.cases.len());
     let others: Vec<_> = world.processes.keys().filter(|&&other| other != id).map(|other| other.0).collect();
     for _ in 0..8 {
         let before: Vec<_> = others.iter().map(|&other| world.barrier(other)).collect();
@@ -53,5 +57,11 @@ fn stops_no_other(world: &mut World, id: ProcessId) -> Result<(), String> {
         }
     }
     let failed: Vec<_> = world.failures().into_iter().filter(|failed| !failures.contains(failed)).collect();
-    if failed.is_empty() { Ok(()) } else { Err(format!("{failed:?} have failed again")) }
+    if !failed.is_empty() || world.image.cases.len() > cases {
+        return Err(format!(
+            "{} cases follow {cases}, in which {failed:?} have failed",
+            world.image.cases.len()
+        ));
+    }
+    Ok(())
 }
