@@ -21,7 +21,8 @@ pub enum Bug {
     AheadIsLate,
     /// A representative that registers is lost if its floors wait for a dead process
     RegisteringIsLost,
-    /// A case is completed before switches have acknowledged that failed processes get no barriers
+    /// A case is completed before switches have acknowledged that failed processes get no barriers, and switches that
+    /// have not still get barriers
     CompletedUnmuted,
     /// A member fails if the other members' clocks are ahead of its own
     FastClocksBelieved,

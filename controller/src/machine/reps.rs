@@ -6,7 +6,7 @@
 //! a relied input has not announced.
 
 use super::writes::Then;
-use super::{Alarm, Machine, NodeKey};
+use super::{Alarm, Bug, Machine, NodeKey};
 use crate::graph::{LinkId, Node, NodeId};
 use crate::record::{Key, LinkState, MemberState, RepRecord, RepState, Value};
 use onepipe::control::{Address, Boot, Message, Reason};
@@ -197,6 +197,7 @@ impl Machine {
         };
         // One that has no state yet states nothing; its first one mutes the link.
         !self.is_registering(switch)
+            && !self.has(Bug::CompletedUnmuted)
             && self.graph.outputs(down).iter().filter(passes_on).any(|&output| !self.has_muted(output))
     }
 

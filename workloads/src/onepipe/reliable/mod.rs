@@ -144,6 +144,8 @@ pub struct System {
     /// Everything that was stored, and the number of writes of it
     image: Image,
     applied: usize,
+    /// When each case was stored
+    decided: BTreeMap<u64, Nanos>,
     /// Number of terms
     terms: u64,
     /// Processes that could not be stopped in a case
@@ -207,6 +209,7 @@ impl System {
             cut_off: BTreeSet::new(),
             image: Image::default(),
             applied: 0,
+            decided: BTreeMap::new(),
             terms: 0,
             unfenced: BTreeSet::new(),
             faults: faults::Faults::default(),

@@ -53,7 +53,7 @@ impl System {
     /// # Errors
     /// An incarnation has two times.
     pub(super) fn see_writes(&mut self) -> Result<(), String> {
-        let log = self.store.log();
+        let (log, at) = (self.store.log(), self.now());
         for (_, changes) in &log[self.applied..] {
             let (before, left) = (self.failed(), self.left());
             let known: BTreeSet<_> = self.image.cases.keys().copied().collect();
@@ -61,6 +61,8 @@ impl System {
             for (&case, record) in self.image.cases.iter().filter(|(case, _)| !known.contains(case)) {
                 record.unfenced.iter().try_for_each(|&id| self.check_unfenced(case, id))?;
             }
+            let new = self.image.cases.keys().filter(|case| !known.contains(case));
+            self.decided.extend(new.map(|&case| (case, at)));
             self.left().difference(&left).try_for_each(|&left| self.check_departure(left))?;
             let now = self.failed();
             let differs = |(key, time): &(&Endpoint, &u64)| now.get(*key).is_some_and(|now| now != *time);
@@ -324,13 +326,16 @@ impl System {
         Ok(())
     }
 
-    /// Checks that nothing above `time` is delivered before `until`, when `by` has returned from its callback.
+    /// Checks that nothing above `time` is delivered after the decision and before `until`, when `by` has returned from
+    /// its callback.
     fn check_stands_still(&self, case: u64, time: u64, until: Nanos, by: u32) -> Result<(), String> {
         for host in self.hosts().filter(|host| !self.unfenced.contains(&host.id)) {
             let delivered = host.lives.iter().flat_map(|life| &life.delivered);
             let mut reliable = delivered.filter(|delivery| delivery.body.service == Service::Reliable);
-            let is_early =
-                |delivery: &&Delivery| delivery.time > time && self.when(host, delivery.at) < until;
+            let is_early = |delivery: &&Delivery| {
+                let at = self.when(host, delivery.at);
+                delivery.time > time && self.decided[&case] < at && at < until
+            };
             if let Some(delivery) = reliable.find(is_early) {
                 return Err(format!(
                     "{} receives {delivery:?} above {time} at {} ns, and {by} returns from its callback in case {case} at {} ns",
