@@ -9,7 +9,7 @@ use switch::{Nanos, tunnel};
 
 use super::bug::Bug;
 use super::clock::Clock;
-use super::config::{Config, ConfigError};
+use super::config::{BeaconPeer, Config, ConfigError};
 
 /// Whether a beacon is to be sent
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,12 +21,38 @@ enum Pending {
     AfterScattering(u64),
 }
 
+/// Headers of the beacons to one node at the other end of the link.
+#[derive(Clone, Debug)]
+struct To {
+    template: Template,
+    /// Outer headers of beacons that take a detour; empty otherwise
+    detour: Box<[u8]>,
+}
+
+impl To {
+    fn new(config: &Config, to: &BeaconPeer) -> Result<Self, ConfigError> {
+        let template = Self::template(config, to, config.own.qpn)?;
+        Ok(Self { template, detour: detour_headers(config, to, template)? })
+    }
+
+    fn template(config: &Config, to: &BeaconPeer, from: Qpn) -> Result<Template, ConfigError> {
+        config.template_from(from, to.mac, to.address, to.qpn)
+    }
+
+    fn emit(&mut self, frame: &mut Vec<u8>, header: &OnePipe) {
+        self.template.emit(frame, header, &[]);
+        insert_detour(frame, &self.detour);
+    }
+}
+
 /// Beacons to the other end of the link.
 #[derive(Clone, Debug)]
 pub(super) struct Beacons {
-    tor: Template,
-    /// Outer headers of beacons that take a detour; empty otherwise
-    detour: Box<[u8]>,
+    tor: To,
+    /// Standby of the switch
+    standby: Option<To>,
+    /// Beacon that the standby gets next, as the other node has got it: what it promises still holds
+    repeated: Option<OnePipe>,
     interval: Nanos,
     next_instant: Nanos,
     pending: Pending,
@@ -40,10 +66,11 @@ pub(super) struct Beacons {
 impl Beacons {
     /// Prepares the beacons; the first one is due at once.
     pub(super) fn new(config: &Config) -> Result<Self, ConfigError> {
-        let tor = Self::template(config, config.own.qpn)?;
+        let standby = config.standby.as_ref().map(|standby| To::new(config, standby));
         Ok(Self {
-            tor,
-            detour: detour_headers(config, tor)?,
+            tor: To::new(config, &config.tor)?,
+            standby: standby.transpose()?,
+            repeated: None,
             interval: config.beacon_interval,
             next_instant: Nanos::ZERO,
             pending: Pending::None,
@@ -53,17 +80,16 @@ impl Beacons {
         })
     }
 
-    fn template(config: &Config, from: Qpn) -> Result<Template, ConfigError> {
-        config.template_from(from, config.tor.mac, config.tor.address, config.tor.qpn)
-    }
-
     /// Sets the queue pair from which beacons leave. Returns whether it could be set.
     pub(super) fn set_queue_pair(&mut self, qpn: Qpn, config: &Config) -> bool {
-        let template = Self::template(config, qpn);
-        if let Ok(tor) = template {
-            self.tor = tor;
-        }
-        template.is_ok()
+        let ends = [Some((&mut self.tor, &config.tor)), self.standby.as_mut().zip(config.standby.as_ref())];
+        ends.into_iter().flatten().all(|(to, peer)| {
+            let template = To::template(config, peer, qpn);
+            if let Ok(template) = template {
+                to.template = template;
+            }
+            template.is_ok()
+        })
     }
 
     /// Returns whether this bug was planted. Release builds have no bugs.
@@ -81,13 +107,13 @@ impl Beacons {
     /// Returns whether a beacon is to be sent before anything else.
     #[inline]
     pub(super) fn is_due(&self) -> bool {
-        self.pending == Pending::Now
+        self.pending == Pending::Now || self.repeated.is_some()
     }
 
     /// Returns whether no beacon is due before the next instant.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.pending == Pending::None
+        self.pending == Pending::None && self.repeated.is_none()
     }
 
     /// Makes a beacon due.
@@ -130,7 +156,7 @@ impl Beacons {
         now + Nanos(rest.min((1 << 48) - clock))
     }
 
-    /// Writes a beacon, which promises that nothing before its time follows on the link; if `is_final`, that
+    /// Writes the last beacon to the standby, if it has not got it; or a new one. It promises that nothing before its time follows on the link; if `is_final`, that
     /// nothing follows at all. The time is the clock's, except while last packets of a scattering are waiting
     /// to be sent: then it is *their* timestamp, `finishing`. As that may be before the instant for which all
     /// receivers wait, another beacon follows as soon as these packets have been sent, instead of an interval
@@ -144,6 +170,9 @@ impl Beacons {
         now: Nanos,
         frame: &mut Vec<u8>,
     ) {
+        if let (Some(header), Some(standby)) = (self.repeated.take(), &mut self.standby) {
+            return standby.emit(frame, &header);
+        }
         self.pending = Pending::None;
         let time = match finishing {
             _ if self.has_bug(Bug::OvertakingBeacon) => clock.issue(now),
@@ -167,18 +196,18 @@ impl Beacons {
         if self.declares {
             header.declare(true, true);
         }
-        self.tor.emit(frame, &header, &[]);
-        insert_detour(frame, &self.detour);
+        self.tor.emit(frame, &header);
+        self.repeated = self.standby.is_some().then_some(header);
     }
 }
 
 /// Returns the outer headers of the beacons' detour. They depend on the beacon's length only, which is
 /// constant.
-fn detour_headers(config: &Config, mut tor: Template) -> Result<Box<[u8]>, ConfigError> {
+fn detour_headers(config: &Config, to: &BeaconPeer, mut tor: Template) -> Result<Box<[u8]>, ConfigError> {
     let mut beacon = Vec::new();
     let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
     tor.emit(&mut beacon, &header, &[]);
-    let headers = tunnel::encapsulation_headers(&config.tunnels(), &beacon[Ethernet::LEN..]);
+    let headers = tunnel::encapsulation_headers(&config.tunnels(to), &beacon[Ethernet::LEN..]);
     headers.map(Vec::into_boxed_slice).map_err(ConfigError::Detour)
 }
 
