@@ -39,10 +39,18 @@ pub enum Bug {
     OldVersionObeyed,
     /// Beacons leave from the incarnation's queue pair also to neighbours that do not know it
     IntroducesToAll,
+    /// Barriers of an end of a link count although the end has removed an input that the other end hears
+    RemovedIgnored,
+    /// The barrier of a link with two ends is their minimum
+    MinimumOfEnds,
+    /// An end of a link takes part again, and states so, before its inputs have caught up
+    ReturnedAtOnce,
+    /// Commit barriers of one end's queue pair are accepted from the other end
+    OtherEnd,
 }
 
 impl Bug {
-    /// All bugs.
+    /// All bugs that need no standby.
     pub const ALL: [Self; 18] = [
         Self::ReturningLink,
         Self::LastLink,

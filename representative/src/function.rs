@@ -9,6 +9,7 @@ mod events;
 mod expected;
 mod incoming;
 mod outgoing;
+mod standby;
 
 use crate::barrier::{Gone, Inputs, Limits};
 use crate::beacon::{Template, Templates};
@@ -22,6 +23,7 @@ use expected::Expected;
 use onepipe::control::LinkValue;
 use onepipe::{ClockSample, Discipline, Timestamp};
 use rocev2::{Opcode, Packet, Qpn};
+use standby::Standby;
 use std::sync::Arc;
 use switch::forward::{self, Forward};
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
@@ -119,9 +121,11 @@ struct LinkEnds {
     /// Reason why the link takes no part; `None` if it does
     absence: Option<LinkState>,
     /// Time of the neighbour's clock in the link's last beacon, plus 1 ns if that beacon announced that
-    /// nothing follows. A first beacon with such an announcement counts although it was refused
-    last_beacon: LatestTime,
+    /// nothing follows. A first beacon with such an announcement counts although it was refused. By end
+    last_beacon: [LatestTime; 2],
     beacon: Template,
+    /// Second end of the link
+    standby: Option<Box<Standby>>,
     /// Whether `beacon` is that of the incarnation's queue pair
     is_introduced: bool,
 }
@@ -201,8 +205,9 @@ impl Representative {
                 beaconed_at: 0,
                 lowered: None,
                 absence: None,
-                last_beacon: LatestTime::default(),
+                last_beacon: <[LatestTime; 2]>::default(),
                 beacon,
+                standby: Standby::of(&config, link, qpn),
                 is_introduced: false,
             });
         }
@@ -319,7 +324,10 @@ impl Representative {
             };
             let introduced = setting.introduced || ignores;
             if core::mem::replace(&mut link.is_introduced, introduced) != introduced {
-                core::mem::swap(&mut link.beacon, other);
+                core::mem::swap(&mut link.beacon, &mut other.0);
+                if let (Some(standby), Some(other)) = (&mut link.standby, &mut other.1) {
+                    core::mem::swap(&mut standby.beacon, other);
+                }
             }
         }
     }

@@ -127,6 +127,7 @@ impl Load {
             detour: Vec::new(),
             qpn: Qpn::new(0x11),
             beacon: BeaconForm::Datagram,
+            standby: None,
         };
         Config {
             forward: forward::Config {

@@ -71,6 +71,9 @@ impl Representative {
         let floor = self.halves[DOWN].barrier.best_effort();
         self.halves[UP].barrier.set_floor(floor);
         for half in [UP, DOWN] {
+            if self.halves[half].doubts {
+                self.check_doubts(half);
+            }
             self.halves[half].barrier.tick(self.reference_clock(now));
             while let Some((input, why)) = self.halves[half].barrier.expire() {
                 self.removed(half, input, why);
@@ -118,6 +121,14 @@ impl Representative {
                 self.counters.unsent.add(1);
                 continue;
             }
+            if let Some(standby) = &mut link.standby {
+                sent += 1;
+                if standby.beacon.send(contents, out).is_err() {
+                    // Both get the next one.
+                    self.counters.unsent.add(1);
+                    continue;
+                }
+            }
             (link.sent_barrier, link.beaconed_at) = (announcement.position, self.ticks);
             // With beacons at instants, `sent_barrier_at` counts messages of the interval alone, so a beacon
             // does not update it.
@@ -140,6 +151,7 @@ impl Representative {
         if self.config.declares {
             let is_chip = self.config.incarnation == Incarnation::Chip;
             header.declare(is_chip, is_chip);
+            header.set_removed(self.has_removed(number));
         }
         let mut without_commit = None;
         if let Some(commit) = &self.commit {

@@ -390,6 +390,7 @@ impl Plan {
             detour: link.beacons.detour.clone(),
             qpn: link.beacons.qpn,
             beacon: link.beacons.form,
+            standby: None,
         };
         let Settings { beacon_interval, dead_after_intervals, traffic_class, ahead_max, .. } =
             topology.settings;

@@ -328,6 +328,7 @@ fn link(
         detour: detour?,
         qpn: Qpn::new(qpn?),
         beacon,
+        standby: None,
     };
     Some((name.unwrap_or_else(|| link.address.to_string()), link))
 }

@@ -41,6 +41,7 @@ fn first_link() -> Link {
         detour: Vec::new(),
         qpn: Qpn::new(0x11),
         beacon: BeaconForm::Datagram,
+        standby: None,
     }
 }
 
