@@ -20,6 +20,8 @@ pub enum Bug {
     RemovedIgnored,
     /// The minimum of both ends counts instead of the maximum, also that of an end that is not heard
     MinimumOfEnds,
+    /// The maximum counts also if both ends have removed an input
+    MaximumOfRemoved,
 }
 
 /// A beacon is below what its end has sent before: it is late, or repeated.
@@ -120,6 +122,9 @@ impl Ends {
                 } else {
                     own.barrier
                 }
+            }
+            (false, false) if self.bug == Some(Bug::MaximumOfRemoved) => {
+                self.trust(own.barrier.zip(other.barrier).map(|(own, other)| later(own, other)))
             }
             (false, false) => self.trust(minimum(own.barrier, other.barrier)),
         });

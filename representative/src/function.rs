@@ -121,11 +121,9 @@ struct LinkEnds {
     /// Reason why the link takes no part; `None` if it does
     absence: Option<LinkState>,
     /// Time of the neighbour's clock in the link's last beacon, plus 1 ns if that beacon announced that
-    /// nothing follows. A first beacon with such an announcement counts although it was refused. By end
-    last_beacon: [LatestTime; 2],
+    /// nothing follows. A first beacon with such an announcement counts although it was refused
+    last_beacon: LatestTime,
     beacon: Template,
-    /// Second end of the link
-    standby: Option<Box<Standby>>,
     /// Whether `beacon` is that of the incarnation's queue pair
     is_introduced: bool,
 }
@@ -144,8 +142,10 @@ pub struct Representative {
     /// State of the commit registers that took effect last, if it was not reported yet
     configured: Option<Box<Configuration>>,
     links: Box<[LinkEnds]>,
-    /// Expected beacon of each link
+    /// Expected beacon of each link with one end; none of a link with two
     expected: Box<[Expected]>,
+    /// State of links with two ends, by link; empty if no link has two
+    standbys: Box<[Option<Box<Standby>>]>,
     /// Link at each port, or [`NO_LINK`]; unused with [`Incarnation::Host`](crate::Incarnation::Host)
     by_port: Box<[u16]>,
     /// Links of the inputs of both halves
@@ -205,9 +205,8 @@ impl Representative {
                 beaconed_at: 0,
                 lowered: None,
                 absence: None,
-                last_beacon: <[LatestTime; 2]>::default(),
+                last_beacon: LatestTime::default(),
                 beacon,
-                standby: Standby::of(&config, link, qpn),
                 is_introduced: false,
             });
         }
@@ -230,6 +229,7 @@ impl Representative {
             others: None,
             configured: None,
             expected: config.links.iter().map(|link| Expected::new(link.port)).collect(),
+            standbys: Standby::all(&config),
             links: links.into(),
             by_port: by_port.into(),
             by_input: by_input.map(Into::into),
@@ -325,7 +325,8 @@ impl Representative {
             let introduced = setting.introduced || ignores;
             if core::mem::replace(&mut link.is_introduced, introduced) != introduced {
                 core::mem::swap(&mut link.beacon, &mut other.0);
-                if let (Some(standby), Some(other)) = (&mut link.standby, &mut other.1) {
+                let standby = self.standbys.get_mut(number).and_then(Option::as_mut);
+                if let (Some(standby), Some(other)) = (standby, &mut other.1) {
                     core::mem::swap(&mut standby.beacon, other);
                 }
             }

@@ -14,6 +14,8 @@ use super::config::{BeaconPeer, Config, ConfigError};
 /// Whether a beacon is to be sent
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pending {
+    /// The last beacon is to be sent to the standby as well
+    Standby,
     None,
     Now,
     /// The last beacon could not promise its instant: another one follows when the scattering with this
@@ -45,14 +47,29 @@ impl To {
     }
 }
 
+/// Beacons to the standby of the switch.
+#[derive(Clone, Debug)]
+struct Standby {
+    to: To,
+    /// Beacon that it gets next, as the other node has got it: what it promises still holds
+    header: OnePipe,
+    /// What is pending then
+    then: Pending,
+}
+
+impl Standby {
+    fn new(config: &Config, to: &BeaconPeer) -> Result<Box<Self>, ConfigError> {
+        let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
+        Ok(Box::new(Self { to: To::new(config, to)?, header, then: Pending::None }))
+    }
+}
+
 /// Beacons to the other end of the link.
 #[derive(Clone, Debug)]
 pub(super) struct Beacons {
     tor: To,
-    /// Standby of the switch
-    standby: Option<To>,
-    /// Beacon that the standby gets next, as the other node has got it: what it promises still holds
-    repeated: Option<OnePipe>,
+    /// Beacons to the switch's standby
+    standby: Option<Box<Standby>>,
     interval: Nanos,
     next_instant: Nanos,
     pending: Pending,
@@ -66,11 +83,10 @@ pub(super) struct Beacons {
 impl Beacons {
     /// Prepares the beacons; the first one is due at once.
     pub(super) fn new(config: &Config) -> Result<Self, ConfigError> {
-        let standby = config.standby.as_ref().map(|standby| To::new(config, standby));
+        let standby = config.standby.as_ref().map(|standby| Standby::new(config, standby));
         Ok(Self {
             tor: To::new(config, &config.tor)?,
             standby: standby.transpose()?,
-            repeated: None,
             interval: config.beacon_interval,
             next_instant: Nanos::ZERO,
             pending: Pending::None,
@@ -82,7 +98,8 @@ impl Beacons {
 
     /// Sets the queue pair from which beacons leave. Returns whether it could be set.
     pub(super) fn set_queue_pair(&mut self, qpn: Qpn, config: &Config) -> bool {
-        let ends = [Some((&mut self.tor, &config.tor)), self.standby.as_mut().zip(config.standby.as_ref())];
+        let standby = self.standby.as_mut().map(|standby| &mut standby.to).zip(config.standby.as_ref());
+        let ends = [Some((&mut self.tor, &config.tor)), standby];
         ends.into_iter().flatten().all(|(to, peer)| {
             let template = To::template(config, peer, qpn);
             if let Ok(template) = template {
@@ -107,13 +124,13 @@ impl Beacons {
     /// Returns whether a beacon is to be sent before anything else.
     #[inline]
     pub(super) fn is_due(&self) -> bool {
-        self.pending == Pending::Now || self.repeated.is_some()
+        matches!(self.pending, Pending::Standby | Pending::Now)
     }
 
     /// Returns whether no beacon is due before the next instant.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.pending == Pending::None && self.repeated.is_none()
+        self.pending == Pending::None
     }
 
     /// Makes a beacon due.
@@ -156,8 +173,8 @@ impl Beacons {
         now + Nanos(rest.min((1 << 48) - clock))
     }
 
-    /// Writes the last beacon to the standby, if it has not got it; or a new one. It promises that nothing before its time follows on the link; if `is_final`, that
-    /// nothing follows at all. The time is the clock's, except while last packets of a scattering are waiting
+    /// Writes the last beacon to the standby, if the standby has not got it; or a new one. It promises that nothing
+    /// before its time follows on the link; if `is_final`, that nothing follows at all. The time is the clock's, except while last packets of a scattering are waiting
     /// to be sent: then it is *their* timestamp, `finishing`. As that may be before the instant for which all
     /// receivers wait, another beacon follows as soon as these packets have been sent, instead of an interval
     /// later. `commit` returns the commit value for the beacon's time.
@@ -170,8 +187,8 @@ impl Beacons {
         now: Nanos,
         frame: &mut Vec<u8>,
     ) {
-        if let (Some(header), Some(standby)) = (self.repeated.take(), &mut self.standby) {
-            return standby.emit(frame, &header);
+        if self.pending == Pending::Standby {
+            return self.send_to_standby(frame);
         }
         self.pending = Pending::None;
         let time = match finishing {
@@ -197,7 +214,20 @@ impl Beacons {
             header.declare(true, true);
         }
         self.tor.emit(frame, &header);
-        self.repeated = self.standby.is_some().then_some(header);
+        if let Some(standby) = &mut self.standby {
+            (standby.header, standby.then) = (header, self.pending);
+            self.pending = Pending::Standby;
+        }
+    }
+
+    /// Writes the last beacon to the standby.
+    #[cold]
+    fn send_to_standby(&mut self, frame: &mut Vec<u8>) {
+        self.pending = Pending::None;
+        if let Some(standby) = &mut self.standby {
+            self.pending = standby.then;
+            standby.to.emit(frame, &standby.header);
+        }
     }
 }
 

@@ -96,7 +96,7 @@ pub struct Process {
     reliable: Reliable,
     sources: Sources,
     /// Both ends of the link, if the switch has a standby
-    ends: Option<Ends>,
+    ends: Option<Box<Ends>>,
     /// Number of beacon intervals for which this process was running
     intervals: u64,
     counters: Arc<Counters>,
@@ -122,7 +122,10 @@ impl Process {
             stall: Stall::new(&config),
             reliable: Reliable::default(),
             sources: Sources::default(),
-            ends: config.standby.as_ref().map(|_| Ends::new(receiver::LEASE_INTERVALS, config.ends_bug)),
+            ends: config
+                .standby
+                .as_ref()
+                .map(|_| Box::new(Ends::new(receiver::LEASE_INTERVALS, config.ends_bug))),
             intervals: 0,
             counters,
             config,
@@ -375,9 +378,10 @@ impl Process {
             return Err(Refusal::WrongSource);
         }
         let has_left = self.sender.has_left();
-        let result = match self.of_both_ends(source.0, header) {
-            Ok(header) => self.receiver.on_beacon(&header, has_left, &mut self.clock, now),
-            Err(ends::Stale) => Err(Refusal::Stale),
+        let result = if self.ends.is_some() {
+            self.receive_of_two(source.0, header, now)
+        } else {
+            self.receiver.on_beacon(header, has_left, &mut self.clock, now)
         };
         match takes {
             Takes::Both => self.reliable.on_beacon(header.commit(), &mut self.clock, now),
@@ -389,12 +393,14 @@ impl Process {
         result
     }
 
-    /// Returns a beacon as if the link had one end.
-    #[inline]
-    fn of_both_ends(&mut self, from: IpAddr, header: &OnePipe) -> Result<OnePipe, ends::Stale> {
-        let Some(ends) = &mut self.ends else { return Ok(*header) };
+    /// Handles a beacon of one of two ends. A process whose link has one end never calls this.
+    #[cold]
+    #[inline(never)]
+    fn receive_of_two(&mut self, from: IpAddr, header: &OnePipe, now: Nanos) -> Result<(), Refusal> {
+        let Some(ends) = &mut self.ends else { return Ok(()) };
         let end = usize::from(from != self.config.tor.address);
-        ends.on_beacon(end, *header, self.intervals)
+        let word = ends.on_beacon(end, *header, self.intervals).map_err(|ends::Stale| Refusal::Stale)?;
+        self.receiver.on_beacon(&word, self.sender.has_left(), &mut self.clock, now)
     }
 
     #[cold]

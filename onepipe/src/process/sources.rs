@@ -39,16 +39,29 @@ impl Sources {
     /// Returns what a beacon counts for, by the configured ends of the link.
     #[inline]
     pub(super) fn classify(&mut self, config: &Config, source: (IpAddr, Qpn)) -> Takes {
-        let standby = config.standby.as_ref();
-        let is_end = source == (config.tor.address, config.tor.qpn)
-            || standby.is_some_and(|standby| source == (standby.address, standby.qpn));
+        match self.classify_of_end((config.tor.address, config.tor.qpn), source) {
+            Takes::Nothing => self.classify_of_standby(config, source),
+            takes => takes,
+        }
+    }
+
+    /// Returns what a beacon counts for that neither the first end nor a named source has sent.
+    #[cold]
+    fn classify_of_standby(&mut self, config: &Config, source: (IpAddr, Qpn)) -> Takes {
+        let Some(standby) = &config.standby else { return Takes::Nothing };
+        self.classify_of_end((standby.address, standby.qpn), source)
+    }
+
+    /// Returns what a beacon counts for, by one end of the link.
+    #[inline]
+    fn classify_of_end(&mut self, end: (IpAddr, Qpn), source: (IpAddr, Qpn)) -> Takes {
         match &self.named {
-            None if is_end => Takes::Both,
+            None if source == end => Takes::Both,
             Some(named) if named.contains(&source) => {
                 self.heard += 1;
                 Takes::Both
             }
-            Some(_) if is_end => Takes::BestEffort,
+            Some(_) if source == end => Takes::BestEffort,
             _ => Takes::Nothing,
         }
     }

@@ -1,9 +1,8 @@
 //! Expected beacons of a link.
 
-use onepipe::OnePipe;
 use onepipe::beacon::ExpectedBeacon;
 use rocev2::deth::Deth;
-use rocev2::{Layout, Packet, Qpn};
+use rocev2::{Packet, Qpn};
 use switch::PortId;
 
 /// Interval, in beacons that differ from the expected one of their link, at which such a beacon replaces it
@@ -27,11 +26,10 @@ impl Expected {
         Self { port, template: None, source: None, mismatches: 0 }
     }
 
-    /// Returns the header of a frame on this port, and the offsets of its headers, if it is an expected beacon.
+    /// Returns the expected beacon of this port, with which received beacons are compared.
     #[inline]
-    pub(super) fn read(&self, frame: &[u8], port: PortId) -> Option<(OnePipe, Layout)> {
-        let template = self.template.as_ref().filter(|_| port == self.port)?;
-        Some((*template.read(frame)?, template.layout()))
+    pub(super) fn template(&self, port: PortId) -> Option<&ExpectedBeacon> {
+        self.template.as_ref().filter(|_| port == self.port)
     }
 
     /// Returns the queue pair of the sender of the expected beacons, if they name one.

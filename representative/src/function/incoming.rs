@@ -55,14 +55,13 @@ impl Representative {
             Incarnation::Chip | Incarnation::SwitchCpu => self.link_at(port),
         }?;
         let expected = &self.expected[link];
-        let (end, source, (header, layout)) = if let Some(beacon) = expected.read(frame, port) {
-            (0, expected.source(), beacon)
-        } else {
-            let expected = &self.links[link].standby.as_ref()?.expected;
-            (1, expected.source(), expected.read(frame, port)?)
+        let Some(template) = expected.template(port) else {
+            return self.on_expected_of_two(link, frame, port, now);
         };
+        let header = template.read(frame)?;
+        let (layout, source) = (template.layout(), expected.source());
         self.forward.count_admitted(frame, layout, port, now);
-        Some(self.on_valid_beacon((link, end), header, layout.opcode(), source, now))
+        Some(self.on_beacon_of_one(link, header, layout.opcode(), source, now))
     }
 
     /// Handles a 1Pipe datagram.
@@ -251,23 +250,42 @@ impl Representative {
         if !packet.verify_icrc() {
             return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
         }
-        match &mut self.links[link].standby {
-            Some(standby) if end > 0 => standby.expected.learn(packet),
-            _ => self.expected[link].learn(packet),
-        }
+        let opcode = packet.layout().opcode();
         let source = packet.deth().map(Deth::src_qp);
-        self.on_valid_beacon((link, end), header, packet.layout().opcode(), source, now)
+        if let Some(standby) = self.standbys.get_mut(link).and_then(Option::as_mut) {
+            standby.expected[usize::from(end)].learn(packet);
+            return self.on_beacon_of_two((link, end), &header, opcode, source, now);
+        }
+        self.expected[link].learn(packet);
+        self.on_beacon_of_one(link, &header, opcode, source, now)
     }
 
-    /// Handles a beacon of the link's neighbour, that is of one of its ends, which has passed all checks.
+    /// Handles a beacon of the only end of a link, which has passed all checks.
     #[inline]
-    fn on_valid_beacon(
+    fn on_beacon_of_one(
         &mut self,
-        (link, end): (usize, u8),
-        header: OnePipe,
+        link: usize,
+        header: &OnePipe,
         opcode: Opcode,
         source: Option<Qpn>,
         now: Nanos,
+    ) -> Verdict {
+        let word = (header.barrier(), header.nothing_follows());
+        self.take_beacon((link, 0), header, opcode, source, now, |_| Some(word))
+    }
+
+    /// Takes the values of a beacon. `word` returns the barrier, and whether nothing follows, as if the link had one
+    /// end; `None` if the beacon is stale.
+    #[expect(clippy::inline_always, reason = "nothing of the second end may remain where there is none")]
+    #[inline(always)]
+    pub(super) fn take_beacon(
+        &mut self,
+        (link, end): (usize, u8),
+        header: &OnePipe,
+        opcode: Opcode,
+        source: Option<Qpn>,
+        now: Nanos,
+        word: impl FnOnce(&mut Self) -> Option<(Option<Timestamp>, bool)>,
     ) -> Verdict {
         match opcode {
             Opcode::UC_WRITE_ONLY => self.counters.writes.add(1),
@@ -282,10 +300,10 @@ impl Representative {
             let reason = if why == Refusal::Ahead { DropReason::Refused } else { DropReason::Stale };
             return self.refuse(why, reason);
         }
-        let Ok(word) = self.of_both_ends(link, end, header) else {
+        let Some((barrier, is_last)) = word(self) else {
             return self.refuse(Refusal::Stale, DropReason::Stale);
         };
-        match self.update_link(link, word.barrier(), now) {
+        match self.update_link(link, barrier, now) {
             Ok(()) => {}
             Err(why @ (Refusal::Stale | Refusal::TooFarBehind)) => {
                 return self.refuse(why, DropReason::Stale);
@@ -298,13 +316,13 @@ impl Representative {
             self.links[link].reads_until = if header.reads_barriers() { until } else { 0 };
             self.links[link].writes_until = if header.writes_barriers() { until } else { 0 };
         }
-        let last_beacon = &mut self.links[link].last_beacon[usize::from(end)];
+        let last_beacon = self.last_beacon_of(link, end);
         last_beacon.note(header.timestamp());
         if header.nothing_follows() {
             // So a repetition of this beacon is older than the last one.
             last_beacon.note(header.timestamp().add(1));
         }
-        if word.nothing_follows() {
+        if is_last {
             // A switch of an earlier version announces that nothing follows also if it hears none of its links.
             let why = if header.declares() { Gone::Left } else { Gone::Silent };
             self.leave(link, why, now);
@@ -322,12 +340,13 @@ impl Representative {
     #[cold]
     fn check_leave(&mut self, (link, end): (usize, u8), time: Timestamp, now: Nanos) -> Result<(), Refusal> {
         let ahead = time.distance(self.reference_clock(now));
-        let last_beacon = &mut self.links[link].last_beacon[usize::from(end)];
+        let old = ahead < -i64::try_from(self.config.join_window.0).unwrap_or(i64::MAX);
+        let believes = !old && ahead <= self.ahead_max;
+        let last_beacon = self.last_beacon_of(link, end);
         if !last_beacon.is_none() {
             return if last_beacon.is_after(time) { Err(Refusal::Stale) } else { Ok(()) };
         }
-        let old = ahead < -i64::try_from(self.config.join_window.0).unwrap_or(i64::MAX);
-        if !old && ahead <= self.ahead_max {
+        if believes {
             return Ok(());
         }
         // So a repetition of this announcement is older than the last beacon.

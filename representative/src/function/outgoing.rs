@@ -2,6 +2,7 @@
 
 use super::{LOOPBACK, LinkEnds, Representative};
 use crate::barrier::{Gone, Inputs};
+use crate::commit::Commit;
 use crate::config::{Incarnation, Pace};
 use crate::half::{DOWN, UP};
 use crate::view::LinkState;
@@ -71,14 +72,14 @@ impl Representative {
         let floor = self.halves[DOWN].barrier.best_effort();
         self.halves[UP].barrier.set_floor(floor);
         for half in [UP, DOWN] {
-            if self.halves[half].doubts {
-                self.check_doubts(half);
-            }
             self.halves[half].barrier.tick(self.reference_clock(now));
             while let Some((input, why)) = self.halves[half].barrier.expire() {
                 self.removed(half, input, why);
             }
             self.propagate(half, now);
+        }
+        if !self.standbys.is_empty() {
+            self.check_doubts();
         }
         let clock = self.reference_clock(now);
         if let Some(commit) = &mut self.commit {
@@ -106,28 +107,19 @@ impl Representative {
     #[inline]
     pub(super) fn send_beacons<O: Output>(&mut self, ticked: bool, now: Nanos, out: &mut O) {
         let announcements = [UP, DOWN].map(|half| self.announcement(half, ticked, now));
-        let muting = self.commit.as_deref().filter(|commit| commit.mutes_any());
         let mut sent = 0;
+        if !self.standbys.is_empty() {
+            sent += self.send_to_standbys(&announcements, out);
+        }
+        let muting = self.commit.as_deref().filter(|commit| commit.mutes_any());
         for (number, link) in self.links.iter_mut().enumerate() {
             let announcement = &announcements[link.output];
             if !announcement.is_due_for(link) {
                 continue;
             }
-            let contents = match (&announcement.without_commit, muting) {
-                (Some(contents), Some(commit)) if commit.is_muted(number) => contents,
-                _ => &announcement.contents,
-            };
-            if link.beacon.send(contents, out).is_err() {
+            if link.beacon.send(announcement.contents_for(number, muting), out).is_err() {
                 self.counters.unsent.add(1);
                 continue;
-            }
-            if let Some(standby) = &mut link.standby {
-                sent += 1;
-                if standby.beacon.send(contents, out).is_err() {
-                    // Both get the next one.
-                    self.counters.unsent.add(1);
-                    continue;
-                }
             }
             (link.sent_barrier, link.beaconed_at) = (announcement.position, self.ticks);
             // With beacons at instants, `sent_barrier_at` counts messages of the interval alone, so a beacon
@@ -190,7 +182,7 @@ impl Representative {
 }
 
 /// Barriers to send, and the conditions under which a link gets a beacon.
-struct Announcement {
+pub(super) struct Announcement {
     contents: BeaconHeader,
     /// Contents for muted links, if there are any
     without_commit: Option<BeaconHeader>,
@@ -208,8 +200,17 @@ struct Announcement {
 }
 
 impl Announcement {
+    /// Returns what a link's beacon contains. The registers are those that mute links, if there are any.
     #[inline]
-    fn is_due_for(&self, link: &LinkEnds) -> bool {
+    pub(super) fn contents_for(&self, link: usize, muting: Option<&Commit>) -> &BeaconHeader {
+        match (&self.without_commit, muting) {
+            (Some(contents), Some(commit)) if commit.is_muted(link) => contents,
+            _ => &self.contents,
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_due_for(&self, link: &LinkEnds) -> bool {
         let long_ago = self.sent_until.is_some_and(|tick| link.sent_barrier_at <= tick)
             && Some(link.sent_barrier_at) != self.except_sent_at;
         let only_messages = self.beaconed_before.is_some_and(|tick| link.beaconed_at < tick);
