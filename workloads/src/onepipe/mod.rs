@@ -132,6 +132,8 @@ pub struct Tree {
     pub join_window: Nanos,
     /// Host whose 1Pipe clock is wrong from the beginning, and by how many nanoseconds
     pub wrong_host: Option<(usize, i64)>,
+    /// Host whose link delays frames by more than all others
+    pub far_host: Option<(usize, Nanos)>,
     /// Host whose oscillator is wrong, and by how many parts per billion
     pub wrong_rate: Option<(usize, i64)>,
     /// Seed and largest error (ns) of 1Pipe clocks at switches, half of which are wrong from the beginning
@@ -166,6 +168,7 @@ impl Tree {
             outsider: None,
             join_window: Nanos::from_micros(300),
             wrong_host: None,
+            far_host: None,
             wrong_rate: None,
             wrong_keepers: None,
             reincarnate: None,
@@ -251,7 +254,7 @@ impl Tree {
         let hosts = (0..self.hosts()).map(|host| (host_addresses(host).mac, PortId(towards(host) as u16)));
         let others = neighbours.iter().zip(0..).filter(|(neighbour, _)| neighbour.switch.is_some());
         let others = others.map(|(neighbour, port)| (neighbour.at.mac, PortId(port)));
-        let own = self.own_ports(n, neighbours.len()).take(own);
+        let own = Self::own_ports(n, neighbours.len()).take(own);
         let standbys = self.standby_ports(&neighbours);
         if let ForwardingMode::Mac(table) = &mut bridge.mode {
             table.fixed = hosts.chain(others).chain(standbys).chain(own).collect();
@@ -344,8 +347,9 @@ impl Tree {
             });
         }
         // Ports are numbered in this order: below, above, beside.
-        let connect =
-            |(n, &host): (usize, &NodeId)| world.connect(switches[n / self.fanout], host, self.link);
+        let connect = |(n, &host): (usize, &NodeId)| {
+            world.connect(switches[n / self.fanout], host, self.link_of_host(n))
+        };
         let access = hosts.iter().enumerate().map(connect).collect();
         let mut uplinks = Vec::new();
         for &(level, n) in &sites {

@@ -32,9 +32,25 @@ impl Tree {
     }
 
     /// Returns the interfaces of a switch's own representatives, with their ports, which follow its `links`.
-    pub(super) fn own_ports(&self, n: usize, links: usize) -> impl Iterator<Item = (MacAddr, PortId)> {
+    pub(super) fn own_ports(n: usize, links: usize) -> impl Iterator<Item = (MacAddr, PortId)> {
         let beside = [switch_addresses(n, 0).mac, standby_addresses(n, 0).mac].into_iter();
         beside.zip((links as u16..).map(PortId))
+    }
+
+    /// Returns the interfaces of the nodes at the other end of each link of a switch: of a host, or of a
+    /// switch's representative and its standby.
+    pub fn interfaces_at(&self, switch: usize) -> Vec<Vec<MacAddr>> {
+        let neighbours = self.neighbours(self.level_of(switch), switch);
+        let interfaces = |Neighbour { at, switch }: &Neighbour| {
+            let standby = switch.filter(|_| self.standby).map(|of| standby_addresses(of.number, of.link).mac);
+            core::iter::once(at.mac).chain(standby).collect()
+        };
+        neighbours.iter().map(interfaces).collect()
+    }
+
+    /// Returns the switch above a switch; `None` for the root.
+    pub fn switch_above(&self, switch: usize) -> Option<usize> {
+        self.parent(self.level_of(switch), switch).map(|(parent, _)| parent)
     }
 
     /// Returns the configuration of a switch's standby.
