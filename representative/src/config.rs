@@ -275,6 +275,12 @@ pub enum ConfigError {
     /// Both nodes at the other end of a link have the same address
     #[error("link {0}: {1} is the address of both its ends; name another host for the standby, or remove it")]
     SameEnd(u16, IpAddr),
+    /// A link of a switch that keeps its own barriers has two nodes at the other end
+    #[error(
+        "link {0}: the neighbour has a standby, but this switch keeps its own barriers; remove the standby, or let a \
+         host represent this switch"
+    )]
+    NeedlessStandby(u16),
     /// The switch has no address of the IP version of a link's neighbour
     #[error("link {0}: the switch has no address of the neighbour's IP version; add one to addresses")]
     NoOwnAddress(u16),
@@ -326,6 +332,9 @@ impl Config {
             }
             for link in [Some(link.clone()), link.to_standby()].iter().flatten() {
                 self.check_end(number, link)?;
+            }
+            if link.standby.is_some() && self.incarnation != Incarnation::Host {
+                return Err(ConfigError::NeedlessStandby(number));
             }
             if link.standby.as_ref().is_some_and(|standby| standby.address == link.address) {
                 return Err(ConfigError::SameEnd(number, link.address));
