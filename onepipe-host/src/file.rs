@@ -11,7 +11,7 @@ use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use settings::address::ip;
 use settings::declare::{
-    TableSpec, boolean, mac, micros, nanos, special, subnet_address, tables, text, whole, words,
+    TableSpec, boolean, inline, mac, micros, nanos, special, subnet_address, tables, text, whole, words,
 };
 use settings::port::Ports;
 use settings::runtime::Runtime;
@@ -101,6 +101,21 @@ settings::table! {
     qpn: u32 = whole(2..=MAX_QPN) => required() example(0x100);
     /// End of the tunnel at the process's switch, which leads beacons onto the link; at most one
     detour: () = special("list of IP addresses") => default([]) example(["10.255.0.1"]);
+    /// Second host that represents the switch, if it has one: it is enough to hear one of the two
+    standby: () = inline(&StandbyKeys::TABLE) => optional("none") example({ mac = "02:00:00:00:00:fd", address = "10.0.0.253", qpn = 0x100 });
+}
+
+settings::table! {
+    /// Second host that represents the switch of the process's link
+    pub(crate) enum StandbyKeys "`standby`";
+    /// MAC address to which beacons are sent
+    mac: MacAddr = mac() => required() example("02:00:00:00:00:fd");
+    /// Address to which beacons are sent, other than that of the first representative
+    address: () = special("IP address") => required() example("10.0.0.253");
+    /// Queue pair to which beacons are sent
+    qpn: u32 = whole(2..=MAX_QPN) => required() example(0x100);
+    /// End of the tunnel at the process's switch, which leads beacons onto the link; at most one
+    detour: () = special("list of IP addresses") => default([]) example(["10.255.0.1"]);
 }
 
 settings::table! {
@@ -166,8 +181,9 @@ pub fn read(table: &Table<'_>, ports: &Ports) -> Option<Settings> {
     one_port(table, ports);
     let (own_address, prefix) = own_address?;
     let own = Peer { id: own?, mac: mac.unwrap_or_default(), address: own_address, qpn };
-    let (switch, beacons) = beacons?;
+    let (switch, beacons, standby) = beacons?;
     let mut process = process::Config::new(own, beacons);
+    process.standby = standby;
     process.peers = peers?;
     (process.mtu, process.ack_delay, process.timeout) = (mtu, ack_delay, timeout);
     process.clock_error = clock_error(table);
@@ -273,7 +289,7 @@ fn one_port(table: &Table<'_>, ports: &Ports) {
 }
 
 /// Reads the switch that keeps the barriers of the process's link.
-fn beacons(table: &Table<'_>, own: Option<IpAddr>) -> Option<(String, BeaconPeer)> {
+fn beacons(table: &Table<'_>, own: Option<IpAddr>) -> Option<(String, BeaconPeer, Option<BeaconPeer>)> {
     let mut tables = table.tables(Keys::beacons)?.into_iter();
     let first = tables.next();
     for second in tables {
@@ -298,9 +314,31 @@ fn beacons(table: &Table<'_>, own: Option<IpAddr>) -> Option<(String, BeaconPeer
     let address = table.value(BeaconKeys::address).and_then(|value| address_of_version(&value, own));
     let detour = table.value(BeaconKeys::detour);
     let detour = detour.map_or(Some(Vec::new()), |value| self::detour(&value, own));
+    let standby = match table.value(BeaconKeys::standby) {
+        None => Some(None),
+        Some(value) => standby(&value, address, own).map(Some),
+    };
     table.finish();
     let beacons = BeaconPeer { mac: mac?, address: address?, qpn: Qpn::new(qpn?), detour: detour? };
-    Some((switch, beacons))
+    Some((switch, beacons, standby?))
+}
+
+/// Reads the second host that represents the switch; the first one is at `first`.
+fn standby(value: &Value<'_>, first: Option<IpAddr>, own: Option<IpAddr>) -> Option<BeaconPeer> {
+    let table = value.clone().table(value.name())?;
+    let (mac, qpn) = (table.read(StandbyKeys::mac), table.read(StandbyKeys::qpn));
+    let given = table.value(StandbyKeys::address);
+    let address = given.as_ref().and_then(|value| address_of_version(value, own));
+    let detour = table.value(StandbyKeys::detour);
+    let detour = detour.map_or(Some(Vec::new()), |value| self::detour(&value, own));
+    if let (Some(given), true) = (given, address.is_some() && address == first) {
+        let problem = given.problem("the standby has the address of the first representative");
+        given.add(problem.label("the same `address`").help(
+            "write the address of another host, or remove `standby`: beacons are assigned to the two by their source",
+        ));
+    }
+    table.finish();
+    Some(BeaconPeer { mac: mac?, address: address?, qpn: Qpn::new(qpn?), detour: detour? })
 }
 
 /// Reads the switch's tunnel address, through which beacons get onto the link.

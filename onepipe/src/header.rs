@@ -11,14 +11,16 @@
 //! 18..21  packet sequence number
 //! 21      opcode
 //! 22      flags: 0x80 end of message, 0x40 nothing follows, 0x20 first packet, 0x10 timestamp follows
-//!         of a beacon: 0x08 declares, 0x04 reads barriers, 0x02 writes barriers
+//!         of a beacon: 0x08 declares, 0x04 reads barriers, 0x02 writes barriers, 0x01 removed an input
 //! 23      version, 0
 //! ```
 //!
 //! A beacon's sender *declares* whether it takes barriers from messages that it receives on this link, and
 //! whether messages that it sends on this link carry the link's barrier. A sender that declares also
-//! announces that nothing follows only if that is so, not because it has heard nothing. Senders of earlier
-//! versions declare nothing, and receivers of earlier versions ignore the flags.
+//! announces that nothing follows only if that is so, not because it has heard nothing. A switch that has
+//! removed an input for another reason than its leaving states so, until the input has returned and caught up
+//! ([`ends`](crate::ends)). Senders of earlier versions declare nothing, and receivers of earlier versions
+//! ignore the flags.
 //!
 //! The messages of a scattering for one receiver are sent as a *run* of packets: message after message, each
 //! cut into packets. The timestamp of the messages is that of the run's last packet. Earlier packets of the
@@ -196,6 +198,7 @@ impl OnePipe {
     const DECLARES: u8 = 0x08;
     const READS_BARRIERS: u8 = 0x04;
     const WRITES_BARRIERS: u8 = 0x02;
+    const REMOVED: u8 = 0x01;
 
     /// Returns the header that a sender sets: the timestamp is its best-effort barrier as well.
     pub fn new(opcode: OnePipeOpcode, timestamp: Timestamp, psn: Psn) -> Self {
@@ -331,6 +334,18 @@ impl OnePipe {
         self.flags & (Self::DECLARES | Self::WRITES_BARRIERS) == Self::DECLARES | Self::WRITES_BARRIERS
     }
 
+    /// Returns, for a beacon, whether its sender has removed an input that had not left: messages of that input
+    /// may lie below the barrier.
+    #[inline]
+    pub const fn removed(&self) -> bool {
+        self.flag(Self::REMOVED)
+    }
+
+    /// Sets whether the sender of a beacon has removed an input that had not left.
+    pub const fn set_removed(&mut self, on: bool) {
+        self.set_flag(Self::REMOVED, on);
+    }
+
     /// Declares whether the sender of a beacon takes barriers from messages on this link, and whether it
     /// writes the link's barrier into messages.
     pub const fn declare(&mut self, reads: bool, writes: bool) {
@@ -448,6 +463,9 @@ mod tests {
                 (true, reads, writes)
             );
         }
+        header.set_removed(true);
+        wire[22] = 0x8f;
+        assert_eq!((header.as_bytes(), header.removed()), (&wire[..], true));
         assert_eq!(OnePipe::LEN, 24);
     }
 
@@ -509,13 +527,14 @@ mod tests {
             header.set_first(end);
             header.set_timestamp_follows(!end);
             header.declare(end, !end);
+            header.set_removed(end);
             prop_assert_eq!((header.nothing_follows(), header.first(), header.timestamp_follows()), (!end, end, !end));
             prop_assert_eq!((header.barrier(), header.commit(), header.end_of_message()), (a, b, end));
             let words = OnePipe::barriers_to_wire(a, b);
             prop_assert_eq!(&header.as_bytes()[OnePipe::BARRIERS..][..12], words.as_flattened());
             prop_assert_eq!((header.timestamp(), header.psn(), header.opcode()), (before.timestamp(), before.psn(), before.opcode()));
             prop_assert_eq!((header.declares(), header.reads_barriers(), header.writes_barriers()), (true, end, !end));
-            prop_assert_eq!(header.flags & 0x01, before.flags & 0x01);
+            prop_assert_eq!(header.removed(), end);
         }
     }
 }

@@ -13,6 +13,7 @@ pub mod beacon;
 mod clock;
 pub mod control;
 pub mod datagram;
+pub mod ends;
 mod header;
 pub mod process;
 mod reliable;

@@ -133,6 +133,8 @@ pub struct Barrier {
     clock: Option<Timestamp>,
     /// Barrier of this node by which a link that takes no part is measured as well
     floor: Option<Timestamp>,
+    /// Whether an input may be missing: at the next tick, all are checked
+    misses: bool,
     /// Memory to find a median in
     scratch: Vec<u64>,
     /// Latest timestamp received, unwrapped
@@ -165,6 +167,7 @@ impl Barrier {
             limits,
             clock,
             floor: None,
+            misses: false,
             scratch: Vec::with_capacity(inputs + 1),
             latest: 0,
             ticks: 0,
@@ -210,6 +213,14 @@ impl Barrier {
         }
         let all_left = self.left == self.links.len() || self.has_bug(Bug::DeafNothingFollows);
         if all_left { Inputs::Left } else { Inputs::Lost }
+    }
+
+    /// Returns whether a link that has not left is missing: it takes no part, or takes part again and has not
+    /// caught up. So timestamps below the barrier may follow on it. Once no link is missing, this is false from
+    /// the next tick on.
+    #[inline]
+    pub(crate) const fn misses(&self) -> bool {
+        self.misses
     }
 
     /// Returns whether this link takes part in the best-effort barrier.
@@ -324,6 +335,7 @@ impl Barrier {
         self.set_reported(input);
         self.best_effort.add(input, value);
         self.links[input].behind_at = if value < output { value } else { 0 };
+        self.misses |= value < output;
         self.touch(input);
         if !self.best_effort.is_started {
             self.begin();
@@ -369,6 +381,7 @@ impl Barrier {
     fn take_out(&mut self, input: usize, why: Gone) {
         let before = self.links[input].gone.replace(why);
         self.left += usize::from(why == Gone::Left);
+        self.misses |= why != Gone::Left;
         self.left -= usize::from(before == Some(Gone::Left));
         self.set_reported(input);
         self.links[input].lagging_since = 0;
@@ -389,12 +402,25 @@ impl Barrier {
     pub fn tick(&mut self, clock: Timestamp) {
         self.ticks += 1;
         self.clock = self.clock.and(Some(clock));
+        if self.misses {
+            self.check_missing();
+        }
         if self.latest != 0 {
             self.latest = self.latest.max(self.unwrap(clock));
         }
         if self.ticks.is_multiple_of(LAG_CHECK) {
             self.check_lag();
         }
+    }
+
+    /// Checks whether a link is missing that has not left.
+    #[cold]
+    fn check_missing(&mut self) {
+        let waits_for_none = self.has_bug(Bug::ReturnedAtOnce);
+        self.misses = self.links.iter().any(|link| match link.gone {
+            None => link.behind_at != 0 && !waits_for_none,
+            Some(why) => why != Gone::Left,
+        });
     }
 
     /// Sets another barrier of this node: a link that takes no part and is too far behind that is not waited

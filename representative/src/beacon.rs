@@ -36,16 +36,22 @@ pub(crate) struct Template {
     psn: Psn,
 }
 
-/// Beacons of all links, from the queue pairs of one incarnation.
+/// Beacons of all links, from the queue pairs of one incarnation: to the first node at the other end, and to its
+/// standby.
 #[derive(Debug)]
-pub struct Templates(pub(crate) Box<[Template]>);
+pub struct Templates(pub(crate) Box<[(Template, Option<Template>)]>);
 
 impl Templates {
     /// Builds the beacons of all links, whose queue pairs follow `first`. The configuration must have been
     /// checked.
     pub(crate) fn new(config: &Config, first: Qpn) -> Self {
         let links = (0..).zip(&config.links);
-        Self(links.map(|(n, link)| Template::new(config, link, Qpn::new(first.get() + n))).collect())
+        let both = |(n, link): (u32, &Link)| {
+            let qpn = Qpn::new(first.get() + n);
+            let standby = link.to_standby().map(|link| Template::new(config, &link, qpn));
+            (Template::new(config, link, qpn), standby)
+        };
+        Self(links.map(both).collect())
     }
 }
 

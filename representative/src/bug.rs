@@ -39,10 +39,24 @@ pub enum Bug {
     OldVersionObeyed,
     /// Beacons leave from the incarnation's queue pair also to neighbours that do not know it
     IntroducesToAll,
+    /// Barriers of an end of a link count although the end has removed an input that the other end hears
+    RemovedIgnored,
+    /// The barrier of a link with two ends is their minimum
+    MinimumOfEnds,
+    /// The barrier of a link with two ends is their maximum also if both have removed an input
+    MaximumOfRemoved,
+    /// The lower half does not state that the upper one, which is its input, has removed an input
+    LowerHalfTrusts,
+    /// A half does not state that it follows an end of a link that has removed an input
+    DoubtIgnored,
+    /// An end of a link takes part again, and states so, before its inputs have caught up
+    ReturnedAtOnce,
+    /// Commit barriers of one end's queue pair are accepted from the other end
+    OtherEnd,
 }
 
 impl Bug {
-    /// All bugs.
+    /// All bugs that need no standby.
     pub const ALL: [Self; 18] = [
         Self::ReturningLink,
         Self::LastLink,
@@ -62,5 +76,15 @@ impl Bug {
         Self::PartialConfiguration,
         Self::OldVersionObeyed,
         Self::IntroducesToAll,
+    ];
+
+    /// Bugs of best-effort barriers where switches have a standby.
+    pub const OF_STANDBY: [Self; 6] = [
+        Self::RemovedIgnored,
+        Self::MinimumOfEnds,
+        Self::MaximumOfRemoved,
+        Self::LowerHalfTrusts,
+        Self::DoubtIgnored,
+        Self::ReturnedAtOnce,
     ];
 }

@@ -50,8 +50,8 @@ pub(crate) struct Setting {
     pub(crate) muted: bool,
     /// Whether beacons leave from the queue pair of this incarnation
     pub(crate) introduced: bool,
-    /// Queue pairs from which commit barriers are taken
-    pub(crate) sources: Vec<Qpn>,
+    /// Ends of the link, with their queue pairs, from which commit barriers are taken
+    pub(crate) sources: Vec<(u8, Qpn)>,
 }
 
 /// Register of a link.
@@ -75,7 +75,7 @@ struct Input {
     register: u64,
     /// Tick of the last beacon from one of the sources, or of the moment since when the link counts
     heard_at: u64,
-    sources: Vec<Qpn>,
+    sources: Vec<(u8, Qpn)>,
 }
 
 /// Result of a beacon.
@@ -185,17 +185,21 @@ impl Commit {
         time
     }
 
-    /// Takes a beacon of a link's neighbour, with the queue pair of its sender if it names one.
+    /// Takes a beacon of a link's neighbour, with the end of the link and the queue pair of its sender, if it
+    /// names one.
     pub(crate) fn on_beacon(
         &mut self,
         link: usize,
-        source: Option<Qpn>,
+        source: Option<(u8, Qpn)>,
         commit: Option<Timestamp>,
     ) -> Source {
         let any_source = self.has_bug(Bug::AnyCommitSource);
+        let any_end = self.has_bug(Bug::OtherEnd);
         let input = &mut self.inputs[link];
         let counted = input.counted;
-        if !source.is_some_and(|qpn| input.sources.contains(&qpn)) && !any_source {
+        let is_named =
+            |(end, qpn)| input.sources.iter().any(|&(of, named)| named == qpn && (of == end || any_end));
+        if !source.is_some_and(is_named) && !any_source {
             return if counted { Source::Unknown } else { Source::Known };
         }
         input.heard_at = self.ticks;

@@ -131,6 +131,47 @@ pub struct Link {
     pub qpn: Qpn,
     /// Form in which beacons are sent. Both forms are accepted
     pub beacon: BeaconForm,
+    /// Standby of the neighbouring switch, a second node that represents it: it gets the same beacons, and it is
+    /// enough to hear one
+    pub standby: Option<End>,
+}
+
+/// Second node at the other end of a link, which represents the same switch. The fields are as those of a
+/// [`Link`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Destination MAC address of beacons
+    pub mac: MacAddr,
+    /// IP address, other than that of the first node: beacons are assigned to the two by their source
+    pub address: IpAddr,
+    /// Switches through which beacons are tunnelled onto the link
+    pub detour: Detour,
+    /// Queue pair for beacons
+    pub qpn: Qpn,
+    /// Form in which beacons are sent
+    pub beacon: BeaconForm,
+}
+
+impl Link {
+    /// Returns the link with the standby as its only other end.
+    pub(crate) fn to_standby(&self) -> Option<Self> {
+        let End { mac, address, detour, qpn, beacon } = self.standby.clone()?;
+        Some(Self { mac, address, detour, qpn, beacon, standby: None, ..*self })
+    }
+
+    /// Returns the addresses of the nodes at the other end.
+    pub(crate) fn ends(&self) -> [Option<IpAddr>; 2] {
+        [Some(self.address), self.standby.as_ref().map(|standby| standby.address)]
+    }
+
+    /// Returns which of the two nodes at the other end has an address.
+    #[inline]
+    pub(crate) fn end_of(&self, address: IpAddr) -> Option<u8> {
+        if address == self.address {
+            return Some(0);
+        }
+        self.standby.as_ref().filter(|standby| standby.address == address).map(|_| 1)
+    }
 }
 
 /// Switches that a beacon has to pass, as the addresses at which their tunnels end, in this order: the beacon
@@ -231,6 +272,15 @@ pub enum ConfigError {
     /// A detour's addresses are of different IP versions, or not valid as the ends of a tunnel
     #[error("link {0}: invalid detour: {1}")]
     Detour(u16, EncapsulationError),
+    /// Both nodes at the other end of a link have the same address
+    #[error("link {0}: {1} is the address of both its ends; name another host for the standby, or remove it")]
+    SameEnd(u16, IpAddr),
+    /// A link of a switch that keeps its own barriers has two nodes at the other end
+    #[error(
+        "link {0}: the neighbour has a standby, but this switch keeps its own barriers; remove the standby, or let a \
+         host represent this switch"
+    )]
+    NeedlessStandby(u16),
     /// The switch has no address of the IP version of a link's neighbour
     #[error("link {0}: the switch has no address of the neighbour's IP version; add one to addresses")]
     NoOwnAddress(u16),
@@ -280,20 +330,33 @@ impl Config {
             if core::mem::replace(taken, true) && self.incarnation != Incarnation::Host {
                 return Err(ConfigError::SharedPort(number));
             }
-            self.own_address(link.address).ok_or(ConfigError::NoOwnAddress(number))?;
-            if self.fail_after_intervals.is_some() && link.beacon != BeaconForm::Datagram {
-                return Err(ConfigError::AnonymousBeacon(number));
+            for link in [Some(link.clone()), link.to_standby()].iter().flatten() {
+                self.check_end(number, link)?;
             }
-            if !link.detour.is_empty() && self.incarnation != Incarnation::Host {
-                return Err(ConfigError::NeedlessDetour(number));
+            if link.standby.is_some() && self.incarnation != Incarnation::Host {
+                return Err(ConfigError::NeedlessStandby(number));
             }
-            if link.detour.len() > 2 {
-                return Err(ConfigError::LongDetour(number, link.detour.len()));
+            if link.standby.as_ref().is_some_and(|standby| standby.address == link.address) {
+                return Err(ConfigError::SameEnd(number, link.address));
             }
-            let tunnels = self.tunnels(link).ok_or(ConfigError::NoOwnAddress(number))?;
-            tunnel::check_tunnels(&tunnels).map_err(|why| ConfigError::Detour(number, why))?;
         }
         Ok(())
+    }
+
+    /// Validates the first node at the other end of a link.
+    fn check_end(&self, number: u16, link: &Link) -> Result<(), ConfigError> {
+        self.own_address(link.address).ok_or(ConfigError::NoOwnAddress(number))?;
+        if self.fail_after_intervals.is_some() && link.beacon != BeaconForm::Datagram {
+            return Err(ConfigError::AnonymousBeacon(number));
+        }
+        if !link.detour.is_empty() && self.incarnation != Incarnation::Host {
+            return Err(ConfigError::NeedlessDetour(number));
+        }
+        if link.detour.len() > 2 {
+            return Err(ConfigError::LongDetour(number, link.detour.len()));
+        }
+        let tunnels = self.tunnels(link).ok_or(ConfigError::NoOwnAddress(number))?;
+        tunnel::check_tunnels(&tunnels).map_err(|why| ConfigError::Detour(number, why))
     }
 
     /// Returns the tunnels of a link's detour as (start, end), each starting where the previous one ends;

@@ -9,6 +9,7 @@ mod events;
 mod expected;
 mod incoming;
 mod outgoing;
+mod standby;
 
 use crate::barrier::{Gone, Inputs, Limits};
 use crate::beacon::{Template, Templates};
@@ -22,6 +23,7 @@ use expected::Expected;
 use onepipe::control::LinkValue;
 use onepipe::{ClockSample, Discipline, Timestamp};
 use rocev2::{Opcode, Packet, Qpn};
+use standby::Standby;
 use std::sync::Arc;
 use switch::forward::{self, Forward};
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
@@ -140,8 +142,10 @@ pub struct Representative {
     /// State of the commit registers that took effect last, if it was not reported yet
     configured: Option<Box<Configuration>>,
     links: Box<[LinkEnds]>,
-    /// Expected beacon of each link
+    /// Expected beacon of each link with one end; none of a link with two
     expected: Box<[Expected]>,
+    /// State of links with two ends, by link; empty if no link has two
+    standbys: Box<[Option<Box<Standby>>]>,
     /// Link at each port, or [`NO_LINK`]; unused with [`Incarnation::Host`](crate::Incarnation::Host)
     by_port: Box<[u16]>,
     /// Links of the inputs of both halves
@@ -225,6 +229,7 @@ impl Representative {
             others: None,
             configured: None,
             expected: config.links.iter().map(|link| Expected::new(link.port)).collect(),
+            standbys: Standby::all(&config),
             links: links.into(),
             by_port: by_port.into(),
             by_input: by_input.map(Into::into),
@@ -319,7 +324,11 @@ impl Representative {
             };
             let introduced = setting.introduced || ignores;
             if core::mem::replace(&mut link.is_introduced, introduced) != introduced {
-                core::mem::swap(&mut link.beacon, other);
+                core::mem::swap(&mut link.beacon, &mut other.0);
+                let standby = self.standbys.get_mut(number).and_then(Option::as_mut);
+                if let (Some(standby), Some(other)) = (standby, &mut other.1) {
+                    core::mem::swap(&mut standby.beacon, other);
+                }
             }
         }
     }

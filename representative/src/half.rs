@@ -17,6 +17,8 @@ pub(crate) struct Half {
     pub(crate) passed: u64,
     /// Next such multiple
     next: u64,
+    /// Whether an input may be [doubted](onepipe::ends::Ends::is_doubted)
+    pub(crate) doubts: bool,
 }
 
 /// Period of 48-bit timestamps, in nanoseconds
@@ -24,7 +26,7 @@ const PERIOD: u64 = 1 << 48;
 
 impl Half {
     pub(crate) fn new(inputs: usize, limits: Limits, clock: Option<Timestamp>) -> Self {
-        Self { barrier: Barrier::new(inputs, limits, clock), passed: 0, next: 1 }
+        Self { barrier: Barrier::new(inputs, limits, clock), passed: 0, next: 1, doubts: false }
     }
 
     /// Returns whether the barrier has passed another instant since the last call. Where 48-bit timestamps

@@ -309,9 +309,12 @@ impl Keeper {
     /// Returns a setting with the queue pairs of those sources that are at the link's neighbour.
     fn setting(&self, setting: LinkSetting) -> Setting {
         let LinkSetting { link, counted, frozen, muted, introduced, sources } = setting;
-        let at = self.representative.links.get(usize::from(link)).map(|link: &Link| address(link.address));
-        let sources = sources.into_iter().filter(|source| Some(source.address) == at);
-        let sources = sources.map(|source| source.qpn).collect();
+        let at = self.representative.links.get(usize::from(link));
+        let ends = at.map_or([None; 2], Link::ends);
+        let end_of = |of: Address| ends.iter().position(|&end| end.is_some_and(|end| address(end) == of));
+        let sources =
+            sources.into_iter().filter_map(|source| Some((end_of(source.address)? as u8, source.qpn)));
+        let sources = sources.collect();
         Setting { link, counted, frozen, muted, introduced, sources }
     }
 

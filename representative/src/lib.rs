@@ -28,7 +28,7 @@ pub use beacon::Templates;
 pub use bug::Bug;
 pub use commit::Configuration;
 pub use config::{
-    BeaconForm, Config, ConfigError, Detour, Incarnation, Link, LinkId, MIN_DEAD_AFTER, MIN_EVICT_AFTER,
+    BeaconForm, Config, ConfigError, Detour, End, Incarnation, Link, LinkId, MIN_DEAD_AFTER, MIN_EVICT_AFTER,
     Pace, Registers, Side,
 };
 pub use counters::{Counters, Refusal};

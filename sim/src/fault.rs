@@ -29,6 +29,11 @@ pub enum Fault {
     PartitionPair(MacAddr, MacAddr),
     /// Ends [`PartitionPair`](Self::PartitionPair): the two interfaces reach each other again
     HealPair(MacAddr, MacAddr),
+    /// Frames from the first interface to the second one are lost on every link; those in the other direction
+    /// arrive
+    MutePair(MacAddr, MacAddr),
+    /// Ends [`MutePair`](Self::MutePair) of the same interfaces in the same order
+    UnmutePair(MacAddr, MacAddr),
     /// MTU of a link from now on (bytes of the IP packet); longer packets are lost
     Mtu(LinkId, usize),
     /// Two links of a switch exchange their ports, as when the hosts behind them have moved

@@ -18,8 +18,12 @@ fn l3(frame: &[u8]) -> Option<(usize, u16)> {
 
 /// Returns whether a frame goes from one of two interfaces to the other, by its MAC addresses.
 pub(crate) fn is_between(frame: &[u8], [a, b]: [MacAddr; 2]) -> bool {
-    let ends = (frame.get(..6), frame.get(6..12));
-    ends == (Some(&a.0), Some(&b.0)) || ends == (Some(&b.0), Some(&a.0))
+    is_from_to(frame, [a, b]) || is_from_to(frame, [b, a])
+}
+
+/// Returns whether a frame is from the first interface to the second one.
+pub(crate) fn is_from_to(frame: &[u8], [from, to]: [MacAddr; 2]) -> bool {
+    (frame.get(..6), frame.get(6..12)) == (Some(&to.0), Some(&from.0))
 }
 
 /// Returns whether a checksum inside the frame covers the byte at `at`, so that its receiver can detect

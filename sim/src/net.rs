@@ -1,6 +1,6 @@
 //! Links between nodes: queues, loss and damage of frames, and the event queue.
 
-use crate::frame::{Digest, bit_to_flip, fits, is_between, is_checked, mark};
+use crate::frame::{Digest, bit_to_flip, fits, is_between, is_checked, is_from_to, mark};
 use crate::link::{Counters, Link};
 use crate::pcap::Capture;
 use core::cmp::Reverse;
@@ -80,6 +80,8 @@ pub(crate) struct Net {
     spare_buffers: Vec<Vec<u8>>,
     /// Pairs of interfaces between which no frame passes
     pub(crate) partitioned: Vec<[MacAddr; 2]>,
+    /// Pairs of interfaces of which no frame passes from the first to the second
+    pub(crate) muted: Vec<[MacAddr; 2]>,
     pub(crate) digest: Digest,
     pub(crate) captures: Vec<Option<Capture>>,
     /// Number of frames that arrived at a node, which [`World::events`](crate::World::events) reports
@@ -101,6 +103,7 @@ impl Net {
             free_slots: Vec::new(),
             spare_buffers: Vec::new(),
             partitioned: Vec::new(),
+            muted: Vec::new(),
             digest: Digest::new(),
             captures: Vec::new(),
             arrivals: 0,
@@ -288,7 +291,8 @@ impl Net {
         self.digest.number(now.0);
         self.digest.number(number as u64);
         self.digest.bytes(&frame);
-        let is_partitioned = self.partitioned.iter().any(|pair| is_between(&frame, *pair));
+        let is_partitioned = self.partitioned.iter().any(|pair| is_between(&frame, *pair))
+            || self.muted.iter().any(|pair| is_from_to(&frame, *pair));
         let direction = &mut self.directions[number];
         let link = &direction.link;
         direction.counters.sent += 1;

@@ -388,6 +388,11 @@ impl World {
                 let at = self.net.partitioned.iter().position(|pair| *pair == [a, b] || *pair == [b, a]);
                 at.map(|at| self.net.partitioned.swap_remove(at));
             }
+            Fault::MutePair(from, to) => self.net.muted.push([from, to]),
+            Fault::UnmutePair(from, to) => {
+                let at = self.net.muted.iter().position(|pair| *pair == [from, to]);
+                at.map(|at| self.net.muted.swap_remove(at));
+            }
             Fault::Mtu(LinkId(link), mtu) => {
                 for direction in self.links[link] {
                     self.net.directions[direction].link.mtu = mtu;

@@ -291,6 +291,20 @@ fn parted_interfaces_lose_only_each_others_frames() {
 }
 
 #[test]
+fn muted_pair_loses_frames_in_one_direction() {
+    let interface = |last| MacAddr([2, 0, 0, 0, 0, last]);
+    for (from, to, expected) in
+        [(1, 2, &[0, 1, 4, 5, 6, 7, 8, 9][..]), (2, 1, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9])]
+    {
+        let (mut world, _, b, _) = pair(1, Numberer::new(100, 10, 1_000_000), Link::default());
+        world.schedule(Nanos::from_micros(1500), Fault::MutePair(interface(from), interface(to)));
+        world.schedule(Nanos::from_micros(3500), Fault::UnmutePair(interface(from), interface(to)));
+        world.run_until(LATER);
+        assert_eq!(received(&world, b), expected);
+    }
+}
+
+#[test]
 fn a_link_with_a_smaller_mtu_drops_longer_frames() {
     let (mut world, _, b, link) = pair(1, Numberer::new(100, 10, 1_000_000), Link::default());
     world.schedule(Nanos::from_micros(1500), Fault::Mtu(link, 85));

@@ -82,8 +82,12 @@ pub(crate) const ALL: &[Path] = &[
     Path { name: "p4ce: ACK that makes the quorum", prepare: || gather(1) },
     Path { name: "swordbox: WRITE on a shared connection, and its ACK", prepare: || swordbox(Verb::Write) },
     Path { name: "swordbox: CAS that becomes a WRITE, and its answer", prepare: || swordbox(Verb::Cas) },
-    Path { name: "1Pipe: message through a chip", prepare: || pipe(Kind::Messages, 1) },
-    Path { name: "1Pipe: beacon of one of 64 links at a host", prepare: || pipe(Kind::Beacons, 64) },
+    Path { name: "1Pipe: message through a chip", prepare: || pipe(Kind::Messages, 1, false) },
+    Path { name: "1Pipe: beacon of one of 64 links at a host", prepare: || pipe(Kind::Beacons, 64, false) },
+    Path {
+        name: "1Pipe: beacon of one of 64 links with a standby at a host",
+        prepare: || pipe(Kind::Beacons, 64, true),
+    },
     Path { name: BEST_EFFORT[0], prepare: || process::send_path(Service::BestEffort) },
     Path { name: BEST_EFFORT[1], prepare: || process::receive_path(Service::BestEffort) },
     Path { name: RELIABLE[0], prepare: || process::send_path(Service::Reliable) },
@@ -366,13 +370,13 @@ fn swordbox(verb: Verb) -> Prepared {
 }
 
 /// Handles messages or beacons, and sends the function's own beacons when they are due.
-fn pipe(kind: Kind, links: u16) -> Prepared {
-    let load = onepipe::Load { kind, links, payload: 64 };
+fn pipe(kind: Kind, links: u16, standby: bool) -> Prepared {
+    let load = onepipe::Load { kind, links, payload: 64, standby };
     let mut function = load.make();
     let counters = function.counters();
     let mut frames: Vec<_> = load.frames().into_iter().map(MemoryFrame::new).collect();
     let times = frames.len();
-    let mut out = Pool::new(times + usize::from(links));
+    let mut out = Pool::new(times + 2 * usize::from(links));
     let work = move |n: usize| {
         let now = Nanos(n as u64 * 100);
         black_box(function.on_frame(&mut frames[n], A, now, &mut out));

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr};
 use onepipe::{OnePipe, OnePipeOpcode, Timestamp};
-use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
+use representative::config::{BeaconForm, Config, End, Incarnation, Link, Pace, Registers, Side};
 use representative::{Counters, Refusal, Representative};
 use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
@@ -56,6 +56,8 @@ pub struct Load {
     pub links: u16,
     /// Bytes behind a message's header
     pub payload: usize,
+    /// Whether each link's other end is a switch with a standby, which sends and gets beacons as well
+    pub standby: bool,
 }
 
 impl fmt::Display for Load {
@@ -67,9 +69,10 @@ impl fmt::Display for Load {
     }
 }
 
-fn address(link: u16) -> Ipv4Addr {
+/// Returns the address of the first or second end of a link.
+fn address(link: u16, end: u8) -> Ipv4Addr {
     let [high, low] = link.to_be_bytes();
-    Ipv4Addr::new(10, 1, high, low)
+    Ipv4Addr::new(10, 1 + end, high, low)
 }
 
 impl Load {
@@ -85,24 +88,28 @@ impl Load {
             }
             Kind::Beacons => step * round as u64,
         };
-        let frame =
-            |round: usize, link: u16| self.frame(self.kind, link, Timestamp::new(time(round) + step / 2));
+        let frame = |round: usize, link: u16, end: u8| {
+            self.frame(self.kind, (link, end), Timestamp::new(time(round) + step / 2))
+        };
         // A chip reads barriers in messages after a beacon that declares them. `dead_after_intervals` is large,
         // so the declaration stays valid.
         let declaring = if self.kind == Kind::Messages { self.links } else { 0 };
         let declarations =
-            (0..declaring).map(|link| self.frame(Kind::Beacons, link, Timestamp::new(step / 4)));
-        let rounds = (0..rounds).flat_map(|round| (0..self.links).map(move |link| frame(round, link)));
+            (0..declaring).map(|link| self.frame(Kind::Beacons, (link, 0), Timestamp::new(step / 4)));
+        let senders =
+            (0..self.links).flat_map(|link| (0..=u8::from(self.standby)).map(move |end| (link, end)));
+        let rounds =
+            (0..rounds).flat_map(|round| senders.clone().map(move |(link, end)| frame(round, link, end)));
         declarations.chain(rounds).collect()
     }
 
-    fn frame(&self, kind: Kind, link: u16, timestamp: Timestamp) -> Vec<u8> {
+    fn frame(&self, kind: Kind, (link, end): (u16, u8), timestamp: Timestamp) -> Vec<u8> {
         let (opcode, dst, dst_ip, qpn) = match kind {
             Kind::Messages => (OnePipeOpcode::DATA, PEER, Ipv4Addr::new(10, 2, 0, 1), Qpn::new(0x99)),
             Kind::Beacons => (OnePipeOpcode::BEACON, OWN, OWN_IP, Qpn::new(FIRST_QP.get() + u32::from(link))),
         };
         let ethernet = Ethernet { dst, src: PEER, ethertype: ethertype::IPV4.into() };
-        let ip = Ipv4 { src: address(link).octets(), dst: dst_ip.octets(), ..Ipv4::default() };
+        let ip = Ipv4 { src: address(link, end).octets(), dst: dst_ip.octets(), ..Ipv4::default() };
         let mut repr = Repr::new(ethernet, Ip::V4(ip, &[]), Bth::new(Opcode::UD_SEND_ONLY, qpn, Psn::ZERO));
         repr.extended.deth = Deth::new(OnePipe::QKEY, Qpn::new(0x11));
         let mut header = OnePipe::new(opcode, timestamp, Psn::ZERO);
@@ -123,10 +130,17 @@ impl Load {
             side: if n < self.links.div_ceil(2) { Side::Below } else { Side::Above },
             port: PortId(0),
             mac: PEER,
-            address: IpAddr::V4(address(n)),
+            address: IpAddr::V4(address(n, 0)),
             detour: Vec::new(),
             qpn: Qpn::new(0x11),
             beacon: BeaconForm::Datagram,
+            standby: self.standby.then(|| End {
+                mac: PEER,
+                address: IpAddr::V4(address(n, 1)),
+                detour: Vec::new(),
+                qpn: Qpn::new(0x11),
+                beacon: BeaconForm::Datagram,
+            }),
         };
         Config {
             forward: forward::Config {
@@ -204,15 +218,20 @@ mod tests {
 
     #[test]
     fn every_frame_raises_barriers_in_every_replay() {
-        let loads = [(Kind::Messages, 1, 64), (Kind::Beacons, 8, 0), (Kind::Beacons, 64, 0)];
-        for (kind, links, payload) in loads {
-            let load = Load { kind, links, payload };
+        let loads = [
+            (Kind::Messages, 1, 64, false),
+            (Kind::Beacons, 8, 0, false),
+            (Kind::Beacons, 64, 0, false),
+            (Kind::Beacons, 64, 0, true),
+        ];
+        for (kind, links, payload, standby) in loads {
+            let load = Load { kind, links, payload, standby };
             let (frames, mut function) = (load.frames(), load.make());
             let counters = function.counters();
             let mut before = function.barriers(Side::Below).0;
             let mut now = Nanos::ZERO;
             for _ in 0..3 {
-                for round in frames.chunks(usize::from(links)) {
+                for round in frames.chunks(usize::from(links) << usize::from(standby)) {
                     for frame in round {
                         run_frame(&mut function, frame, PortId(0), now);
                     }

@@ -73,16 +73,16 @@ pub struct LoadArgs {
 impl LoadArgs {
     /// Returns the traffic.
     pub const fn load(&self) -> Load {
-        Load { kind: self.kind, links: self.links, payload: self.payload }
+        Load { kind: self.kind, links: self.links, payload: self.payload, standby: false }
     }
 }
 
 const fn messages(payload: usize) -> Load {
-    Load { kind: Kind::Messages, links: 1, payload }
+    Load { kind: Kind::Messages, links: 1, payload, standby: false }
 }
 
 const fn beacons(links: u16) -> Load {
-    Load { kind: Kind::Beacons, links, payload: 0 }
+    Load { kind: Kind::Beacons, links, payload: 0, standby: false }
 }
 
 /// Runs the comparison and prints it. `understudy` is the path of the program itself.

@@ -59,7 +59,9 @@ fn every_key_is_read() {
                 receive_buffer_kib = 200\nsend_buffer_kib = 300\ninitial_window_kib = 50\nmax_unsettled = 9\n";
     let beacons = "[[process.beacons]]\nswitch = \"tor1\"\nmac = \"02:00:00:00:00:fe\"\naddress = \"10.0.0.1\"\n\
                    qpn = 0x102\ndetour = [\"10.255.0.1\"]\n";
-    let config = read(&[HEAD, PROCESS, keys, beacons, PEER, "qpn = 0x21\n"].concat()).unwrap().process;
+    let standby = "standby = { mac = \"02:00:00:00:00:fd\", address = \"10.0.0.7\", qpn = 0x203, detour = [\"10.255.0.1\"] }\n";
+    let config =
+        read(&[HEAD, PROCESS, keys, beacons, standby, PEER, "qpn = 0x21\n"].concat()).unwrap().process;
     assert_eq!(
         (config.mac.unwrap().0, config.clock, config.settled_events),
         ([2, 0, 0, 0, 0, 1], Clock::Tai, true)
@@ -76,7 +78,39 @@ fn every_key_is_read() {
         (process.send_buffer, process.initial_window, process.max_unsettled),
         (300 << 10, 50 << 10, 9)
     );
-    assert_eq!(process.tor.detour, ["10.255.0.1".parse::<core::net::IpAddr>().unwrap()]);
+    let detour = ["10.255.0.1".parse::<core::net::IpAddr>().unwrap()];
+    assert_eq!(process.tor.detour, detour);
+    let standby = process.standby.expect("the switch has two representatives");
+    assert_eq!((standby.mac.0, standby.qpn), ([2, 0, 0, 0, 0, 0xfd], Qpn::new(0x203)));
+    assert_eq!((standby.address.to_string().as_str(), &standby.detour[..]), ("10.0.0.7", &detour[..]));
+}
+
+#[test]
+fn standby_has_an_address_of_its_own() {
+    let standby = |address: &str| {
+        format!("standby = {{ mac = \"02:00:00:00:00:fd\", address = \"{address}\", qpn = 0x203 }}\n")
+    };
+    wrong(
+        &[HEAD, PROCESS, BEACONS, &standby("10.0.0.254"), PEER],
+        "the standby has the address of the first representative",
+        "write the address of another host, or remove `standby`",
+    );
+    wrong(
+        &[HEAD, PROCESS, BEACONS, &standby("fd00::2"), PEER],
+        "fd00::2 is an IPv6 address, and the process's own is IPv4",
+        "write an IPv4 address",
+    );
+    wrong(
+        &[
+            HEAD,
+            PROCESS,
+            BEACONS,
+            "standby = { mac = \"02:00:00:00:00:fd\", address = \"10.0.0.7\" }\n",
+            PEER,
+        ],
+        "`standby` has no `qpn`",
+        "0x100",
+    );
 }
 
 #[test]

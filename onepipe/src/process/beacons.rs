@@ -9,11 +9,13 @@ use switch::{Nanos, tunnel};
 
 use super::bug::Bug;
 use super::clock::Clock;
-use super::config::{Config, ConfigError};
+use super::config::{BeaconPeer, Config, ConfigError};
 
 /// Whether a beacon is to be sent
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pending {
+    /// The last beacon is to be sent to the standby as well
+    Standby,
     None,
     Now,
     /// The last beacon could not promise its instant: another one follows when the scattering with this
@@ -21,12 +23,53 @@ enum Pending {
     AfterScattering(u64),
 }
 
+/// Headers of the beacons to one node at the other end of the link.
+#[derive(Clone, Debug)]
+struct To {
+    template: Template,
+    /// Outer headers of beacons that take a detour; empty otherwise
+    detour: Box<[u8]>,
+}
+
+impl To {
+    fn new(config: &Config, to: &BeaconPeer) -> Result<Self, ConfigError> {
+        let template = Self::template(config, to, config.own.qpn)?;
+        Ok(Self { template, detour: detour_headers(config, to, template)? })
+    }
+
+    fn template(config: &Config, to: &BeaconPeer, from: Qpn) -> Result<Template, ConfigError> {
+        config.template_from(from, to.mac, to.address, to.qpn)
+    }
+
+    fn emit(&mut self, frame: &mut Vec<u8>, header: &OnePipe) {
+        self.template.emit(frame, header, &[]);
+        insert_detour(frame, &self.detour);
+    }
+}
+
+/// Beacons to the standby of the switch.
+#[derive(Clone, Debug)]
+struct Standby {
+    to: To,
+    /// Beacon that it gets next, as the other node has got it: what it promises still holds
+    header: OnePipe,
+    /// What is pending then
+    then: Pending,
+}
+
+impl Standby {
+    fn new(config: &Config, to: &BeaconPeer) -> Result<Box<Self>, ConfigError> {
+        let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
+        Ok(Box::new(Self { to: To::new(config, to)?, header, then: Pending::None }))
+    }
+}
+
 /// Beacons to the other end of the link.
 #[derive(Clone, Debug)]
 pub(super) struct Beacons {
-    tor: Template,
-    /// Outer headers of beacons that take a detour; empty otherwise
-    detour: Box<[u8]>,
+    tor: To,
+    /// Beacons to the switch's standby
+    standby: Option<Box<Standby>>,
     interval: Nanos,
     next_instant: Nanos,
     pending: Pending,
@@ -40,10 +83,10 @@ pub(super) struct Beacons {
 impl Beacons {
     /// Prepares the beacons; the first one is due at once.
     pub(super) fn new(config: &Config) -> Result<Self, ConfigError> {
-        let tor = Self::template(config, config.own.qpn)?;
+        let standby = config.standby.as_ref().map(|standby| Standby::new(config, standby));
         Ok(Self {
-            tor,
-            detour: detour_headers(config, tor)?,
+            tor: To::new(config, &config.tor)?,
+            standby: standby.transpose()?,
             interval: config.beacon_interval,
             next_instant: Nanos::ZERO,
             pending: Pending::None,
@@ -53,17 +96,17 @@ impl Beacons {
         })
     }
 
-    fn template(config: &Config, from: Qpn) -> Result<Template, ConfigError> {
-        config.template_from(from, config.tor.mac, config.tor.address, config.tor.qpn)
-    }
-
     /// Sets the queue pair from which beacons leave. Returns whether it could be set.
     pub(super) fn set_queue_pair(&mut self, qpn: Qpn, config: &Config) -> bool {
-        let template = Self::template(config, qpn);
-        if let Ok(tor) = template {
-            self.tor = tor;
-        }
-        template.is_ok()
+        let standby = self.standby.as_mut().map(|standby| &mut standby.to).zip(config.standby.as_ref());
+        let ends = [Some((&mut self.tor, &config.tor)), standby];
+        ends.into_iter().flatten().all(|(to, peer)| {
+            let template = To::template(config, peer, qpn);
+            if let Ok(template) = template {
+                to.template = template;
+            }
+            template.is_ok()
+        })
     }
 
     /// Returns whether this bug was planted. Release builds have no bugs.
@@ -81,7 +124,7 @@ impl Beacons {
     /// Returns whether a beacon is to be sent before anything else.
     #[inline]
     pub(super) fn is_due(&self) -> bool {
-        self.pending == Pending::Now
+        matches!(self.pending, Pending::Standby | Pending::Now)
     }
 
     /// Returns whether no beacon is due before the next instant.
@@ -130,8 +173,8 @@ impl Beacons {
         now + Nanos(rest.min((1 << 48) - clock))
     }
 
-    /// Writes a beacon, which promises that nothing before its time follows on the link; if `is_final`, that
-    /// nothing follows at all. The time is the clock's, except while last packets of a scattering are waiting
+    /// Writes the last beacon to the standby, if the standby has not got it; or a new one. It promises that nothing
+    /// before its time follows on the link; if `is_final`, that nothing follows at all. The time is the clock's, except while last packets of a scattering are waiting
     /// to be sent: then it is *their* timestamp, `finishing`. As that may be before the instant for which all
     /// receivers wait, another beacon follows as soon as these packets have been sent, instead of an interval
     /// later. `commit` returns the commit value for the beacon's time.
@@ -144,6 +187,9 @@ impl Beacons {
         now: Nanos,
         frame: &mut Vec<u8>,
     ) {
+        if self.pending == Pending::Standby {
+            return self.send_to_standby(frame);
+        }
         self.pending = Pending::None;
         let time = match finishing {
             _ if self.has_bug(Bug::OvertakingBeacon) => clock.issue(now),
@@ -167,18 +213,31 @@ impl Beacons {
         if self.declares {
             header.declare(true, true);
         }
-        self.tor.emit(frame, &header, &[]);
-        insert_detour(frame, &self.detour);
+        self.tor.emit(frame, &header);
+        if let Some(standby) = &mut self.standby {
+            (standby.header, standby.then) = (header, self.pending);
+            self.pending = Pending::Standby;
+        }
+    }
+
+    /// Writes the last beacon to the standby.
+    #[cold]
+    fn send_to_standby(&mut self, frame: &mut Vec<u8>) {
+        self.pending = Pending::None;
+        if let Some(standby) = &mut self.standby {
+            self.pending = standby.then;
+            standby.to.emit(frame, &standby.header);
+        }
     }
 }
 
 /// Returns the outer headers of the beacons' detour. They depend on the beacon's length only, which is
 /// constant.
-fn detour_headers(config: &Config, mut tor: Template) -> Result<Box<[u8]>, ConfigError> {
+fn detour_headers(config: &Config, to: &BeaconPeer, mut tor: Template) -> Result<Box<[u8]>, ConfigError> {
     let mut beacon = Vec::new();
     let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
     tor.emit(&mut beacon, &header, &[]);
-    let headers = tunnel::encapsulation_headers(&config.tunnels(), &beacon[Ethernet::LEN..]);
+    let headers = tunnel::encapsulation_headers(&config.tunnels(to), &beacon[Ethernet::LEN..]);
     headers.map(Vec::into_boxed_slice).map_err(ConfigError::Detour)
 }
 

@@ -41,6 +41,8 @@ pub struct Config {
     /// Node that keeps the barrier of this process's link: the ToR switch, or its representative. Beacons are
     /// sent to this node and received from it
     pub tor: BeaconPeer,
+    /// Second such node, if the switch has a standby: it gets the same beacons, and it is enough to hear one
+    pub standby: Option<BeaconPeer>,
     /// `Q_Key` of 1Pipe's datagrams
     pub qkey: u32,
     /// Maximum size of 1Pipe header and data of a packet, in bytes: the path MTU, 256 to 4,096
@@ -97,6 +99,8 @@ pub struct Config {
     pub declares: bool,
     /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<super::bug::Bug>,
+    /// Planted bug of a link with two ends
+    pub ends_bug: Option<crate::ends::Bug>,
 }
 
 /// A process, as its peers address it.
@@ -140,6 +144,7 @@ impl Config {
             own,
             peers: Vec::new(),
             tor,
+            standby: None,
             qkey: OnePipe::QKEY,
             mtu: 1024,
             traffic_class: 0,
@@ -162,6 +167,7 @@ impl Config {
             seed: 0,
             declares: true,
             bug: None,
+            ends_bug: None,
         }
     }
 
@@ -175,9 +181,9 @@ impl Config {
         self.reliable_buffer / self.max_members
     }
 
-    /// Returns the tunnels of the detour as (start, end), each starting where the previous one ends.
-    pub(super) fn tunnels(&self) -> Vec<(IpAddr, IpAddr)> {
-        let ends = &self.tor.detour;
+    /// Returns the tunnels of a detour as (start, end), each starting where the previous one ends.
+    pub(super) fn tunnels(&self, to: &BeaconPeer) -> Vec<(IpAddr, IpAddr)> {
+        let ends = &to.detour;
         core::iter::once(self.own.address).chain(ends.iter().copied()).zip(ends.iter().copied()).collect()
     }
 
@@ -233,7 +239,12 @@ impl Config {
         if window as usize > most {
             return Err(ConfigError::TooManyPackets { window, most });
         }
-        tunnel::check_tunnels(&self.tunnels()).map_err(ConfigError::Detour)?;
+        for tor in core::iter::once(&self.tor).chain(&self.standby) {
+            tunnel::check_tunnels(&self.tunnels(tor)).map_err(ConfigError::Detour)?;
+        }
+        if let Some(standby) = self.standby.as_ref().filter(|standby| standby.address == self.tor.address) {
+            return Err(ConfigError::SameEnd(standby.address));
+        }
         if self.clock_error > self.ahead_max {
             return Err(ConfigError::ClockError { clock_error: self.clock_error, ahead_max: self.ahead_max });
         }
@@ -332,6 +343,9 @@ pub enum ConfigError {
     /// Address of another IP version than the process's own
     #[error("{0} is of another IP version than the process's own address; use the same version")]
     IpVersion(IpAddr),
+    /// Both ends of the link have the same address, by which they are distinguished
+    #[error("{0} is the address of both ends of the link; name another host for the standby, or remove it")]
+    SameEnd(IpAddr),
     /// The detour of its beacons has addresses of two IP versions, or is invalid otherwise
     #[error("invalid detour: {0}")]
     Detour(EncapsulationError),

@@ -64,6 +64,7 @@ pub use types::{Event, Failure, Message, ProcessId, Scattering, SendError};
 
 use crate::clock::ClockSample;
 use crate::datagram::Datagram;
+use crate::ends::{self, Ends};
 use crate::header::{OnePipe, OnePipeOpcode, Timestamp};
 use beacons::Beacons;
 use clock::Clock;
@@ -94,6 +95,10 @@ pub struct Process {
     stall: Stall,
     reliable: Reliable,
     sources: Sources,
+    /// Both ends of the link, if the switch has a standby
+    ends: Option<Box<Ends>>,
+    /// Number of beacon intervals for which this process was running
+    intervals: u64,
     counters: Arc<Counters>,
 }
 
@@ -117,6 +122,11 @@ impl Process {
             stall: Stall::new(&config),
             reliable: Reliable::default(),
             sources: Sources::default(),
+            ends: config
+                .standby
+                .as_ref()
+                .map(|_| Box::new(Ends::new(receiver::LEASE_INTERVALS, config.ends_bug))),
+            intervals: 0,
             counters,
             config,
         })
@@ -318,6 +328,7 @@ impl Process {
         self.sender.on_timer(now);
         self.receiver.on_timer(&mut self.clock, now);
         if instant_has_come {
+            self.intervals += 1;
             self.clock.advance(now);
             self.receiver.sweep(now);
             if !self.sender.has_left() {
@@ -381,12 +392,16 @@ impl Process {
 
     #[inline]
     fn receive_beacon(&mut self, source: (IpAddr, Qpn), header: &OnePipe, now: Nanos) -> Result<(), Refusal> {
-        let takes = self.sources.classify((self.config.tor.address, self.config.tor.qpn), source);
+        let takes = self.sources.classify(&self.config, source);
         if takes == Takes::Nothing {
             return Err(Refusal::WrongSource);
         }
         let has_left = self.sender.has_left();
-        let result = self.receiver.on_beacon(header, has_left, &mut self.clock, now);
+        let result = if self.ends.is_some() {
+            self.receive_of_two(source.0, header, now)
+        } else {
+            self.receiver.on_beacon(header, has_left, &mut self.clock, now)
+        };
         match takes {
             Takes::Both => self.reliable.on_beacon(header.commit(), &mut self.clock, now),
             _ if header.commit().is_some() && self.reliable.is_joined() => {
@@ -395,6 +410,16 @@ impl Process {
             _ => {}
         }
         result
+    }
+
+    /// Handles a beacon of one of two ends. A process whose link has one end never calls this.
+    #[cold]
+    #[inline(never)]
+    fn receive_of_two(&mut self, from: IpAddr, header: &OnePipe, now: Nanos) -> Result<(), Refusal> {
+        let Some(ends) = &mut self.ends else { return Ok(()) };
+        let end = usize::from(from != self.config.tor.address);
+        let word = ends.on_beacon(end, *header, self.intervals).map_err(|ends::Stale| Refusal::Stale)?;
+        self.receiver.on_beacon(&word, self.sender.has_left(), &mut self.clock, now)
     }
 
     #[inline(never)]

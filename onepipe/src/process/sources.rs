@@ -4,6 +4,8 @@
 use core::net::IpAddr;
 use rocev2::Qpn;
 
+use super::config::Config;
+
 /// What a beacon counts for, by its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
@@ -34,9 +36,25 @@ impl Sources {
         self.heard
     }
 
-    /// Returns what a beacon counts for. `end` is the configured end of the link.
+    /// Returns what a beacon counts for, by the configured ends of the link.
     #[inline]
-    pub(super) fn classify(&mut self, end: (IpAddr, Qpn), source: (IpAddr, Qpn)) -> Takes {
+    pub(super) fn classify(&mut self, config: &Config, source: (IpAddr, Qpn)) -> Takes {
+        match self.classify_of_end((config.tor.address, config.tor.qpn), source) {
+            Takes::Nothing => self.classify_of_standby(config, source),
+            takes => takes,
+        }
+    }
+
+    /// Returns what a beacon counts for that neither the first end nor a named source has sent.
+    #[cold]
+    fn classify_of_standby(&mut self, config: &Config, source: (IpAddr, Qpn)) -> Takes {
+        let Some(standby) = &config.standby else { return Takes::Nothing };
+        self.classify_of_end((standby.address, standby.qpn), source)
+    }
+
+    /// Returns what a beacon counts for, by one end of the link.
+    #[inline]
+    fn classify_of_end(&mut self, end: (IpAddr, Qpn), source: (IpAddr, Qpn)) -> Takes {
         match &self.named {
             None if source == end => Takes::Both,
             Some(named) if named.contains(&source) => {
@@ -51,21 +69,30 @@ impl Sources {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{BeaconPeer, Peer, ProcessId};
     use super::*;
+    use rocev2::ethernet::MacAddr;
 
     #[test]
     fn named_sources_alone_carry_commit_barriers() {
         let source = |n: u8, qpn| (IpAddr::from([10, 0, 0, n]), Qpn::new(qpn));
         let mut sources = Sources::default();
         let end = source(1, 2);
-        assert_eq!(sources.classify(end, end), Takes::Both);
-        assert_eq!(sources.classify(end, source(1, 3)), Takes::Nothing);
-        assert_eq!(sources.classify(end, source(2, 2)), Takes::Nothing);
+        let peer = |(address, qpn)| BeaconPeer { mac: MacAddr([2; 6]), address, qpn, detour: Vec::new() };
+        let own = Peer { id: ProcessId(1), mac: MacAddr([2; 6]), address: end.0, qpn: end.1 };
+        let mut config = Config::new(own, peer(end));
+        assert_eq!(sources.classify(&config, end), Takes::Both);
+        assert_eq!(sources.classify(&config, source(1, 3)), Takes::Nothing);
+        assert_eq!(sources.classify(&config, source(2, 2)), Takes::Nothing);
+        config.standby = Some(peer(source(2, 2)));
+        assert_eq!(sources.classify(&config, source(2, 2)), Takes::Both, "the switch's standby");
+        assert_eq!(sources.classify(&config, source(2, 3)), Takes::Nothing);
         assert!(sources.set(vec![source(1, 7)]) && !sources.set(vec![source(1, 7)]));
-        assert_eq!((sources.classify(end, end), sources.heard()), (Takes::BestEffort, 0));
-        assert_eq!((sources.classify(end, source(1, 7)), sources.heard()), (Takes::Both, 1));
-        assert_eq!(sources.classify(end, source(2, 7)), Takes::Nothing, "another address");
+        assert_eq!((sources.classify(&config, end), sources.heard()), (Takes::BestEffort, 0));
+        assert_eq!((sources.classify(&config, source(1, 7)), sources.heard()), (Takes::Both, 1));
+        assert_eq!(sources.classify(&config, source(2, 7)), Takes::Nothing, "another address");
         assert!(sources.set(Vec::new()));
-        assert_eq!(sources.classify(end, end), Takes::BestEffort, "none is named");
+        assert_eq!(sources.classify(&config, end), Takes::BestEffort, "none is named");
+        assert_eq!(sources.classify(&config, source(2, 2)), Takes::BestEffort);
     }
 }

@@ -17,6 +17,7 @@ mod leaving;
 mod receive;
 mod restarts;
 mod stall;
+mod standby;
 
 pub(super) const TOR: u8 = 0xff;
 

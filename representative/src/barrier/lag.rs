@@ -87,5 +87,6 @@ impl Barrier {
         self.links[input].lagging_since = 0;
         self.links[input].is_unreported = true;
         self.unreported += 1;
+        self.misses = true;
     }
 }

@@ -434,3 +434,38 @@ proptest! {
         }
     }
 }
+
+/// Returns whether a link is missing: after it was lost, when it is back and behind, and when it has caught up;
+/// each at the next tick.
+fn missing(bug: Option<Bug>) -> [bool; 4] {
+    let mut barrier = Barrier::new(2, LIMITS, None);
+    barrier.plant(bug);
+    (0..2).for_each(|input| _ = update(&mut barrier, input, 10_000));
+    let at_first = barrier.misses();
+    assert!(barrier.lose(1));
+    update(&mut barrier, 0, 20_000);
+    let lost = barrier.misses();
+    assert_eq!(update(&mut barrier, 1, 18_000), UpdateResult::Joined);
+    barrier.tick(at(20_000));
+    let behind = barrier.misses();
+    update(&mut barrier, 1, 20_000);
+    barrier.tick(at(20_000));
+    [at_first, lost, behind, barrier.misses()]
+}
+
+#[test]
+fn lost_link_is_missing_until_it_has_caught_up() {
+    assert_eq!(missing(None), [false, true, true, false]);
+    let mut barrier = Barrier::new(2, LIMITS, None);
+    assert!(barrier.leave(1) && !barrier.misses(), "nothing follows on it");
+    assert!(barrier.lose(0) && barrier.misses());
+    assert!(barrier.leave(0) && barrier.misses());
+    barrier.tick(at(1));
+    assert!(!barrier.misses(), "it has left after all");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn link_that_counts_as_returned_at_once_is_found() {
+    assert_ne!(missing(Some(Bug::ReturnedAtOnce)), [false, true, true, false]);
+}

@@ -15,7 +15,14 @@ fn commit() -> Commit {
 }
 
 fn setting(link: u16, counted: bool) -> Setting {
-    Setting { link, counted, frozen: false, muted: false, introduced: true, sources: vec![Qpn::new(SOURCE)] }
+    Setting {
+        link,
+        counted,
+        frozen: false,
+        muted: false,
+        introduced: true,
+        sources: vec![(0, Qpn::new(SOURCE))],
+    }
 }
 
 fn state(floors: [u64; 2], links: Vec<Setting>) -> Configuration {
@@ -24,7 +31,7 @@ fn state(floors: [u64; 2], links: Vec<Setting>) -> Configuration {
 }
 
 fn beacon(commit: &mut Commit, link: usize, time: u64) -> Source {
-    commit.on_beacon(link, Some(Qpn::new(SOURCE)), Some(at(time)))
+    commit.on_beacon(link, Some((0, Qpn::new(SOURCE))), Some(at(time)))
 }
 
 fn value(link: u16, caught: bool, silent: bool, raw: u64) -> LinkValue {
@@ -75,7 +82,7 @@ fn silence_is_counted_from_when_a_link_counts() {
     for tick in 1..=20 {
         commit.tick(at(5));
         beacon(&mut commit, 2, 60);
-        commit.on_beacon(0, Some(Qpn::new(SOURCE + 1)), Some(at(90)));
+        commit.on_beacon(0, Some((0, Qpn::new(SOURCE + 1))), Some(at(90)));
         silent.extend(changes(&mut commit).into_iter().map(|value| (tick, value)));
     }
     silent.sort_by_key(|(_, value)| value.link);
@@ -87,7 +94,7 @@ fn silence_is_counted_from_when_a_link_counts() {
     beacon(&mut commit, 1, 55);
     assert_eq!(changes(&mut commit), [value(1, true, false, 55)]);
     commit.configure(&mut state([0; 2], vec![setting(0, false)]));
-    assert_eq!(commit.on_beacon(0, Some(Qpn::new(SOURCE + 1)), None), Source::Known);
+    assert_eq!(commit.on_beacon(0, Some((0, Qpn::new(SOURCE + 1))), None), Source::Known);
     assert_eq!(changes(&mut commit), [], "of another incarnation");
     beacon(&mut commit, 0, 100);
     assert_eq!(changes(&mut commit), [value(0, false, false, 50)]);
@@ -105,14 +112,14 @@ fn a_link_that_does_not_count_is_silent_until_its_source_is_heard() {
     let mut wanted = state([0; 2], vec![setting(0, false), Setting { sources: vec![], ..setting(1, false) }]);
     commit.configure(&mut wanted);
     assert_eq!(wanted.values, [value(0, false, true, 0), value(1, false, false, 0)], "no source, no silence");
-    commit.on_beacon(0, Some(Qpn::new(SOURCE + 1)), Some(at(90)));
+    commit.on_beacon(0, Some((0, Qpn::new(SOURCE + 1))), Some(at(90)));
     assert_eq!(changes(&mut commit), [], "of another incarnation");
     beacon(&mut commit, 0, 50);
     assert_eq!(changes(&mut commit), [value(0, false, false, 0)], "its values do not count");
     let mut same = state([0; 2], vec![setting(0, false)]);
     commit.configure(&mut same);
     assert_eq!(same.values, [value(0, false, false, 0)]);
-    let next = Setting { sources: vec![Qpn::new(SOURCE + 1)], ..setting(0, false) };
+    let next = Setting { sources: vec![(0, Qpn::new(SOURCE + 1))], ..setting(0, false) };
     let mut replaced = state([0; 2], vec![next]);
     commit.configure(&mut replaced);
     assert_eq!(replaced.values, [value(0, false, true, 0)], "another incarnation has to be heard");
@@ -236,7 +243,7 @@ proptest! {
                 Act::Beacon(link, by, named) => {
                     let value = time + i128::from(by);
                     let source = Qpn::new(if named { SOURCE } else { SOURCE + 1 });
-                    let result = commit.on_beacon(link, Some(source), Some(wire(value)));
+                    let result = commit.on_beacon(link, Some((0, source)), Some(wire(value)));
                     let refused = !named && models.inputs[link].counted;
                     prop_assert_eq!(result, if refused { Source::Unknown } else { Source::Known });
                     if named {
@@ -273,4 +280,33 @@ proptest! {
             prop_assert_eq!([UP, DOWN].map(|half| commit.output(half)), outputs);
         }
     }
+}
+
+/// Takes a beacon of the named queue pair from the other end of the link.
+fn from_other_end(bug: Option<Bug>) -> (Source, Option<Timestamp>) {
+    let mut commit = Commit::new(PLACES.into_iter(), (DOWN, 0), FAIL_AFTER, bug);
+    commit.configure(&mut state([0; 2], vec![setting(0, true)]));
+    let source = commit.on_beacon(0, Some((1, Qpn::new(SOURCE))), Some(at(50)));
+    (source, commit.output(UP))
+}
+
+#[test]
+fn queue_pair_is_a_source_at_its_end_alone() {
+    assert_eq!(from_other_end(None), (Source::Unknown, None));
+    // Both ends may be named; the register is their maximum.
+    let mut commit = commit();
+    let sources = vec![(0, Qpn::new(SOURCE)), (1, Qpn::new(SOURCE + 1))];
+    commit.configure(&mut state([0; 2], vec![Setting { sources, ..setting(0, true) }]));
+    let mut from = |end, qpn, time| commit.on_beacon(0, Some((end, Qpn::new(qpn))), Some(at(time)));
+    assert_eq!(
+        [from(0, SOURCE, 60), from(1, SOURCE + 1, 55), from(1, SOURCE, 90)],
+        [Source::Known, Source::Known, Source::Unknown]
+    );
+    assert_eq!(commit.output(UP), Some(at(60)));
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn source_at_any_end_is_found() {
+    assert_ne!(from_other_end(Some(Bug::OtherEnd)), (Source::Unknown, None));
 }

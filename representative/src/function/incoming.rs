@@ -3,7 +3,7 @@
 use super::{NO_LINK, Representative};
 use crate::barrier::{Gone, UpdateResult};
 use crate::commit::Source;
-use crate::config::{Incarnation, Link};
+use crate::config::Incarnation;
 use crate::counters::Refusal;
 use crate::half::UP;
 use crate::view::LinkState;
@@ -55,11 +55,13 @@ impl Representative {
             Incarnation::Chip | Incarnation::SwitchCpu => self.link_at(port),
         }?;
         let expected = &self.expected[link];
-        let template = expected.template(port)?;
-        let header = *template.read(frame)?;
+        let Some(template) = expected.template(port) else {
+            return self.on_expected_of_two(link, frame, port, now);
+        };
+        let header = template.read(frame)?;
         let (layout, source) = (template.layout(), expected.source());
         self.forward.count_admitted(frame, layout, port, now);
-        Some(self.on_valid_beacon(link, header, layout.opcode(), source, now))
+        Some(self.on_beacon_of_one(link, header, layout.opcode(), source, now))
     }
 
     /// Handles a 1Pipe datagram.
@@ -239,44 +241,69 @@ impl Representative {
         let Some(link) = link else {
             return self.refuse(Refusal::UnknownLink, DropReason::NoQueuePair);
         };
-        let Link { port: expected_port, address, .. } = self.config.links[link];
-        let is_from_neighbour = port == expected_port && packet.src() == address;
-        let is_from_neighbour = is_from_neighbour || self.config.has_bug(crate::bug::Bug::AnySource);
-        if !is_from_neighbour {
+        let neighbour = &self.config.links[link];
+        let end = neighbour.end_of(packet.src()).filter(|_| port == neighbour.port);
+        let any_end = self.config.has_bug(crate::bug::Bug::AnySource).then_some(0);
+        let Some(end) = end.or(any_end) else {
             return self.refuse(Refusal::WrongSource, DropReason::WrongSource);
-        }
+        };
         if !packet.verify_icrc() {
             return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
         }
-        self.expected[link].learn(packet);
+        let opcode = packet.layout().opcode();
         let source = packet.deth().map(Deth::src_qp);
-        self.on_valid_beacon(link, header, packet.layout().opcode(), source, now)
+        if let Some(standby) = self.standbys.get_mut(link).and_then(Option::as_mut) {
+            standby.expected[usize::from(end)].learn(packet);
+            return self.on_beacon_of_two((link, end), &header, opcode, source, now);
+        }
+        self.expected[link].learn(packet);
+        self.on_beacon_of_one(link, &header, opcode, source, now)
     }
 
-    /// Handles a beacon of the link's neighbour that has passed all checks.
+    /// Handles a beacon of the only end of a link, which has passed all checks.
     #[inline]
-    fn on_valid_beacon(
+    fn on_beacon_of_one(
         &mut self,
         link: usize,
-        header: OnePipe,
+        header: &OnePipe,
         opcode: Opcode,
         source: Option<Qpn>,
         now: Nanos,
+    ) -> Verdict {
+        let word = (header.barrier(), header.nothing_follows());
+        self.take_beacon((link, 0), header, opcode, source, now, |_| Some(word))
+    }
+
+    /// Takes the values of a beacon. `word` returns the barrier, and whether nothing follows, as if the link had one
+    /// end; `None` if the beacon is stale.
+    #[expect(clippy::inline_always, reason = "nothing of the second end may remain where there is none")]
+    #[inline(always)]
+    pub(super) fn take_beacon(
+        &mut self,
+        (link, end): (usize, u8),
+        header: &OnePipe,
+        opcode: Opcode,
+        source: Option<Qpn>,
+        now: Nanos,
+        word: impl FnOnce(&mut Self) -> Option<(Option<Timestamp>, bool)>,
     ) -> Verdict {
         match opcode {
             Opcode::UC_WRITE_ONLY => self.counters.writes.add(1),
             _ => self.counters.datagrams.add(1),
         }
         if self.commit.is_some() {
-            self.on_commit(link, source, header.commit(), now);
+            self.on_commit(link, source.map(|qpn| (end, qpn)), header.commit(), now);
         }
         if header.nothing_follows()
-            && let Err(why) = self.check_leave(link, header.timestamp(), now)
+            && let Err(why) = self.check_leave((link, end), header.timestamp(), now)
         {
             let reason = if why == Refusal::Ahead { DropReason::Refused } else { DropReason::Stale };
             return self.refuse(why, reason);
         }
-        match self.update_link(link, header.barrier(), now) {
+        let Some((barrier, is_last)) = word(self) else {
+            return self.refuse(Refusal::Stale, DropReason::Stale);
+        };
+        match self.update_link(link, barrier, now) {
             Ok(()) => {}
             Err(why @ (Refusal::Stale | Refusal::TooFarBehind)) => {
                 return self.refuse(why, DropReason::Stale);
@@ -289,11 +316,13 @@ impl Representative {
             self.links[link].reads_until = if header.reads_barriers() { until } else { 0 };
             self.links[link].writes_until = if header.writes_barriers() { until } else { 0 };
         }
-        let last_beacon = &mut self.links[link].last_beacon;
+        let last_beacon = self.last_beacon_of(link, end);
         last_beacon.note(header.timestamp());
         if header.nothing_follows() {
             // So a repetition of this beacon is older than the last one.
             last_beacon.note(header.timestamp().add(1));
+        }
+        if is_last {
             // A switch of an earlier version announces that nothing follows also if it hears none of its links.
             let why = if header.declares() { Gone::Left } else { Gone::Silent };
             self.leave(link, why, now);
@@ -309,14 +338,15 @@ impl Representative {
     /// be wrong. Only the first beacon of a link can be compared with nothing else. If it is far from this
     /// node's clock, it is kept as the last beacon, and the next announcement counts.
     #[cold]
-    fn check_leave(&mut self, link: usize, time: Timestamp, now: Nanos) -> Result<(), Refusal> {
+    fn check_leave(&mut self, (link, end): (usize, u8), time: Timestamp, now: Nanos) -> Result<(), Refusal> {
         let ahead = time.distance(self.reference_clock(now));
-        let last_beacon = &mut self.links[link].last_beacon;
+        let old = ahead < -i64::try_from(self.config.join_window.0).unwrap_or(i64::MAX);
+        let believes = !old && ahead <= self.ahead_max;
+        let last_beacon = self.last_beacon_of(link, end);
         if !last_beacon.is_none() {
             return if last_beacon.is_after(time) { Err(Refusal::Stale) } else { Ok(()) };
         }
-        let old = ahead < -i64::try_from(self.config.join_window.0).unwrap_or(i64::MAX);
-        if !old && ahead <= self.ahead_max {
+        if believes {
             return Ok(());
         }
         // So a repetition of this announcement is older than the last beacon.
@@ -327,7 +357,7 @@ impl Representative {
     /// Takes the commit barrier of a beacon, if the beacon is of the incarnation that the controller has named.
     /// The best-effort barrier of another one counts nevertheless.
     #[inline(never)]
-    fn on_commit(&mut self, link: usize, source: Option<Qpn>, commit: Option<Timestamp>, now: Nanos) {
+    fn on_commit(&mut self, link: usize, source: Option<(u8, Qpn)>, commit: Option<Timestamp>, now: Nanos) {
         let commit = commit.map(|commit| self.lowered(commit, now));
         if let Some(registers) = &mut self.commit
             && registers.on_beacon(link, source, commit) == Source::Unknown

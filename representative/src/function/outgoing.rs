@@ -2,6 +2,7 @@
 
 use super::{LOOPBACK, LinkEnds, Representative};
 use crate::barrier::{Gone, Inputs};
+use crate::commit::Commit;
 use crate::config::{Incarnation, Pace};
 use crate::half::{DOWN, UP};
 use crate::view::LinkState;
@@ -77,6 +78,9 @@ impl Representative {
             }
             self.propagate(half, now);
         }
+        if !self.standbys.is_empty() {
+            self.check_doubts();
+        }
         let clock = self.reference_clock(now);
         if let Some(commit) = &mut self.commit {
             commit.tick(clock);
@@ -103,18 +107,17 @@ impl Representative {
     #[inline]
     pub(super) fn send_beacons<O: Output>(&mut self, ticked: bool, now: Nanos, out: &mut O) {
         let announcements = [UP, DOWN].map(|half| self.announcement(half, ticked, now));
-        let muting = self.commit.as_deref().filter(|commit| commit.mutes_any());
         let mut sent = 0;
+        if !self.standbys.is_empty() {
+            sent += self.send_to_standbys(&announcements, out);
+        }
+        let muting = self.commit.as_deref().filter(|commit| commit.mutes_any());
         for (number, link) in self.links.iter_mut().enumerate() {
             let announcement = &announcements[link.output];
             if !announcement.is_due_for(link) {
                 continue;
             }
-            let contents = match (&announcement.without_commit, muting) {
-                (Some(contents), Some(commit)) if commit.is_muted(number) => contents,
-                _ => &announcement.contents,
-            };
-            if link.beacon.send(contents, out).is_err() {
+            if link.beacon.send(announcement.contents_for(number, muting), out).is_err() {
                 self.counters.unsent.add(1);
                 continue;
             }
@@ -140,6 +143,7 @@ impl Representative {
         if self.config.declares {
             let is_chip = self.config.incarnation == Incarnation::Chip;
             header.declare(is_chip, is_chip);
+            header.set_removed(self.has_removed(number));
         }
         let mut without_commit = None;
         if let Some(commit) = &self.commit {
@@ -178,7 +182,7 @@ impl Representative {
 }
 
 /// Barriers to send, and the conditions under which a link gets a beacon.
-struct Announcement {
+pub(super) struct Announcement {
     contents: BeaconHeader,
     /// Contents for muted links, if there are any
     without_commit: Option<BeaconHeader>,
@@ -196,8 +200,17 @@ struct Announcement {
 }
 
 impl Announcement {
+    /// Returns what a link's beacon contains. The registers are those that mute links, if there are any.
     #[inline]
-    fn is_due_for(&self, link: &LinkEnds) -> bool {
+    pub(super) fn contents_for(&self, link: usize, muting: Option<&Commit>) -> &BeaconHeader {
+        match (&self.without_commit, muting) {
+            (Some(contents), Some(commit)) if commit.is_muted(link) => contents,
+            _ => &self.contents,
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_due_for(&self, link: &LinkEnds) -> bool {
         let long_ago = self.sent_until.is_some_and(|tick| link.sent_barrier_at <= tick)
             && Some(link.sent_barrier_at) != self.except_sent_at;
         let only_messages = self.beaconed_before.is_some_and(|tick| link.beaconed_at < tick);

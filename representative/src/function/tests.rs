@@ -62,6 +62,7 @@ fn link(n: u8, side: Side) -> Link {
         detour: Vec::new(),
         qpn: Qpn::new(0x30 + u32::from(n)),
         beacon: BeaconForm::Datagram,
+        standby: None,
     }
 }
 

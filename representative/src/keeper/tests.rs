@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::{BeaconForm, Incarnation as Place, Pace, Registers, Side};
+use crate::config::{BeaconForm, End, Incarnation as Place, Pace, Registers, Side};
 use crate::function::Representative;
 use core::net::Ipv4Addr;
 use onepipe::OnePipe;
@@ -22,6 +22,7 @@ fn representative() -> config::Config {
         detour: Vec::new(),
         qpn: Qpn::new(0x30),
         beacon: BeaconForm::Datagram,
+        standby: None,
     };
     config::Config {
         forward: forward::Config::bridge(1, 16),
@@ -186,7 +187,7 @@ fn sources_at_other_addresses_are_left_out() {
     receive(&mut keeper, 2, OWN, Message::Configure { version: 1, floors: [None; 2], links });
     let Some(Command::Configure(state)) = keeper.poll_command() else { panic!("no state") };
     let sources: Vec<_> = state.links.iter().map(|link| &link.sources[..]).collect();
-    assert_eq!(sources, [&[Qpn::new(0x51), Qpn::new(0x53)][..], &[]]);
+    assert_eq!(sources, [&[(0, Qpn::new(0x51)), (0, Qpn::new(0x53))][..], &[]]);
 }
 
 #[test]
@@ -240,4 +241,22 @@ fn addresses_are_mapped() {
     let mapped = address(Ipv4Addr::new(10, 9, 8, 7).into());
     assert_eq!(mapped, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 9, 8, 7]);
     assert_eq!(address(IpAddr::from([1u8; 16])), [1; 16]);
+}
+
+#[test]
+fn sources_are_assigned_to_both_ends_of_a_link() {
+    let mut keeper = welcomed();
+    let address = keeper.representative.links[2].address;
+    let link = &mut keeper.representative.links[0];
+    link.standby = Some(End {
+        mac: MacAddr([2; 6]),
+        address,
+        detour: Vec::new(),
+        qpn: Qpn::new(0x90),
+        beacon: BeaconForm::Datagram,
+    });
+    let links = vec![setting(0, &[(1, 0x51), (3, 0x52), (2, 0x53)])];
+    receive(&mut keeper, 2, OWN, Message::Configure { version: 1, floors: [None; 2], links });
+    let Some(Command::Configure(state)) = keeper.poll_command() else { panic!("no state") };
+    assert_eq!(state.links[0].sources, [(0, Qpn::new(0x51)), (1, Qpn::new(0x52))]);
 }

@@ -36,7 +36,18 @@ pub struct Plan {
     pub switches: Vec<PlannedSwitch>,
     /// By host: destination of its own beacons, for each of its switches. Empty for hosts that send no
     /// messages
-    pub hosts: Vec<Vec<(usize, Beacons)>>,
+    pub hosts: Vec<Vec<Uplink>>,
+}
+
+/// Link of a host that sends messages to one of its switches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uplink {
+    /// The switch
+    pub switch: usize,
+    /// Beacons to the switch's representative
+    pub beacons: Beacons,
+    /// Beacons to its standby
+    pub standby: Option<Beacons>,
 }
 
 /// A switch and its representative.
@@ -52,10 +63,25 @@ pub struct PlannedSwitch {
     pub registers: Registers,
     /// Links, in the order of their queue pairs: to hosts, then to switches below, then to switches above
     pub links: Vec<PlannedLink>,
+    /// Second host that keeps the switch's barriers
+    pub standby: Option<Standby>,
     /// Sources of the tunnels that end at this switch, in order; empty if it terminates none
     pub tunnel_sources: BTreeSet<IpAddr>,
     /// Whether any host that sends messages is at the switch or below it
     pub has_hosts: bool,
+}
+
+/// Second host that keeps a switch's barriers, with queue pairs and memory of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standby {
+    /// The host
+    pub host: usize,
+    /// Its queue pair for the first link; those of the other links follow
+    pub first_qp: Qpn,
+    /// Its memory for beacons
+    pub registers: Registers,
+    /// Links, in the order of those of the switch
+    pub links: Vec<PlannedLink>,
 }
 
 /// Link of a switch: both directions, on one of which the switch's beacons are sent.
@@ -67,6 +93,36 @@ pub struct PlannedLink {
     pub side: Side,
     /// Beacons sent on the link
     pub beacons: Beacons,
+    /// Beacons sent on the link to the standby of the switch at the other end
+    pub standby: Option<Beacons>,
+}
+
+/// One of the hosts that keep a switch's barriers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seat {
+    Representative,
+    Standby,
+}
+
+impl Seat {
+    const ALL: [Self; 2] = [Self::Representative, Self::Standby];
+}
+
+impl PlannedSwitch {
+    /// Returns the hosts that keep the switch's barriers: the representative, and its standby.
+    pub fn hosts(&self) -> impl Iterator<Item = usize> {
+        core::iter::once(self.representative).chain(self.standby.as_ref().map(|standby| standby.host))
+    }
+
+    /// Returns the host of a seat, its first queue pair and its memory, if the switch has it.
+    fn seat(&self, seat: Seat) -> Option<(usize, Qpn, Registers)> {
+        match seat {
+            Seat::Representative => Some((self.representative, self.first_qp, self.registers)),
+            Seat::Standby => {
+                self.standby.as_ref().map(|standby| (standby.host, standby.first_qp, standby.registers))
+            }
+        }
+    }
 }
 
 /// Destination of the beacons for a link.
@@ -99,6 +155,8 @@ struct BeaconPath {
     far: Node,
     /// Host that receives the beacons
     to: usize,
+    /// Seat of this host, if a switch is there
+    seat: Seat,
 }
 
 struct Planner<'a> {
@@ -136,10 +194,9 @@ pub fn plan(topology: &Topology) -> Result<Plan, Vec<Problem>> {
 /// ones, the one that sends no messages and represents the fewest switches.
 fn representatives(topology: &Topology, graph: &Graph) -> Result<Vec<usize>, Vec<Problem>> {
     let mut switches_of = vec![0; topology.hosts.len()];
-    for switch in &topology.switches {
-        if let Some(host) = switch.representative {
-            switches_of[host] += 1;
-        }
+    for host in topology.switches.iter().flat_map(|switch| [switch.representative, switch.standby]).flatten()
+    {
+        switches_of[host] += 1;
     }
     let mut problems = Vec::new();
     let mut representatives = Vec::new();
@@ -150,12 +207,15 @@ fn representatives(topology: &Topology, graph: &Graph) -> Result<Vec<usize>, Vec
             costs.from(host.switches[0])?;
             host.switches.iter().filter_map(|&at| costs.from(at)).min()
         };
-        if let Some(host) = switch.representative.filter(|&host| cost(&topology.hosts[host]).is_none()) {
-            problems.push(Problem::Disconnected { switch: number, host });
+        let named = [switch.representative, switch.standby].into_iter().flatten();
+        let mut disconnected = named.filter(|&host| cost(&topology.hosts[host]).is_none()).peekable();
+        if disconnected.peek().is_some() {
+            problems.extend(disconnected.map(|host| Problem::Disconnected { switch: number, host }));
             continue;
         }
         let nearest = || {
-            let hosts = topology.hosts.iter().enumerate().filter(|(_, host)| host.represents);
+            let hosts = topology.hosts.iter().enumerate();
+            let hosts = hosts.filter(|&(at, host)| host.represents && switch.standby != Some(at));
             // Prefer a host that sends no messages.
             let hosts =
                 hosts.filter_map(|(at, host)| Some((cost(host)?, host.messages, switches_of[at], at)));
@@ -182,7 +242,7 @@ fn skeleton(topology: &Topology, layers: &[u32], representatives: &[usize]) -> P
         qpn: topology.settings.host_qp,
         form: BeaconForm::Datagram,
     };
-    let link = |to, side| PlannedLink { to, side, beacons: placeholder.clone() };
+    let link = |to, side| PlannedLink { to, side, beacons: placeholder.clone(), standby: None };
     let mut links: Vec<Vec<PlannedLink>> = vec![Vec::new(); topology.switches.len()];
     for (host, at) in
         topology.senders().flat_map(|(number, host)| host.switches.iter().map(move |&at| (number, at)))
@@ -202,16 +262,26 @@ fn skeleton(topology: &Topology, layers: &[u32], representatives: &[usize]) -> P
     let has_hosts = layers::with_hosts(topology, layers, up);
     let mut used = vec![0u32; topology.hosts.len()];
     let Settings { first_qp, registers, .. } = topology.settings;
+    let mut take = |host: usize, links: usize| {
+        let before = used[host];
+        used[host] += links as u32;
+        let va = registers.va + Registers::SIZE * u64::from(before);
+        (Qpn::new(first_qp.get() + before), Registers { va, ..registers })
+    };
     let switches = links.into_iter().enumerate().map(|(number, links)| {
         let representative = representatives[number];
-        let before = used[representative];
-        used[representative] += links.len() as u32;
+        let (first_qp, registers) = take(representative, links.len());
+        let standby = topology.switches[number].standby.map(|host| {
+            let (first_qp, registers) = take(host, links.len());
+            Standby { host, first_qp, registers, links: links.clone() }
+        });
         PlannedSwitch {
             layer: layers[number],
             representative,
-            first_qp: Qpn::new(first_qp.get() + before),
-            registers: Registers { va: registers.va + Registers::SIZE * u64::from(before), ..registers },
+            first_qp,
+            registers,
             links,
+            standby,
             tunnel_sources: BTreeSet::new(),
             has_hosts: has_hosts[number],
         }
@@ -225,6 +295,9 @@ impl Planner<'_> {
         if self.topology.settings.fail_after_intervals.is_none() {
             return;
         }
+        let with_standby =
+            self.plan.switches.iter().enumerate().filter(|(_, planned)| planned.standby.is_some());
+        self.problems.extend(with_standby.map(|(switch, _)| Problem::StandbyWithController(switch)));
         let last = |planned: &PlannedSwitch| planned.first_qp.get() + planned.links.len() as u32 - 1;
         let last = self.plan.switches.iter().map(last).enumerate();
         let above = last.filter(|&(_, last)| last >= FIRST_INCARNATION_QP);
@@ -233,16 +306,8 @@ impl Planner<'_> {
 
     fn send_beacons(&mut self) {
         for switch in 0..self.topology.switches.len() {
-            for number in 0..self.plan.switches[switch].links.len() {
-                let from = self.plan.switches[switch].representative;
-                let via = self.topology.hosts[from].switches[0];
-                let far = self.plan.switches[switch].links[number].to;
-                let to = match far {
-                    Node::Host(host) => host,
-                    Node::Switch(other) => self.plan.switches[other].representative,
-                };
-                let beacons = self.beacons(BeaconPath { from, via, near: Node::Switch(switch), far, to });
-                self.plan.switches[switch].links[number].beacons = beacons;
+            for seat in Seat::ALL {
+                self.send_beacons_of(switch, seat);
             }
         }
         let uplinks: Vec<_> = self
@@ -251,12 +316,45 @@ impl Planner<'_> {
             .flat_map(|(number, host)| host.switches.iter().map(move |&switch| (number, switch)))
             .collect();
         for (from, switch) in uplinks {
-            let to = self.plan.switches[switch].representative;
-            let path =
-                BeaconPath { from, via: switch, near: Node::Host(from), far: Node::Switch(switch), to };
-            let beacons = self.beacons(path);
-            self.plan.hosts[from].push((switch, beacons));
+            let [beacons, standby] =
+                self.beacons_to_both((from, switch), Node::Host(from), Node::Switch(switch));
+            let beacons = beacons.expect("every switch has a representative");
+            self.plan.hosts[from].push(Uplink { switch, beacons, standby });
         }
+    }
+
+    /// Plans the beacons of a switch's representative, or of its standby.
+    fn send_beacons_of(&mut self, switch: usize, seat: Seat) {
+        let Some((from, ..)) = self.plan.switches[switch].seat(seat) else { return };
+        let via = self.topology.hosts[from].switches[0];
+        for number in 0..self.plan.switches[switch].links.len() {
+            let far = self.plan.switches[switch].links[number].to;
+            let [beacons, standby] = self.beacons_to_both((from, via), Node::Switch(switch), far);
+            let planned = &mut self.plan.switches[switch];
+            let links = match (seat, &mut planned.standby) {
+                (Seat::Standby, Some(standby)) => &mut standby.links,
+                _ => &mut planned.links,
+            };
+            links[number].beacons = beacons.expect("every link has two ends");
+            links[number].standby = standby;
+        }
+    }
+
+    /// Returns the destinations of the beacons from one end of a link to each seat of the other end. They leave
+    /// through the switch `via`.
+    fn beacons_to_both(
+        &mut self,
+        (from, via): (usize, usize),
+        near: Node,
+        far: Node,
+    ) -> [Option<Beacons>; 2] {
+        Seat::ALL.map(|seat| {
+            let to = match far {
+                Node::Host(host) => (seat == Seat::Representative).then_some(host)?,
+                Node::Switch(other) => self.plan.switches[other].seat(seat)?.0,
+            };
+            Some(self.beacons(BeaconPath { from, via, near, far, to, seat }))
+        })
     }
 
     /// Returns the destination of the beacons from one end of a link to the other.
@@ -270,14 +368,14 @@ impl Planner<'_> {
                 let there = &self.plan.switches[switch];
                 let number =
                     there.links.iter().position(|link| link.to == path.near).expect("links have two ends");
-                let Registers { rkey, .. } = there.registers;
-                let va = there.registers.va_of(number as u16);
+                let (_, first_qp, registers) = there.seat(path.seat).expect("the path ends there");
+                let (va, rkey) = (registers.va_of(number as u16), registers.rkey);
                 // A WRITE does not name the incarnation of its sender.
                 let form = match self.topology.settings.fail_after_intervals {
                     Some(_) => BeaconForm::Datagram,
                     None => BeaconForm::Write { va, rkey },
                 };
-                (Qpn::new(there.first_qp.get() + number as u32), form)
+                (Qpn::new(first_qp.get() + number as u32), form)
             }
         };
         let next_hop = self.next_hop(path, !detour.is_empty());
@@ -285,7 +383,7 @@ impl Planner<'_> {
     }
 
     fn crossing(&mut self, path: BeaconPath) -> Crossing {
-        let BeaconPath { from, via, near, far, to } = path;
+        let BeaconPath { from, via, near, far, to, .. } = path;
         if from == to {
             // What a host sends to itself passes no link.
             return Crossing::Never;
@@ -355,19 +453,20 @@ impl Plan {
     /// of its link: the first one, if the host is at several. `None` for a host that sends no messages, if a
     /// host that does has no number, and for one whose next hop to a peer is unknown.
     pub fn process(&self, topology: &Topology, number: usize) -> Option<(usize, process::Config)> {
-        let (switch, beacons) = self.hosts[number].first()?;
+        let Uplink { switch, beacons, standby } = self.hosts[number].first()?;
         let settings = &topology.settings;
         let peer = |host: usize, mac| {
             let Host { id, address, .. } = topology.hosts[host];
             Some(Peer { id: id?, mac, address, qpn: settings.host_qp })
         };
-        let tor = process::BeaconPeer {
+        let end = |beacons: &Beacons| process::BeaconPeer {
             mac: beacons.next_hop,
             address: beacons.address,
             qpn: beacons.qpn,
             detour: beacons.detour.clone(),
         };
-        let mut config = process::Config::new(peer(number, topology.hosts[number].mac)?, tor);
+        let mut config = process::Config::new(peer(number, topology.hosts[number].mac)?, end(beacons));
+        config.standby = standby.as_ref().map(end);
         let peers = topology.senders().filter(|(other, _)| *other != number);
         let peers = peers.map(|(other, _)| peer(other, topology.next_hop(number, other)?));
         config.peers = peers.collect::<Option<_>>()?;
@@ -380,8 +479,24 @@ impl Plan {
 
     /// Returns the configuration of a switch's representative, whose host has one port.
     pub fn config(&self, topology: &Topology, switch: usize) -> Config {
-        let planned = &self.switches[switch];
-        let host = &topology.hosts[planned.representative];
+        let PlannedSwitch { representative, first_qp, registers, links, .. } = &self.switches[switch];
+        self.config_of(topology, switch, (*representative, *first_qp, *registers), links)
+    }
+
+    /// Returns the configuration of the standby of a switch's representative, if it has one.
+    pub fn standby_config(&self, topology: &Topology, switch: usize) -> Option<Config> {
+        let Standby { host, first_qp, registers, links } = self.switches[switch].standby.as_ref()?;
+        Some(self.config_of(topology, switch, (*host, *first_qp, *registers), links))
+    }
+
+    fn config_of(
+        &self,
+        topology: &Topology,
+        switch: usize,
+        (host, first_qp, registers): (usize, Qpn, Registers),
+        links: &[PlannedLink],
+    ) -> Config {
+        let (planned, host) = (&self.switches[switch], &topology.hosts[host]);
         let link = |link: &PlannedLink| config::Link {
             side: link.side,
             port: PortId(0),
@@ -390,6 +505,13 @@ impl Plan {
             detour: link.beacons.detour.clone(),
             qpn: link.beacons.qpn,
             beacon: link.beacons.form,
+            standby: link.standby.as_ref().map(|beacons| config::End {
+                mac: beacons.next_hop,
+                address: beacons.address,
+                detour: beacons.detour.clone(),
+                qpn: beacons.qpn,
+                beacon: beacons.form,
+            }),
         };
         let Settings { beacon_interval, dead_after_intervals, traffic_class, ahead_max, .. } =
             topology.settings;
@@ -401,8 +523,8 @@ impl Plan {
             mac: host.mac,
             addresses: vec![host.address],
             qkey: OnePipe::QKEY,
-            first_qp: planned.first_qp,
-            registers: planned.registers,
+            first_qp,
+            registers,
             beacon_interval,
             dead_after_intervals,
             fail_after_intervals: topology.settings.fail_after_intervals,
@@ -410,7 +532,7 @@ impl Plan {
             ahead_max,
             clock: Timestamp::default(),
             traffic_class,
-            links: planned.links.iter().map(link).collect(),
+            links: links.iter().map(link).collect(),
             evict_after: Nanos(10 * join_window.0),
             layer: planned.layer,
             declares: true,

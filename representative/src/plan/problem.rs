@@ -56,6 +56,15 @@ pub enum Problem {
         /// Host that was named
         host: usize,
     },
+    /// A switch's standby is its representative
+    SameHost {
+        /// The switch
+        switch: usize,
+        /// The host
+        host: usize,
+    },
+    /// A switch has a standby, and the network a controller, which knows one representative of each switch
+    StandbyWithController(usize),
     /// Beacons need a router whose MAC address is unknown
     NoMac {
         /// The router
@@ -107,6 +116,11 @@ pub(super) fn check(topology: &Topology) -> Result<(), Vec<Problem>> {
             problems.push(Problem::Parallel(first, number));
         } else {
             joined.insert((a.min(b), a.max(b)), number);
+        }
+    }
+    for (number, switch) in topology.switches.iter().enumerate() {
+        if let Some(host) = switch.standby.filter(|_| switch.standby == switch.representative) {
+            problems.push(Problem::SameHost { switch: number, host });
         }
     }
     let mut addresses = BTreeMap::new();
@@ -179,8 +193,9 @@ impl Problem {
             | Self::NoRepresentative(switch)
             | Self::NoMac { switch, .. }
             | Self::QueuePairs { switch, .. }
+            | Self::StandbyWithController(switch)
             | Self::NoTunnel { switch, .. } => node(Node::Switch(switch)),
-            Self::Disconnected { switch, host } => {
+            Self::Disconnected { switch, host } | Self::SameHost { switch, host } => {
                 (About::Node(Node::Switch(switch)), Some(About::Node(Node::Host(host))))
             }
             Self::NotDirect(near, far) => {
@@ -270,6 +285,8 @@ impl Problem {
                  A host sends through the first of its switches"
                     .into(),
             ),
+            Self::SameHost { switch: at, host: index } => same_host(&switch(*at), &host(*index)),
+            Self::StandbyWithController(at) => standby_with_controller(&switch(*at)),
             Self::QueuePairs { switch: at, last } => queue_pairs(&switch(*at), *last),
             Self::NoMac { switch: at, host: index } => (
                 format!("{} has no `mac`, but {} sends beacons through it", switch(*at), host(*index)),
@@ -289,6 +306,25 @@ impl Problem {
             ),
         }
     }
+}
+
+/// Describes a host that is both the representative and the standby of a switch.
+fn same_host(switch: &str, host: &str) -> (String, String) {
+    (
+        format!("{host} is both the representative and the standby of {switch}"),
+        "name another host with `standby = \"...\"`, or remove it: what ends one of the two must not end the other"
+            .into(),
+    )
+}
+
+/// Describes a switch with a standby in a network with a controller.
+fn standby_with_controller(switch: &str) -> (String, String) {
+    (
+        format!("{switch} has a standby, and the network has a controller"),
+        "remove `standby`, or remove [controller] and with it the reliable service: the controller knows one \
+         representative of each switch"
+            .into(),
+    )
 }
 
 fn queue_pairs(switch: &str, last: u32) -> (String, String) {

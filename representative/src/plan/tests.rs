@@ -1,3 +1,5 @@
+mod standby;
+
 use super::*;
 use crate::Representative;
 use onepipe::ProcessId;
@@ -77,13 +79,15 @@ fn check(topology: &Topology, plan: &Plan) {
         }
     }
     // Representatives at one host share no queue pairs.
-    for (number, one) in plan.switches.iter().enumerate() {
-        for other in &plan.switches[..number] {
-            let qps = |planned: &PlannedSwitch| {
-                planned.first_qp.get()..planned.first_qp.get() + planned.links.len() as u32
-            };
-            let apart = qps(one).end <= qps(other).start || qps(other).end <= qps(one).start;
-            assert!(one.representative != other.representative || apart);
+    let seat = |planned: &'_ PlannedSwitch, seat| {
+        let (host, first_qp, _) = planned.seat(seat)?;
+        Some((host, first_qp.get()..first_qp.get() + planned.links.len() as u32))
+    };
+    let seats: Vec<_> =
+        plan.switches.iter().flat_map(|planned| Seat::ALL.map(|of| seat(planned, of))).flatten().collect();
+    for (number, (host, qps)) in seats.iter().enumerate() {
+        for (other, taken) in &seats[..number] {
+            assert!(host != other || qps.end <= taken.start || taken.end <= qps.start);
         }
     }
 }
@@ -137,9 +141,11 @@ fn plan_of_the_papers_testbed_is_right() {
     // What h0 sends to itself would not leave the host.
     let own = beacons(&plan, 0, Node::Host(0));
     assert_eq!((own.crossing, &own.detour, own.next_hop), (Crossing::Never, &vec![ip(255, 0)], mac(1, 0)));
-    let [(0, own)] = &plan.hosts[0][..] else { panic!("{:?}", plan.hosts[0]) };
+    let [Uplink { switch: 0, beacons: own, .. }] = &plan.hosts[0][..] else { panic!("{:?}", plan.hosts[0]) };
     assert_eq!((own.crossing, &own.detour, own.address), (Crossing::Never, &vec![ip(255, 0)], ip(0, 0)));
-    let [(0, straight)] = &plan.hosts[7][..] else { panic!("{:?}", plan.hosts[7]) };
+    let [Uplink { switch: 0, beacons: straight, .. }] = &plan.hosts[7][..] else {
+        panic!("{:?}", plan.hosts[7])
+    };
     assert_eq!(
         (straight.crossing, straight.qpn, straight.next_hop),
         (Crossing::Always, Qpn::new(0x107), mac(0, 0))
@@ -160,7 +166,7 @@ fn representatives_at_their_switches_need_no_detour() {
     }
     let plan = valid_plan(&topology);
     let all = plan.switches.iter().flat_map(|switch| &switch.links).map(|link| &link.beacons);
-    for beacons in all.chain(plan.hosts.iter().flatten().map(|(_, beacons)| beacons)) {
+    for beacons in all.chain(plan.hosts.iter().flatten().map(|uplink| &uplink.beacons)) {
         assert_eq!((beacons.crossing, &beacons.detour), (Crossing::Always, &Vec::new()));
     }
     assert!(plan.switches.iter().all(|switch| switch.tunnel_sources.is_empty()));
@@ -309,7 +315,11 @@ fn host_at_two_switches_is_planned() {
     topology.switches[1].representative = Some(1);
     let plan = valid_plan(&topology);
     // Either switch has another path to it, but the direct one is shorter.
-    let [(0, first), (1, second)] = &plan.hosts[2][..] else { panic!("{:?}", plan.hosts[2]) };
+    let [Uplink { switch: 0, beacons: first, .. }, Uplink { switch: 1, beacons: second, .. }] =
+        &plan.hosts[2][..]
+    else {
+        panic!("{:?}", plan.hosts[2])
+    };
     assert_eq!((first.crossing, first.next_hop), (Crossing::Always, mac(1, 0)), "the switch at its own port");
     assert_eq!((second.crossing, second.next_hop), (Crossing::Always, mac(1, 1)));
     assert_eq!(beacons(&plan, 0, Node::Host(2)).crossing, Crossing::Always);

@@ -82,6 +82,8 @@ pub struct Switch {
     pub mac: Option<MacAddr>,
     /// Host that keeps the switch's barriers; the nearest one if `None`
     pub representative: Option<usize>,
+    /// Second host that keeps them, another one; none if `None`
+    pub standby: Option<usize>,
 }
 
 /// A host.

@@ -16,7 +16,7 @@ const INCOMPATIBLE: [(&str, &[&str]); 12] = [
     ("forward", &["mac_table", "routes", "drop"]),
     ("tunnel", &["mac_table", "routes", "drop"]),
     ("swordbox", &["pairs", "routes", "drop", "layers"]),
-    ("onepipe", &["pairs", "routes", "drop", "detour", "lag_alarm_us"]),
+    ("onepipe", &["pairs", "routes", "drop", "detour", "standby", "lag_alarm_us"]),
     ("impair", &["delay_us", "jitter_us", "copies", "behind", "at_most_us", "field", "force"]),
     ("nic", &["count", "messages", "test", "transport", "server", "connections", "at_once"]),
     (

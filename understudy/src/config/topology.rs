@@ -63,6 +63,8 @@ settings::table! {
     mac: MacAddr = mac() => optional("not needed by the plan") example("02:00:00:00:01:01");
     /// Host that represents the switch
     representative: () = special("name of a host") => optional("chosen by the plan") example("h1");
+    /// Second host that represents the switch, so that nothing stops if one of the two fails; not with `[controller]`
+    standby: () = special("name of a host") => optional("none") example("h2");
     /// Software of the switch, for which the plan writes rules
     os: System = words(&[("sonic", System::Sonic), ("eos", System::Eos), ("linux", System::Linux), ("understudy", System::Understudy)]) => optional("another one") example("sonic");
 }
@@ -331,15 +333,15 @@ fn clock_error(table: &Table<'_>) -> Nanos {
 }
 
 fn switch(table: Table<'_>, number: usize, spans: &Spans) -> (Switch, System) {
-    let representative = table
-        .value(SwitchKeys::representative)
-        .and_then(|value| Spans::find_index(&spans.hosts, &value, "host"));
+    let host = |key| table.value(key).and_then(|value| Spans::find_index(&spans.hosts, &value, "host"));
+    let (representative, standby) = (host(SwitchKeys::representative), host(SwitchKeys::standby));
     let switch = Switch {
         name: spans.switches[number].0.clone(),
         layer: table.read(SwitchKeys::layer),
         tunnel: table.read(SwitchKeys::tunnel),
         mac: table.read(SwitchKeys::mac),
         representative,
+        standby,
     };
     let system = table.read(SwitchKeys::os).unwrap_or(System::Other);
     table.finish();

@@ -5,8 +5,9 @@ use super::File;
 use crate::config::{Controller, Network};
 use core::fmt::Write as _;
 use onepipe::ProcessId;
-use representative::config::{BeaconForm, Side};
-use representative::plan::{Beacons, Host, Node};
+use representative::config::{BeaconForm, Registers, Side};
+use representative::plan::{Beacons, Host, Node, PlannedLink, PlannedSwitch, Standby, Uplink};
+use rocev2::Qpn;
 use std::path::Path;
 use switch::Nanos;
 
@@ -19,7 +20,8 @@ pub(super) fn all(network: &Network) -> Vec<File> {
     let hosts = 0..network.topology.hosts.len();
     let processes = hosts.filter(|&host| !network.plan.hosts[host].is_empty());
     switches
-        .map(|switch| representative(network, switch))
+        .flat_map(|switch| [Some(representative(network, switch)), standby(network, switch)])
+        .flatten()
         .chain(processes.map(|host| process(network, host)))
         .collect()
 }
@@ -44,7 +46,7 @@ fn runtime(network: &Network) -> String {
 
 fn detour(beacons: &Beacons) -> Option<String> {
     let ends: Vec<_> = beacons.detour.iter().map(|end| format!("\"{end}\"")).collect();
-    (!ends.is_empty()).then(|| format!("detour = [{}]\n", ends.join(", ")))
+    (!ends.is_empty()).then(|| format!("detour = [{}]", ends.join(", ")))
 }
 
 /// Returns the keys that each `[controller]` has.
@@ -82,17 +84,39 @@ pub(super) fn controller(network: &Network, topology: &Path) -> Option<File> {
 
 /// Returns the configuration of a switch's representative.
 fn representative(network: &Network, switch: usize) -> File {
+    let PlannedSwitch { representative: host, first_qp, registers, links, .. } =
+        &network.plan.switches[switch];
+    let content = keeper(network, switch, "kept by host", &(*host, *first_qp, *registers), links);
+    File { name: format!("{}.representative.toml", network.topology.switches[switch].name), content }
+}
+
+/// Returns the configuration of the standby of a switch's representative, if it has one.
+fn standby(network: &Network, switch: usize) -> Option<File> {
+    let Standby { host, first_qp, registers, links } = network.plan.switches[switch].standby.as_ref()?;
+    let content = keeper(network, switch, "also kept by host", &(*host, *first_qp, *registers), links);
+    Some(File { name: format!("{}.standby.toml", network.topology.switches[switch].name), content })
+}
+
+/// Returns the configuration of a host that keeps a switch's barriers, which has this first queue pair and this
+/// memory.
+fn keeper(
+    network: &Network,
+    switch: usize,
+    kept: &str,
+    (host, first_qp, registers): &(usize, Qpn, Registers),
+    links: &[PlannedLink],
+) -> String {
     let (topology, planned) = (&network.topology, &network.plan.switches[switch]);
     let (settings, name) = (&topology.settings, &topology.switches[switch].name);
-    let host = &topology.hosts[planned.representative];
+    let (interface, host) = (&network.interfaces[*host], &topology.hosts[*host]);
     let mut text = format!(
-        "# The barriers of switch {name}, kept by host {} (written by `understudy plan`).\n\n\
+        "# The barriers of switch {name}, {kept} {} (written by `understudy plan`).\n\n\
          {}\n\
          [[port]]\nname = \"network\"\naf_packet = {{ interface = {} }}\n\n\
          [onepipe]\nincarnation = \"host\"\naddresses = [\"{}/{}\"]\nmac = \"{}\"\n",
         host.name,
         runtime(network),
-        quoted(&network.interfaces[planned.representative]),
+        quoted(interface),
         host.address,
         host.prefix,
         host.mac
@@ -105,11 +129,11 @@ fn representative(network: &Network, switch: usize) -> File {
         settings.traffic_class,
         micros(settings.ahead_max),
         planned.layer,
-        hex(planned.first_qp.get().into()),
-        hex(planned.registers.va),
-        hex(planned.registers.rkey.into())
+        hex(first_qp.get().into()),
+        hex(registers.va),
+        hex(registers.rkey.into())
     );
-    for link in &planned.links {
+    for link in links {
         let beacons = &link.beacons;
         let (what, name) = match link.to {
             Node::Host(_) => ("host", topology.name(link.to)),
@@ -123,16 +147,34 @@ fn representative(network: &Network, switch: usize) -> File {
             beacons.address,
             hex(beacons.qpn.get().into())
         );
-        if let BeaconForm::Write { va, rkey } = beacons.form {
-            _ = writeln!(text, "beacon = {{ va = {}, rkey = {} }}", hex(va), hex(rkey.into()));
-        }
-        text.extend(detour(beacons));
+        text.extend(form(beacons).map(|form| format!("{form}\n")));
+        text.extend(detour(beacons).map(|detour| format!("{detour}\n")));
+        text.extend(link.standby.as_ref().map(|end| second_end(end, true)));
     }
     if let Some(controller) = &network.controller {
         text += &node_keys(network, controller);
         _ = writeln!(text, "switch = {switch}");
     }
-    File { name: format!("{name}.representative.toml"), content: text }
+    text
+}
+
+/// Returns the form of beacons that are WRITEs.
+fn form(beacons: &Beacons) -> Option<String> {
+    let BeaconForm::Write { va, rkey } = beacons.form else { return None };
+    Some(format!("beacon = {{ va = {}, rkey = {} }}", hex(va), hex(rkey.into())))
+}
+
+/// Returns the standby at the other end of a link. Processes send no beacons in the `form` of WRITEs.
+fn second_end(beacons: &Beacons, has_form: bool) -> String {
+    let form = form(beacons).filter(|_| has_form);
+    let more = [form, detour(beacons)].into_iter().flatten().map(|key| format!(", {key}"));
+    format!(
+        "standby = {{ mac = \"{}\", address = \"{}\", qpn = {}{} }}\n",
+        beacons.next_hop,
+        beacons.address,
+        hex(beacons.qpn.get().into()),
+        more.collect::<String>()
+    )
 }
 
 /// Returns the number of a host's process.
@@ -164,7 +206,7 @@ fn process(network: &Network, number: usize) -> File {
         micros(settings.clock_error),
         micros(settings.timeout)
     );
-    for (switch, beacons) in &network.plan.hosts[number] {
+    for Uplink { switch, beacons, standby } in &network.plan.hosts[number] {
         _ = write!(
             text,
             "\n[[process.beacons]]\nswitch = \"{}\"\nmac = \"{}\"\naddress = \"{}\"\nqpn = {}\n",
@@ -173,7 +215,8 @@ fn process(network: &Network, number: usize) -> File {
             beacons.address,
             hex(beacons.qpn.get().into())
         );
-        text.extend(detour(beacons));
+        text.extend(detour(beacons).map(|detour| format!("{detour}\n")));
+        text.extend(standby.as_ref().map(|end| second_end(end, false)));
     }
     for (other, peer) in topology.senders().filter(|(other, _)| *other != number) {
         let mac = topology.next_hop(number, other).map_or_else(

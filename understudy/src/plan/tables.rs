@@ -4,7 +4,7 @@ use crate::config::Network;
 use comfy_table::{Table, presets};
 use core::fmt::Write as _;
 use representative::config::Side;
-use representative::plan::{Beacons, Crossing, Node};
+use representative::plan::{Beacons, Crossing, Host, Node, Uplink};
 
 /// Names in a list at most; a longer list shows its length, the first and the last name
 const MAX_NAMES: usize = 6;
@@ -43,20 +43,25 @@ pub(super) fn switches(network: &Network) -> String {
     ];
     let mut table = table(&header);
     for (switch, planned) in topology.switches.iter().zip(&network.plan.switches) {
-        let host = &topology.hosts[planned.representative];
+        let hosts: Vec<_> = planned.hosts().map(|host| &topology.hosts[host]).collect();
+        let both =
+            |of: &dyn Fn(&Host) -> String| hosts.iter().map(|&host| of(host)).collect::<Vec<_>>().join(", ");
         let side = |side| {
             let links = planned.links.iter().filter(move |link| link.side == side);
             names(links.map(|link| topology.name(link.to)).collect::<Vec<_>>().into_iter())
         };
         let (below, above) = (side(Side::Below), side(Side::Above));
-        let first = planned.first_qp.get();
-        let last = first + planned.links.len().saturating_sub(1) as u32;
+        let standby = planned.standby.as_ref().map(|standby| standby.first_qp);
+        let pairs = [Some(planned.first_qp), standby].into_iter().flatten().map(|first| {
+            let first = first.get();
+            format!("{first:#x}-{:#x}", first + planned.links.len().saturating_sub(1) as u32)
+        });
         table.add_row([
             switch.name.clone(),
             planned.layer.to_string(),
-            host.name.clone(),
-            host.address.to_string(),
-            format!("{first:#x}-{last:#x}"),
+            both(&|host| host.name.clone()),
+            both(&|host| host.address.to_string()),
+            pairs.collect::<Vec<_>>().join(", "),
             format!("{below} -> {above}"),
             // A packet from below may turn round at the switch.
             if above == "-" { format!("up -> {below}") } else { format!("{above}, up -> {below}") },
@@ -103,19 +108,28 @@ pub(super) fn beacons(network: &Network) -> String {
             },
         ]);
     };
+    let hosts_of = |node| match node {
+        Node::Host(host) => vec![host],
+        Node::Switch(switch) => network.plan.switches[switch].hosts().collect(),
+    };
     for (number, planned) in network.plan.switches.iter().enumerate() {
-        for link in &planned.links {
-            let to = match link.to {
-                Node::Host(host) => host,
-                Node::Switch(other) => network.plan.switches[other].representative,
-            };
-            add(Node::Switch(number), link.to, planned.representative, to, &link.beacons);
+        let links =
+            core::iter::once(&planned.links).chain(planned.standby.iter().map(|standby| &standby.links));
+        for (from, links) in planned.hosts().zip(links) {
+            for link in links {
+                let ends = core::iter::once(&link.beacons).chain(&link.standby);
+                for (to, beacons) in hosts_of(link.to).into_iter().zip(ends) {
+                    add(Node::Switch(number), link.to, from, to, beacons);
+                }
+            }
         }
     }
     for (number, uplinks) in network.plan.hosts.iter().enumerate() {
-        for (switch, beacons) in uplinks {
-            let to = network.plan.switches[*switch].representative;
-            add(Node::Host(number), Node::Switch(*switch), number, to, beacons);
+        for Uplink { switch, beacons, standby } in uplinks {
+            let (switch, ends) = (Node::Switch(*switch), core::iter::once(beacons).chain(standby));
+            for (to, beacons) in hosts_of(switch).into_iter().zip(ends) {
+                add(Node::Host(number), switch, number, to, beacons);
+            }
         }
     }
     let mut text = if table.is_empty() { String::new() } else { format!("{}\n", table.trim_fmt()) };
@@ -156,7 +170,7 @@ pub(super) fn notes(network: &Network) -> String {
     for (number, host) in topology.hosts.iter().enumerate() {
         let represented = network.plan.switches.iter().zip(&topology.switches);
         let represented: Vec<_> = represented
-            .filter(|(planned, _)| planned.representative == number)
+            .filter(|(planned, _)| planned.hosts().any(|host| host == number))
             .map(|(_, switch)| switch.name.as_str())
             .collect();
         if !represented.is_empty() && represented.len() + usize::from(host.messages) > 1 {

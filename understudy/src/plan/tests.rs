@@ -1,4 +1,5 @@
 mod ids;
+mod standby;
 
 use super::*;
 use crate::config::System;

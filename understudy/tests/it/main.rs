@@ -21,5 +21,6 @@ mod rdmc;
 mod reliable;
 mod rfc2544;
 mod sim;
+mod standby;
 mod swordbox;
 mod tunnel;

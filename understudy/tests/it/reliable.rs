@@ -28,18 +28,18 @@ struct Rack {
 
 /// Lines that a process has printed.
 #[derive(Default)]
-struct Printed {
+pub(crate) struct Printed {
     /// Timestamp, sender and number of each message, in their order
-    messages: Vec<(u64, u32, u64)>,
+    pub(crate) messages: Vec<(u64, u32, u64)>,
     /// Scatterings that failed, with the reasons
-    failed: BTreeMap<u64, BTreeSet<String>>,
+    pub(crate) failed: BTreeMap<u64, BTreeSet<String>>,
     /// Failed processes with their timestamps
     processes_failed: Vec<(u32, u64)>,
 }
 
 impl Printed {
     /// Parses the complete lines.
-    fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let mut printed = Self::default();
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
             let words: Vec<_> = line.split(' ').collect();
@@ -64,7 +64,7 @@ impl Printed {
     }
 
     /// Returns the numbers of a sender's messages later than this time.
-    fn numbers(&self, sender: u32, after: u64) -> Vec<u64> {
+    pub(crate) fn numbers(&self, sender: u32, after: u64) -> Vec<u64> {
         let of_sender = self.messages.iter().filter(|(time, src, _)| *src == sender && *time > after);
         of_sender.map(|(.., number)| *number).collect()
     }

@@ -41,3 +41,11 @@ pub(super) fn switch_addresses(n: usize, link: usize) -> Addresses {
     let qpn = Qpn::new(FIRST_QP.get() + link as u32);
     Addresses { mac: MacAddr([2, 0, 0, 1, high, low]), ip: Ipv4Addr::new(10, 1, high, low), qpn }
 }
+
+/// Returns the addresses of the standby of a switch's representative, for the neighbour at link `link`.
+pub(super) fn standby_addresses(n: usize, link: usize) -> Addresses {
+    let Addresses { mac: MacAddr(mut mac), ip, qpn } = switch_addresses(n, link);
+    mac[3] = 3;
+    let [_, _, high, low] = ip.octets();
+    Addresses { mac: MacAddr(mac), ip: Ipv4Addr::new(10, 3, high, low), qpn }
+}

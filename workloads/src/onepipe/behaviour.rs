@@ -39,6 +39,8 @@ pub struct Behaviour {
     pub commits: Option<Nanos>,
     /// Bug to plant, to test whether the checks find it
     pub bug: Option<process::Bug>,
+    /// Bug of links with two ends to plant
+    pub ends_bug: Option<onepipe::ends::Bug>,
 }
 
 impl Default for Behaviour {
@@ -60,6 +62,7 @@ impl Default for Behaviour {
             records: false,
             commits: None,
             bug: None,
+            ends_bug: None,
         }
     }
 }

@@ -222,7 +222,7 @@ impl FatTree {
                 _ => BeaconForm::Datagram,
             };
             let port = PortId(if beside { 0 } else { number as u16 });
-            Link { side, port, mac, address: ip.into(), qpn, beacon, detour: Vec::new() }
+            Link { side, port, mac, address: ip.into(), qpn, beacon, detour: Vec::new(), standby: None }
         });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.router(number, site, seed) };
         let own = switch_addresses(number, 0);
@@ -307,6 +307,7 @@ impl FatTree {
             let position = Position {
                 hosts: self.all_hosts(),
                 tor: switch_addresses(n / hosts, n % hosts),
+                standby: None,
                 every: self.every,
                 clock_error: clock_error(self.skew_ns, self.behaviour.step_ns),
                 clock_off_by: 0,
@@ -354,6 +355,15 @@ impl FatTree {
                 world.connect(switch, node, self.link);
             }
         }
-        Network { world, hosts: ends, switches, representatives, access, uplinks, record: Record::default() }
+        Network {
+            world,
+            hosts: ends,
+            switches,
+            representatives,
+            standbys: Vec::new(),
+            access,
+            uplinks,
+            record: Record::default(),
+        }
     }
 }

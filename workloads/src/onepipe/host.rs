@@ -125,6 +125,8 @@ pub(super) struct Position {
     pub(super) hosts: usize,
     /// Destination of its beacons
     pub(super) tor: Addresses,
+    /// Second destination of its beacons, if its switch has a standby
+    pub(super) standby: Option<Addresses>,
     /// Mean time between two scatterings
     pub(super) every: Nanos,
     /// Largest difference between the clocks of two hosts
@@ -179,6 +181,12 @@ impl Host {
         let Addresses { mac, ip, qpn } = position.tor;
         let tor = process::BeaconPeer { mac, address: ip.into(), qpn, detour: Vec::new() };
         let mut config = process::Config::new(peer(own), tor);
+        config.standby = position.standby.map(|Addresses { mac, ip, qpn }| process::BeaconPeer {
+            mac,
+            address: ip.into(),
+            qpn,
+            detour: Vec::new(),
+        });
         let destinations = destinations(own, position.hosts, behaviour.partners, seed);
         config.peers = destinations.iter().copied().filter(|&n| n != own).map(peer).collect();
         config.declares = !position.is_old;
@@ -189,7 +197,7 @@ impl Host {
         config.clock = shifted_clock(position.clock_off_by);
         config.clock_error = position.clock_error;
         config.seed = seed;
-        config.bug = behaviour.bug;
+        (config.bug, config.ends_bug) = (behaviour.bug, behaviour.ends_bug);
         let mut rng = Rng::stream(seed, 1 << 32 | own as u64);
         let at = sim::EPOCH + Nanos(rng.below(position.until.since(sim::EPOCH).0.max(1)));
         let by = rng.below(2 * behaviour.step_ns + 1) as i64 - behaviour.step_ns as i64;
@@ -408,6 +416,10 @@ impl Host {
             return;
         }
         let Some(&header) = OnePipe::of(&packet) else { return };
+        // Of two ends, neither alone states the barrier of the link.
+        if let Some(barrier) = self.process.barriers().0.filter(|_| self.position.standby.is_some()) {
+            self.note_barrier(barrier, now);
+        }
         let message = header.opcode() == OnePipeOpcode::DATA;
         if message && !header.timestamp_follows() {
             let ns = unwrap(header.timestamp(), now);
@@ -439,12 +451,19 @@ impl Host {
         let by_chip = self.position.barriers_in_messages || now < self.tor_writes_until;
         let carries_barrier = is_beacon || message && by_chip;
         let Some(barrier) = header.barrier().filter(|_| carries_barrier) else { return };
-        self.went_back += u64::from(self.barrier.is_some_and(|before| barrier.precedes(before)));
-        // No process delivers a message before its own clock has passed the timestamp (causality).
-        self.ahead += u64::from(self.process.timestamp(now).precedes(barrier));
+        if self.position.standby.is_none() {
+            self.note_barrier(barrier, now);
+        }
         if is_beacon {
             self.open_incarnation(barrier, now);
         }
+    }
+
+    /// Notes the barrier of the host's link.
+    fn note_barrier(&mut self, barrier: Timestamp, now: Nanos) {
+        self.went_back += u64::from(self.barrier.is_some_and(|before| barrier.precedes(before)));
+        // No process delivers a message before its own clock has passed the timestamp (causality).
+        self.ahead += u64::from(self.process.timestamp(now).precedes(barrier));
         if self.barrier.is_none_or(|before| before.precedes(barrier)) {
             self.stall = self.stall.max(now.since(self.last_rise.unwrap_or(now)));
             self.last_rise = Some(now);

@@ -13,6 +13,7 @@ mod oracle;
 mod outages;
 mod outsider;
 pub mod reliable;
+mod seats;
 mod traffic;
 mod triangle;
 mod variation;
@@ -28,6 +29,7 @@ pub use losses::{Conditions, Explained};
 pub use oracle::{Change, ChangeKind, Eligible, Record};
 pub use outages::{Failing, Outage, Part, Removal, Trial, Wiring};
 pub use outsider::Outsider;
+pub use seats::Seat;
 pub use triangle::Triangle;
 
 use addresses::{Addresses, CLOCK, FIRST_QP, REGISTERS, host_addresses, shifted_clock, switch_addresses};
@@ -90,6 +92,7 @@ struct Neighbour {
 /// Switch at the other end of a link.
 #[derive(Clone, Copy)]
 struct NeighbourSwitch {
+    number: usize,
     /// Number of the link at that switch
     link: usize,
     incarnation: Incarnation,
@@ -129,6 +132,8 @@ pub struct Tree {
     pub join_window: Nanos,
     /// Host whose 1Pipe clock is wrong from the beginning, and by how many nanoseconds
     pub wrong_host: Option<(usize, i64)>,
+    /// Host whose link delays frames by more than all others
+    pub far_host: Option<(usize, Nanos)>,
     /// Host whose oscillator is wrong, and by how many parts per billion
     pub wrong_rate: Option<(usize, i64)>,
     /// Seed and largest error (ns) of 1Pipe clocks at switches, half of which are wrong from the beginning
@@ -136,6 +141,8 @@ pub struct Tree {
     /// Seed from which a switch that restarts draws its incarnation anew, `Chip` or `SwitchCpu`. It has to be
     /// down for longer than a link without a beacon lives
     pub reincarnate: Option<u64>,
+    /// Whether each switch whose barriers a host keeps has a second one, a standby
+    pub standby: bool,
     /// Whether a controller gives the representatives incarnations
     pub controlled: bool,
     /// Bug to plant into the switches, to test whether the checks find it
@@ -161,9 +168,11 @@ impl Tree {
             outsider: None,
             join_window: Nanos::from_micros(300),
             wrong_host: None,
+            far_host: None,
             wrong_rate: None,
             wrong_keepers: None,
             reincarnate: None,
+            standby: false,
             controlled: false,
             bug: None,
         }
@@ -216,7 +225,7 @@ impl Tree {
             let incarnation = self.incarnation_of(number);
             Neighbour {
                 at: switch_addresses(number, link),
-                switch: Some(NeighbourSwitch { link, incarnation }),
+                switch: Some(NeighbourSwitch { number, link, incarnation }),
             }
         };
         let below = (0..self.fanout).map(|child| index * self.fanout + child).map(|child| {
@@ -234,7 +243,7 @@ impl Tree {
     fn bridge(&self, level: u32, n: usize) -> forward::Config {
         let first_child = (n - self.first_of(level)) * self.fanout;
         let neighbours = self.neighbours(level, n);
-        let own = usize::from(self.is_bridge(n));
+        let own = if self.is_bridge(n) { 1 + usize::from(self.standby) } else { 0 };
         let ports = neighbours.len() + own;
         let outsider_ports = usize::from(self.outsider.is_some_and(|outsider| outsider.switch == n));
         let mut bridge = forward::Config::bridge((ports + outsider_ports) as u16, 8);
@@ -245,9 +254,10 @@ impl Tree {
         let hosts = (0..self.hosts()).map(|host| (host_addresses(host).mac, PortId(towards(host) as u16)));
         let others = neighbours.iter().zip(0..).filter(|(neighbour, _)| neighbour.switch.is_some());
         let others = others.map(|(neighbour, port)| (neighbour.at.mac, PortId(port)));
-        let own = [(switch_addresses(n, 0).mac, PortId(ports as u16 - 1))].into_iter().take(own);
+        let own = Self::own_ports(n, neighbours.len()).take(own);
+        let standbys = self.standby_ports(&neighbours);
         if let ForwardingMode::Mac(table) = &mut bridge.mode {
-            table.fixed = hosts.chain(others).chain(own).collect();
+            table.fixed = hosts.chain(others).chain(standbys).chain(own).collect();
         }
         bridge
     }
@@ -257,6 +267,7 @@ impl Tree {
         let has_controller = self.controlled || self.behaviour.commits.is_some();
         let links =
             self.neighbours(level, n).into_iter().zip(0u16..).map(|(Neighbour { at, switch }, number)| {
+                let standby = self.standby_end(switch);
                 let is_a = |incarnation| switch.is_some_and(|switch| switch.incarnation == incarnation);
                 Link {
                     side: if usize::from(number) < self.fanout { Side::Below } else { Side::Above },
@@ -272,6 +283,7 @@ impl Tree {
                         }
                         _ => BeaconForm::Datagram,
                     },
+                    standby,
                 }
             });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
@@ -286,21 +298,6 @@ impl Tree {
             clock: shifted_clock(self.keeper_off_by(n)),
             ..config
         }
-    }
-
-    /// Returns the node that keeps the barriers of a switch.
-    fn representative(&self, level: u32, n: usize) -> Switch<Representative> {
-        let config = self.config(level, n);
-        let drawn = self.reincarnate.filter(|_| !self.is_bridge(n));
-        let mut incarnations = drawn.map(|seed| Rng::stream(seed, 1 << 38 | n as u64));
-        let mut incarnation = config.incarnation;
-        Switch::new(move || {
-            let config = Config { incarnation, ..config.clone() };
-            if let Some(rng) = &mut incarnations {
-                incarnation = *rng.pick(&[Incarnation::Chip, Incarnation::SwitchCpu]);
-            }
-            Representative::new(config).expect("the configuration is valid")
-        })
     }
 
     /// Builds the network.
@@ -321,6 +318,7 @@ impl Tree {
             let position = Position {
                 hosts: self.hosts(),
                 tor: switch_addresses(n / self.fanout, n % self.fanout),
+                standby: self.standby_of(n),
                 every: self.every,
                 clock_error: self.clock_error(),
                 clock_off_by: self.wrong_host.map_or(0, |(wrong, by_ns)| if wrong == n { by_ns } else { 0 }),
@@ -345,12 +343,13 @@ impl Tree {
                 let bridge = self.bridge(level, n);
                 world.add(&name, Switch::new(move || Forward::new(&bridge)), clock)
             } else {
-                world.add(&name, self.representative(level, n), clock)
+                world.add(&name, self.representative(self.config(level, n), n), clock)
             });
         }
         // Ports are numbered in this order: below, above, beside.
-        let connect =
-            |(n, &host): (usize, &NodeId)| world.connect(switches[n / self.fanout], host, self.link);
+        let connect = |(n, &host): (usize, &NodeId)| {
+            world.connect(switches[n / self.fanout], host, self.link_of_host(n))
+        };
         let access = hosts.iter().enumerate().map(connect).collect();
         let mut uplinks = Vec::new();
         for &(level, n) in &sites {
@@ -361,10 +360,11 @@ impl Tree {
         let mut representatives = switches.clone();
         for &(level, n) in sites.iter().filter(|&&(_, n)| self.is_bridge(n)) {
             let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
-            let node = world.add(&name, self.representative(level, n), clock);
+            let node = world.add(&name, self.representative(self.config(level, n), n), clock);
             let switch = core::mem::replace(&mut representatives[n], node);
             world.connect(switch, node, self.link);
         }
+        let standbys = self.add_standbys(&mut world, &switches, &sites, || clock(1000 * self.skew_ns));
         if let Some(outsider) = self.outsider {
             let all_see = !(0..representatives.len()).any(|n| self.is_bridge(n));
             let sees_ports =
@@ -385,7 +385,8 @@ impl Tree {
             let node = world.add("outsider", forger, Clock::default());
             world.connect(switches[outsider.switch], node, self.link);
         }
-        Network { world, hosts, switches, representatives, access, uplinks, record: Record::default() }
+        let record = Record::default();
+        Network { world, hosts, switches, representatives, standbys, access, uplinks, record }
     }
 }
 
@@ -399,6 +400,8 @@ pub struct Network {
     pub switches: Vec<NodeId>,
     /// Nodes that keep the barriers: switches or their representatives, as [`Switch<Representative>`]
     pub representatives: Vec<NodeId>,
+    /// Nodes of the standbys, by switch; empty if there are none
+    pub standbys: Vec<NodeId>,
     /// Links of the hosts
     pub access: Vec<LinkId>,
     /// Links from the switches to those above them, by the number of the lower switch

@@ -116,6 +116,7 @@ impl Triangle {
                 detour: Vec::new(),
                 qpn: HOST_QP,
                 beacon: BeaconForm::Datagram,
+                standby: None,
             }
         };
         let other = switch_addresses(1 - n, HOSTS);
@@ -152,6 +153,7 @@ impl Triangle {
                 let position = Position {
                     hosts: 2 * HOSTS,
                     tor: switch_addresses(n, host % HOSTS),
+                    standby: None,
                     every: self.every,
                     clock_error: clock_error(self.skew_ns, 0),
                     clock_off_by: 0,
@@ -189,6 +191,7 @@ impl Triangle {
             hosts,
             switches,
             representatives: representatives.into(),
+            standbys: Vec::new(),
             access,
             uplinks: vec![between],
             record: Record::default(),

@@ -1,6 +1,6 @@
-//! Clocks of a tree: by how much they may differ, and which are wrong.
+//! Clocks of a tree: by how much they may differ, and which are wrong; and a link that is longer than others.
 
-use super::{Tree, incarnations};
+use super::{Tree, Wire, incarnations};
 use switch::{Nanos, Rng};
 
 impl Tree {
@@ -13,6 +13,12 @@ impl Tree {
     /// Returns the age of the world at which hosts begin to send.
     pub fn starts_sending(&self) -> Nanos {
         incarnations::starts_sending(self.clock_error())
+    }
+
+    /// Returns the parameters of a host's link.
+    pub(super) fn link_of_host(&self, n: usize) -> Wire {
+        let farther = self.far_host.map_or(Nanos::ZERO, |(far, by)| if far == n { by } else { Nanos::ZERO });
+        Wire { delay: self.link.delay + farther, ..self.link }
     }
 
     /// Returns by how many nanoseconds the 1Pipe clock at switch `n` is wrong from the beginning.

@@ -16,6 +16,7 @@ mod oracle;
 mod reliable;
 mod restarts;
 mod seeds;
+mod standby;
 mod trials;
 
 const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];

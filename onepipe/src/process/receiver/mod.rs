@@ -35,7 +35,7 @@ const ABANDONED_AFTER: u64 = 10_000;
 
 /// Number of beacon intervals for which a declaration of the switch is valid: those after which a silent link
 /// is dead (1Pipe, section 4.2)
-const LEASE_INTERVALS: u64 = 10;
+pub(super) const LEASE_INTERVALS: u64 = 10;
 
 /// Index of a sender among the peers, and its number
 pub(super) type SenderId = (u32, ProcessId);

@@ -14,7 +14,7 @@ pub(super) fn controlled(incarnation: Incarnation) -> Config {
 
 /// Returns the setting of a link that counts.
 pub(super) fn counted(link: u16) -> Setting {
-    Setting { link, counted: true, frozen: false, muted: false, introduced: true, sources: vec![SOURCE] }
+    Setting { link, counted: true, frozen: false, muted: false, introduced: true, sources: vec![(0, SOURCE)] }
 }
 
 /// Lets a state take effect, and returns the answer.
@@ -97,7 +97,7 @@ fn messages_carry_no_commit_barrier() {
 fn beacon_of_another_incarnation_counts_for_best_effort_alone() {
     for incarnation in ALL {
         let mut function = Representative::new(controlled(incarnation)).unwrap();
-        let other = Setting { sources: vec![Qpn::new(0x41)], ..counted(0) };
+        let other = Setting { sources: vec![(0, Qpn::new(0x41))], ..counted(0) };
         configure(&mut function, 1, [other, counted(1), counted(2), counted(3), counted(LOOPBACK)]);
         for link in 0..4 {
             commit(&mut function, link, 50, 20);

@@ -97,7 +97,7 @@ fn every_key_is_read() {
     );
     let text = valid()
         .replace("[topology]", "[topology]\nbeacon_interval_ns = 5000\ndead_after_intervals = 20\ntraffic_class = 0x68\nidle = \"sleep\"\nahead_max_us = 70\nclock_error_us = 60\ntimeout_us = 4\nhost_qp = 8\nfirst_qp = 9")
-        .replace("name = \"tor1\"\n", "name = \"tor1\"\nlayer = 3\nos = \"sonic\"\nrepresentative = \"b\"\n")
+        .replace("name = \"tor1\"\n", "name = \"tor1\"\nlayer = 3\nos = \"sonic\"\nrepresentative = \"b\"\nstandby = \"r1\"\n")
         .replace("name = \"spine\"\n", "name = \"spine\"\nlayer = 7\nos = \"eos\"\ntunnel = \"10.255.0.3\"\n")
         .replace("name = \"b\"\n", "name = \"b\"\nrepresents = false\ninterface = \"eth7\"\n")
         .replace("ends = [\"tor2\", \"spine\"]", "ends = [\"tor2\", \"spine\"]\ncost = 7");
@@ -113,8 +113,8 @@ fn every_key_is_read() {
     assert_eq!(network.idle, Some("sleep"));
     let tor1 = &network.topology.switches[0];
     assert_eq!(
-        (tor1.layer, tor1.representative, tor1.tunnel),
-        (Some(3), Some(1), Some(IpAddr::from([10, 255, 0, 1])))
+        (tor1.layer, tor1.representative, tor1.standby, tor1.tunnel),
+        (Some(3), Some(1), Some(2), Some(IpAddr::from([10, 255, 0, 1])))
     );
     assert_eq!(network.topology.links[1], Link { ends: [1, 2], cost: 7 });
     assert_eq!(network.systems, [System::Sonic, System::Other, System::Eos]);
@@ -135,6 +135,24 @@ fn each_slip_is_reported_at_its_place() {
         "representative = \"x\" #!",
         "there is no host `x`",
         "it can be `a`, `b`, `r1`, `r2` or `r3`",
+    );
+    fails(
+        "tunnel = \"10.255.0.1\"",
+        "standby = \"r\" #!",
+        "there is no host `r`",
+        "it can be `a`, `b`, `r1`, `r2` or `r3`",
+    );
+    fails(
+        "name = \"tor1\"\n",
+        "name = \"tor1\" #!\nrepresentative = \"r1\"\nstandby = \"r1\"\n",
+        "`r1` is both the representative and the standby of `tor1`",
+        "name another host with `standby = \"...\"`",
+    );
+    fails(
+        "[topology]\n[[switch]]\nname = \"tor1\"\n",
+        "[controller]\nlisten = \"127.0.0.1:7070\"\n[topology]\n[[switch]]\nname = \"tor1\" #!\nstandby = \"a\"\n",
+        "`tor1` has a standby, and the network has a controller",
+        "remove `standby`, or remove [controller]",
     );
     fails("id = 1\n", "id = 0 #!\n", "`id` cannot be 0", "1");
     fails("\"10.255.0.1\"", "\"224.0.0.1\" #!", "224.0.0.1 is not a routable unicast address", "routes to");

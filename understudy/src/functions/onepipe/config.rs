@@ -11,13 +11,14 @@ use dataplane::config::Device;
 use onepipe::Timestamp;
 use onepipe_host::Clock;
 use representative::config::{
-    BeaconForm, Config, Detour, Incarnation, Link, MIN_DEAD_AFTER, MIN_EVICT_AFTER, Pace, Registers, Side,
+    BeaconForm, Config, Detour, End, Incarnation, Link, MIN_DEAD_AFTER, MIN_EVICT_AFTER, Pace, Registers,
+    Side,
 };
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use settings::address::{own_addresses, station};
 use settings::declare::{
-    Kind, Type, boolean, ip, mac, micros, nanos, or_inline, other, special, tables, whole, words,
+    Kind, Type, boolean, inline, ip, mac, micros, nanos, or_inline, other, special, tables, whole, words,
 };
 use settings::port::{Ports, ReadPort};
 use settings::report::Problem;
@@ -123,8 +124,25 @@ settings::table! {
     beacon: BeaconForm = or_inline("`\"datagram\"`", &RegisterKeys::TABLE, beacon_form) => default("datagram");
     /// Ends of the tunnels that lead beacons onto the link, the nearer one first; for `incarnation = "host"`
     detour: () = special("list of up to two IP addresses") => default([]) example(["10.255.0.1", "10.255.0.2"]);
+    /// Standby of the neighbour, if the neighbour is a switch with two representatives; for `incarnation = "host"`
+    standby: () = inline(&EndKeys::TABLE) => optional("none") example({ mac = "02:00:00:00:00:02", address = "10.0.0.2", qpn = 0x100 });
     /// Has no effect: beacons declare whether messages carry barriers. Will be removed in a later version
     barriers_in_messages: bool = boolean() => default(true);
+}
+
+settings::table! {
+    /// Second host that represents the neighbouring switch
+    pub(crate) enum EndKeys "`standby`";
+    /// MAC address of the host, or of the next hop to it
+    mac: MacAddr = mac() => required() example("02:00:00:00:00:02");
+    /// Address of the host, other than that of the link
+    address: IpAddr = ip() => required() example("10.0.0.2");
+    /// Queue pair that takes beacons
+    qpn: u32 = whole(0..=0xff_ffff) => required() example(0x100);
+    /// Form of beacons: datagrams, or WRITEs to `{ va, rkey }`
+    beacon: BeaconForm = or_inline("`\"datagram\"`", &RegisterKeys::TABLE, beacon_form) => default("datagram");
+    /// Ends of the tunnels that lead beacons onto the link, the nearer one first
+    detour: () = special("list of up to two IP addresses") => default([]) example(["10.255.0.1", "10.255.0.2"]);
 }
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
@@ -305,8 +323,33 @@ fn link(
 ) -> Option<(String, Link)> {
     let (name, side, mac) =
         (table.read(LinkKeys::name), table.read(LinkKeys::side), table.read(LinkKeys::mac));
-    let (address, ip) = (table.value(LinkKeys::address), table.read(LinkKeys::address));
-    if let (Some(value), Some(ip), Some(own)) = (&address, ip, own)
+    let ip = table.read(LinkKeys::address);
+    check_version(table.value(LinkKeys::address), ip, own);
+    let (qpn, beacon) = (table.read(LinkKeys::qpn), table.read(LinkKeys::beacon));
+    let detour = table.value(LinkKeys::detour);
+    let detour = detour.map_or(Some(Detour::new()), |value| self::detour(&value, incarnation, own));
+    table.read(LinkKeys::barriers_in_messages);
+    let standby = table.value(LinkKeys::standby);
+    let standby = match standby {
+        None => Some(None),
+        Some(value) => standby_of(&value, ip, incarnation, own).map(Some),
+    };
+    let link = Link {
+        side: side?,
+        port: port?,
+        mac: mac?,
+        address: ip?,
+        detour: detour?,
+        qpn: Qpn::new(qpn?),
+        beacon,
+        standby: standby?,
+    };
+    Some((name.unwrap_or_else(|| link.address.to_string()), link))
+}
+
+/// Reports an address of a neighbour of an IP version of which the switch has no address.
+fn check_version(value: Option<Value<'_>>, ip: Option<IpAddr>, own: Option<&[(IpAddr, u8)]>) {
+    if let (Some(value), Some(ip), Some(own)) = (value, ip, own)
         && own.iter().all(|(own, _)| own.is_ipv4() != ip.is_ipv4())
     {
         let version = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
@@ -316,20 +359,35 @@ fn link(
              other version"
         )));
     }
-    let (qpn, beacon) = (table.read(LinkKeys::qpn), table.read(LinkKeys::beacon));
-    let detour = table.value(LinkKeys::detour);
+}
+
+/// Reads the standby of a neighbour at `first`.
+fn standby_of(
+    value: &Value<'_>,
+    first: Option<IpAddr>,
+    incarnation: Option<Incarnation>,
+    own: Option<&[(IpAddr, u8)]>,
+) -> Option<End> {
+    let table = value.clone().table(value.name())?;
+    let (mac, ip) = (table.read(EndKeys::mac), table.read(EndKeys::address));
+    check_version(table.value(EndKeys::address), ip, own);
+    let (qpn, beacon) = (table.read(EndKeys::qpn), table.read(EndKeys::beacon));
+    let detour = table.value(EndKeys::detour);
     let detour = detour.map_or(Some(Detour::new()), |value| self::detour(&value, incarnation, own));
-    table.read(LinkKeys::barriers_in_messages);
-    let link = Link {
-        side: side?,
-        port: port?,
-        mac: mac?,
-        address: ip?,
-        detour: detour?,
-        qpn: Qpn::new(qpn?),
-        beacon,
-    };
-    Some((name.unwrap_or_else(|| link.address.to_string()), link))
+    if incarnation.is_some_and(|kind| kind != Incarnation::Host) {
+        let problem = value.problem("a switch that keeps its own barriers hears one node per link");
+        value.add(problem.label("a second one").help(
+            "remove `standby`, here and at the neighbouring switch; only `incarnation = \"host\"` has links to two \
+             representatives",
+        ));
+    } else if let (Some(address), true) = (table.value(EndKeys::address), ip.is_some() && ip == first) {
+        let problem = address.problem("the standby has the address of the neighbour's first representative");
+        address.add(problem.label("the link's `address`").help(
+            "write the address of another host, or remove `standby`: beacons are assigned to the two by their source",
+        ));
+    }
+    table.finish();
+    Some(End { mac: mac?, address: ip?, detour: detour?, qpn: Qpn::new(qpn?), beacon })
 }
 
 fn name(value: &Value<'_>) -> Option<String> {

@@ -6,7 +6,7 @@ use crate::functions::onepipe::OnePipeConfig;
 use onepipe::{OnePipe, Timestamp};
 use onepipe_host::Clock;
 use representative::Representative;
-use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
+use representative::config::{BeaconForm, Config, End, Incarnation, Link, Pace, Registers, Side};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use switch::{Nanos, PortId, forward};
@@ -41,6 +41,7 @@ fn first_link() -> Link {
         detour: Vec::new(),
         qpn: Qpn::new(0x11),
         beacon: BeaconForm::Datagram,
+        standby: None,
     }
 }
 
@@ -101,6 +102,7 @@ fn every_key_is_read() {
         &LINK
             .replace("qpn", "beacon = { va = 0x9000, rkey = 9 }\nname = \"spine 1\"\ndetour = [\"10.9.0.1\", \"10.9.0.2\"]\nqpn")
             .replace("below", "above"),
+        "standby = { mac = \"02:00:00:00:00:09\", address = \"10.0.0.9\", qpn = 0x109, beacon = { va = 0x9100, rkey = 7 }, detour = [\"10.9.0.1\"] }",
         &LINK.replace("10.0.0.1", "fd00::1").replace("qpn", "barriers_in_messages = false\nqpn"),
     ];
     let text = [PORTS, "[onepipe]\n", &lines.join("\n")].concat();
@@ -108,6 +110,13 @@ fn every_key_is_read() {
         side: Side::Above,
         detour: vec![[10, 9, 0, 1].into(), [10, 9, 0, 2].into()],
         beacon: BeaconForm::Write { va: 0x9000, rkey: 9 },
+        standby: Some(End {
+            mac: MacAddr([2, 0, 0, 0, 0, 9]),
+            address: [10, 0, 0, 9].into(),
+            detour: vec![[10, 9, 0, 1].into()],
+            qpn: Qpn::new(0x109),
+            beacon: BeaconForm::Write { va: 0x9100, rkey: 7 },
+        }),
         ..first_link()
     };
     let below = Link { address: [0xfd00, 0, 0, 0, 0, 0, 0, 1].into(), ..first_link() };
@@ -188,6 +197,37 @@ fn times_and_numbers_have_a_range() {
         "write a number from 2 to 16777213, such as `first_qp = 256`",
     );
     fails(&onepipe("clock = \"ptp\" #!"), "`clock` cannot be `ptp`", "it can be `realtime` or `tai`");
+}
+
+#[test]
+fn standby_is_another_node_beside_a_representative_on_a_host() {
+    let with = |address: &str| {
+        let standby =
+            format!("standby = {{ mac = \"02:00:00:00:00:09\", address = {address}, qpn = 0x109 }} #!\nqpn");
+        link("qpn", &standby)
+    };
+    for incarnation in ["chip", "switch-cpu"] {
+        fails(
+            &with("\"10.0.0.9\"").replace("\"chip\"", &format!("\"{incarnation}\"")),
+            "a switch that keeps its own barriers hears one node per link",
+            "remove `standby`, here and at the neighbouring switch; only `incarnation = \"host\"` has links to two \
+             representatives",
+        );
+    }
+    let host = |text: String| text.replace("\"chip\"", "\"host\"");
+    fails(
+        &host(with("\"10.0.0.1\"")),
+        "the standby has the address of the neighbour's first representative",
+        "write the address of another host, or remove `standby`: beacons are assigned to the two by their source",
+    );
+    fails(
+        &host(with("\"fd00::9\"")),
+        "fd00::9 is an IPv6 address, but the switch has none",
+        "add an IPv6 address to `addresses` of [onepipe], or write the neighbour's address of the other \
+         version",
+    );
+    let read = switch(&host(with("\"10.0.0.9\"")));
+    assert!(Representative::new(read.switch).is_ok());
 }
 
 #[test]

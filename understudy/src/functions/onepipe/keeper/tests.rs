@@ -25,6 +25,7 @@ fn representative() -> representative::Config {
         detour: Vec::new(),
         qpn: Qpn::new(0x11),
         beacon: BeaconForm::Datagram,
+        standby: None,
     };
     representative::Config {
         forward: forward::Config::bridge(1, 16),
