@@ -33,7 +33,8 @@ pub(in super::super) fn run_unheard(seed: u64, planted: Option<Planted>) -> Resu
         2 => world.replace_controller(),
         // The direction in which it is heard is never both.
         3 => {
-            world.cut = dead[..2].iter().flatten().copied().filter(|link| !world.cut.contains(link)).collect()
+            world.cut =
+                dead[..2].iter().flatten().copied().filter(|link| !world.cut.contains(link)).collect();
         }
         _ => {}
     }
