@@ -14,6 +14,8 @@ const TICKS: u32 = 5;
 pub(super) struct Link {
     /// Time between two ticks. A program that sleeps for longer counts one tick, so it declares no link silent.
     tick: Nanos,
+    /// Time between two ticks before a beacon has come
+    first_tick: Nanos,
     tick_at: Nanos,
     /// Number of beacons at the last tick, and of ticks without one
     heard: u64,
@@ -33,6 +35,7 @@ impl Link {
         let tick = Nanos(interval.0 * u64::from(fail_after).div_ceil(TICKS.into()));
         Self {
             tick,
+            first_tick: interval,
             tick_at: Nanos::ZERO,
             heard: 0,
             quiet: 0,
@@ -53,9 +56,13 @@ impl Link {
 
     /// Starts to listen to another source, after `heard` beacons.
     pub(super) fn restart(&mut self, heard: u64, now: Nanos) {
-        (self.tick_at, self.heard) = (now + self.tick, heard);
+        (self.tick_at, self.heard) = (now + self.tick(), heard);
         self.quiet = if self.was_heard { 0 } else { TICKS };
         self.set_silent(!self.was_heard, now);
+    }
+
+    const fn tick(&self) -> Nanos {
+        if self.was_heard { self.tick } else { self.first_tick }
     }
 
     fn set_silent(&mut self, is_silent: bool, now: Nanos) {
@@ -76,9 +83,9 @@ impl Link {
         if now < self.tick_at {
             return;
         }
-        self.tick_at = now + self.tick;
         let is_quiet = heard == self.heard;
         self.was_heard |= !is_quiet;
+        self.tick_at = now + self.tick();
         self.quiet = if is_quiet { self.quiet.saturating_add(1) } else { 0 };
         self.heard = heard;
         self.set_silent(self.quiet >= TICKS, now);

@@ -50,8 +50,9 @@ impl Host {
             }
             Departure::Announcing(until) if sent >= until => {
                 // What the application reads in one order may still wait for the best-effort barrier; one that has
-                // failed meanwhile gets no more.
-                let has_all = self.life().left.is_none() || self.process.held_reliable() == 0;
+                // failed meanwhile, or was not admitted, gets no more.
+                let gets_more = self.life().left.is_some() && self.admitted.is_some();
+                let has_all = !gets_more || self.process.held_reliable() == 0;
                 if has_all {
                     self.departure = Departure::Ended;
                 }
