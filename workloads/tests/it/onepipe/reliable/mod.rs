@@ -161,7 +161,7 @@ fn bugs() -> Vec<Bugs> {
 fn a_switch_that_speaks_to_an_isolated_rack_is_found() {
     let bugs = Bugs { representative: Some(representative::Bug::MutedSpeaks), ..Bugs::default() };
     let error = |seed| Some((seed, run(seed, &[FaultKind::Isolation], bugs).err()?));
-    let found = (1..=4 * SEEDS).find_map(error);
+    let found = (1..=40 * SEEDS).find_map(error);
     assert!(found.is_some(), "{bugs:?} was not found");
 }
 
