@@ -27,7 +27,13 @@ fn history(cluster: &Cluster) -> Vec<Event> {
     runtime.block_on(async {
         let mut client = Client::connect(url, None).await.expect("a URL");
         let options = GetOptions::new().with_prefix();
-        let last = client.get("/1pipe/", Some(options)).await.expect("a majority lives");
+        // The servers may still choose a leader.
+        let last = loop {
+            match client.get("/1pipe/", Some(options.clone())).await {
+                Ok(last) => break last,
+                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(50)).await,
+            }
+        };
         let last = last.header().expect("a header").revision();
         // The last event of all, so that the watch knows its end.
         let end = client.put("/1pipe/end", "", None).await.expect("a majority lives");
