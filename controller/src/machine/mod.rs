@@ -14,6 +14,7 @@ mod departures;
 mod derived;
 mod forward;
 mod lag;
+mod links;
 mod members;
 mod nodes;
 mod recover;

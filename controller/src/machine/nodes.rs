@@ -3,8 +3,7 @@
 use super::{Bug, Leader, Machine, NodeKey};
 use crate::decide::{Acknowledged, Fence};
 use crate::graph::{LinkId, Node, NodeId};
-use crate::machine::writes::Then;
-use crate::record::{Key, LinkRecord, LinkState, MemberState, RepState, Stage, Value};
+use crate::record::{LinkState, MemberState, RepState, Stage};
 use onepipe::control::{LOOPBACK, LinkSetting, LinkValue, Message, Source};
 use onepipe::{ProcessId, Timestamp};
 use rocev2::Qpn;
@@ -12,8 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use switch::Nanos;
 
-/// Links per write of what was found out about links
-const LINKS_PER_WRITE: usize = 90;
 /// Largest age in nanoseconds of a floor on the wire, whose 48 bits reach back for 39 hours
 const FLOOR_AGE_MAX: u64 = 1 << 46;
 
@@ -486,51 +483,6 @@ impl Machine {
             }
         }
         self.send(node, Message::ReportAck { number });
-    }
-
-    /// Stores that links are relied, or that links which were dead speak again.
-    pub(super) fn settle_links(&mut self) {
-        let leader = self.leader();
-        let completing =
-            leader.derived.open.iter().any(|&case| leader.writes.contains(Then::Completed(case)));
-        let changes = completing || leader.writes.has_departure() || leader.suspicion_is_writing();
-        if leader.writes.contains(Then::Links) || changes {
-            return;
-        }
-        let settled = |link: LinkId| leader.is_settled(self.key(self.graph.ends(link).to));
-        let status = |link: LinkId| leader.links.get(&link).copied();
-        let caught = leader
-            .derived
-            .pending
-            .iter()
-            .filter(|&&link| settled(link) && status(link).is_some_and(|status| status.caught));
-        let relied = caught.map(|link| LinkRecord { state: LinkState::Relied }.put_at(Key::Link(link.0)));
-        // Both links of a process count from the same write on: a number of links that is even, and first.
-        let joining = leader.joins.keys().filter(|&&id| self.is_listening(id));
-        let joining = joining.filter_map(|&id| self.graph.place(id)).map(|place| [place.up, place.down]);
-        let heard = joining.filter(|links| links.iter().all(|&link| self.is_back(link))).flatten();
-        let core = leader.derived.absent.iter().copied();
-        let core = core.filter(|&link| !self.is_access(link) && self.is_back(link));
-        let back = heard.chain(core).map(|link| Key::Link(link.0).delete());
-        let changes: Vec<_> = back.chain(relied).take(LINKS_PER_WRITE).collect();
-        if !changes.is_empty() {
-            self.leader_mut().writes.add(changes, Then::Links);
-        }
-    }
-
-    /// Returns whether a link that does not count is heard, and may count.
-    fn is_back(&self, link: LinkId) -> bool {
-        let (leader, ends) = (self.leader(), self.graph.ends(link));
-        leader.suspicion.is_none()
-            && [ends.from, ends.to].iter().all(|&node| self.up.contains(&self.key(node)))
-            && leader.is_settled(self.key(ends.to))
-            && leader.links.get(&link).is_some_and(|status| !status.silent)
-    }
-
-    /// Returns whether a link is one of a process.
-    pub(super) fn is_access(&self, link: LinkId) -> bool {
-        let ends = self.graph.ends(link);
-        [ends.from, ends.to].into_iter().any(|node| matches!(self.graph.at(node), Node::Process(_)))
     }
 
     /// Returns whether the representative that sends on a link has acknowledged that the link carries no commit

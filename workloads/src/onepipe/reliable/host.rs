@@ -261,7 +261,7 @@ impl Host {
     /// Checks that it completes no case before its callbacks have returned, and answers no earlier state.
     fn check_sent(&mut self, envelope: &Envelope) {
         match envelope.message {
-            // A process that leaves lets nobody wait for its application.
+            // A process that leaves answers without waiting for its application.
             Message::Completed { case } if !self.departure.has_begun() => {
                 let mut of = self.life().called.iter().filter(|((of, _), _)| *of == case).peekable();
                 let is_early = of.peek().is_none() || of.any(|(_, call)| call.returned.is_none());
