@@ -51,7 +51,7 @@ impl Host {
             Departure::Announcing(until) if sent >= until => {
                 // What the application reads in one order may still wait for the best-effort barrier; one that has
                 // failed meanwhile, or was not admitted, gets no more.
-                let gets_more = self.life().left.is_some() && self.admitted.is_some();
+                let gets_more = self.life().left.is_some() && self.process.delivered_up_to().is_some();
                 let has_all = !gets_more || self.process.held_reliable() == 0;
                 if has_all {
                     self.departure = Departure::Ended;

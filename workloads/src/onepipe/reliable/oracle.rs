@@ -140,6 +140,7 @@ impl System {
         leader.is_some_and(|leader| !leader.suspects())
             && self.image.cases.values().all(|case| case.stage == Stage::Resumed)
             && self.hosts().all(|host| (is_unmanaged(host) || is_member(host)) && host.is_idle())
+            && self.hosts().all(|host| !host.departure.has_begun())
     }
 
     /// Returns what is not settled.
