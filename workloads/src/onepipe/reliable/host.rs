@@ -84,6 +84,8 @@ pub(super) struct Call {
     pub(super) time: u64,
     /// Incarnation that is called
     pub(super) by: u32,
+    /// Whether it was a member: one that joins bounds no other process
+    pub(super) is_member: bool,
     /// When it returned, by the host's clock
     pub(super) returned: Option<Nanos>,
 }
@@ -329,7 +331,8 @@ impl Host {
                     let key = (failed.case, failed.process.0);
                     let time = unwrap(failed.timestamp, now);
                     let by = self.last_incarnation.unwrap_or(0);
-                    if self.life().called.insert(key, Call { time, by, returned: None }).is_some() {
+                    let call = Call { time, by, is_member: self.admitted == Some(by), returned: None };
+                    if self.life().called.insert(key, call).is_some() {
                         self.report(format!("it is called back twice: {failed:?}"));
                     }
                     let longest = if self.load.is_some() { 1 } else { CALLBACK };

@@ -304,8 +304,8 @@ impl System {
         self.host(id as usize).admitted == Some(incarnation)
     }
 
-    /// Nothing above the time of a failure is delivered before the callbacks for it have returned, at all processes
-    /// that have not failed.
+    /// Nothing above the time of a failure is delivered before the callbacks for it have returned at all members that
+    /// have not failed.
     fn check_resumed(&self, unsound: &BTreeSet<Endpoint>) -> Result<(), String> {
         let failed = self.failed();
         let was_admitted = |(id, incarnation): Endpoint| {
@@ -317,7 +317,8 @@ impl System {
             for of in of_case.filter(sound) {
                 let returned = self.hosts().flat_map(|host| {
                     let calls = host.lives.iter().filter_map(|life| life.called.get(&(case, of.0)));
-                    let calls = calls.filter(|call| !failed.contains_key(&(host.id, call.by)));
+                    let calls =
+                        calls.filter(|call| call.is_member && !failed.contains_key(&(host.id, call.by)));
                     calls.filter_map(|call| Some((self.when(host, call.returned?), host.id)))
                 });
                 let Some((last, by)) = returned.max() else { continue };
