@@ -11,6 +11,10 @@ pub enum Bug {
     SendBeforeStore,
     /// Links leave commit before all callbacks have returned
     ResumeBeforeCallback,
+    /// Links leave commit before the callbacks for another failure have returned
+    CompletedApart,
+    /// Links that fail no process leave commit before the callbacks for a failure have returned
+    LinksLeaveApart,
     /// A new leader lets go what stood still for a decided case
     FenceForgotten,
     /// A process may leave before the others have decided their scatterings to it
@@ -28,6 +32,8 @@ pub enum Bug {
     FastClocksBelieved,
     /// The link of a process that registers counts before it is heard
     UnheardCounts,
+    /// Cases wait for the answers of processes whose links are not heard
+    UnheardAnswer,
     /// Each member's recalls are written as soon as possible, so that others need further writes
     RecallsOneByOne,
 }
@@ -45,6 +51,12 @@ impl Bug {
 
     /// All bugs that wrong clocks of controllers show
     pub const CLOCKS: [Self; 1] = [Self::AheadIsLate];
+
+    /// All bugs of failures while members call back
+    pub const CALLBACKS: [Self; 2] = [Self::CompletedApart, Self::LinksLeaveApart];
+
+    /// All bugs of links that are not heard
+    pub const UNHEARD: [Self; 2] = [Self::UnheardCounts, Self::UnheardAnswer];
 
     /// All bugs of departures
     pub const DEPARTURES: [Self; 1] = [Self::LeaveUnannounced];

@@ -138,12 +138,16 @@ impl Machine {
         members.any(|(id, (answer, _))| is_open(id, *answer) && leader.is_unfailed(*id))
     }
 
-    /// Returns whether all members that have not failed since have answered.
+    /// Returns whether all that have to answer have answered.
     fn all_answered(&self, case: u64, answer: Answer) -> bool {
-        let leader = self.leader();
-        let Some(progress) = leader.progress.get(&case) else { return false };
-        let mut missing = progress.members.iter().filter(|(_, state)| state.0 < Some(answer));
-        missing.all(|(&id, _)| !leader.is_unfailed(id))
+        let Some(progress) = self.leader().progress.get(&case) else { return false };
+        !progress.missing(answer).into_iter().any(|id| self.has_to_answer(id))
+    }
+
+    /// Returns whether cases wait for a process: not if it has failed since, nor if its link does not count yet, because
+    /// that it is dead is then not noticed, and it has neither sent nor received anything.
+    fn has_to_answer(&self, id: ProcessId) -> bool {
+        self.leader().is_unfailed(id) && (!self.is_listening(id) || self.has(Bug::UnheardAnswer))
     }
 
     /// Takes decided cases to their next stage.
@@ -160,12 +164,11 @@ impl Machine {
 
     /// Suspects members that do not answer a notice, or whose callback does not return.
     fn suspect_slow_members(&mut self, case: u64) {
-        let leader = self.leader();
-        let Some(progress) = leader.progress.get(&case) else { return };
+        let Some(progress) = self.leader().progress.get(&case) else { return };
         let is_slow = |(answer, since): (Option<Answer>, Nanos)| {
             answer != Some(Answer::Completed) && answer != Some(Answer::Noticed) && self.is_late(since)
         };
-        let slow = progress.members.iter().filter(|&(&id, &state)| is_slow(state) && leader.is_unfailed(id));
+        let slow = progress.members.iter().filter(|&(&id, &state)| is_slow(state) && self.has_to_answer(id));
         let slow = slow.map(|(&id, _)| id).filter(|&id| !self.may_connect(NodeKey::Process(id)));
         let slow: Vec<_> = slow.collect();
         for id in slow {
@@ -173,17 +176,18 @@ impl Machine {
         }
     }
 
-    /// Stores that a case is completed. No other case may be between its suspicion and the discard of its
-    /// messages by all members, because what leaves could be all that bounds a member's barrier there.
+    /// Stores that a case is completed. No suspicion may be open, and no member may be busy with another case, because
+    /// what leaves could be all that keeps a member's barrier below the time of that failure.
     fn complete(&mut self, case: u64) {
         let record = self.leader().image.cases[&case].clone();
         let failed: Vec<_> = record.failed.iter().map(|failed| failed.id).collect();
         let dead: BTreeSet<_> = record.dead.iter().copied().map(LinkId).collect();
         let answer = if self.has(Bug::ResumeBeforeCallback) { Answer::Noticed } else { Answer::Completed };
         let leader = self.leader();
-        let waits = !self.all_answered(case, answer)
+        let own_alone = self.has(Bug::CompletedApart);
+        let is_open = |number| (number == case || !own_alone) && !self.all_answered(number, answer);
+        let waits = self.decided_cases().any(is_open)
             || leader.suspicion.is_some()
-            || self.has_unnoticed_case(case)
             || leader.writes.contains(Then::Links)
             || leader.writes.contains(Then::Completed(case))
             || !self.paths_without(&dead, &failed);
@@ -302,12 +306,6 @@ impl Machine {
         members.retain(|id| !failed.contains(id));
         let good = |link: LinkId| relied.contains(&link) && !leave.contains(&link);
         self.graph.unconnected_pair(&members, good).is_none()
-    }
-
-    /// Returns whether another decided case is left of which not all members know.
-    fn has_unnoticed_case(&self, except: u64) -> bool {
-        let mut others = self.decided_cases().filter(|&number| number != except);
-        others.any(|number| !self.all_answered(number, Answer::Noticed))
     }
 
     /// Returns whether a decided case is left which not all members have completed.

@@ -330,7 +330,7 @@ impl Machine {
         if let Some(since) = join.alone_since
             && self.is_overdue(node, since)
         {
-            // Others wait for the answers of those that join.
+            // What is stored for it would stay for ever.
             self.suspect_node(node);
         }
         None

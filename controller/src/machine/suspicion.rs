@@ -400,7 +400,7 @@ impl Machine {
             self.leader_mut().suspicion = None;
             return self.refresh();
         }
-        if self.has_uncompleted_case() {
+        if self.has_uncompleted_case() && !self.has(Bug::LinksLeaveApart) {
             // What leaves could be all that keeps a member's barrier below the time of a failure, and members still
             // call their applications back. The time for paths begins after that.
             let now = self.now;

@@ -9,7 +9,8 @@ mod world;
 
 use super::Bug;
 use world::{
-    Planted, World, run, run_double_death, run_late_command, run_unheard, run_wrong_clock, run_wrong_members,
+    Planted, World, run, run_double_death, run_during_callbacks, run_late_command, run_unheard,
+    run_wrong_clock, run_wrong_members,
 };
 
 /// Seeds in `cargo test`; `FROM=1000 SEEDS=5000` runs others
@@ -128,7 +129,21 @@ fn a_process_behind_a_dead_link_joins_when_it_is_heard_and_stops_no_other() {
     for seed in number("FROM", 0)..number("FROM", 0) + number("SEEDS", 60) {
         run_unheard(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
-    let planted = Some(Planted::Controller(Bug::UnheardCounts));
-    let found = (0..60).any(|seed| run_unheard(seed, planted).is_err());
-    assert!(found, "a link that counts before it is heard is found by no seed");
+    for bug in Bug::UNHEARD {
+        let planted = Some(Planted::Controller(bug));
+        let found = (0..60).any(|seed| run_unheard(seed, planted).is_err());
+        assert!(found, "{bug:?} is found by no seed");
+    }
+}
+
+#[test]
+fn no_barrier_passes_a_failure_while_members_call_back() {
+    for seed in number("FROM", 0)..number("FROM", 0) + number("SEEDS", 40) {
+        run_during_callbacks(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    for bug in Bug::CALLBACKS {
+        let planted = Some(Planted::Controller(bug));
+        let found = (0..40).any(|seed| run_during_callbacks(seed, planted).is_err());
+        assert!(found, "{bug:?} is found by no seed");
+    }
 }

@@ -1,13 +1,15 @@
 //! The network, its faults, and what has to hold.
 
+mod callbacks;
 mod leaders;
 mod runs;
 mod unheard;
 
+pub(super) use callbacks::run_during_callbacks;
 pub(super) use runs::{run, run_double_death, run_late_command, run_wrong_clock, run_wrong_members};
 pub(super) use unheard::run_unheard;
 
-use super::nodes::{Process, Rep, keeper, sender, time};
+use super::nodes::{Answer, Process, Rep, keeper, sender, time};
 use crate::graph::tests::fabric;
 use crate::graph::{Graph, LinkId, Node};
 use crate::machine::{Alarm, Bug, Config, Effect, Input, Machine, NodeKey, WriteId};
@@ -61,8 +63,6 @@ struct Decided {
     record: CaseRecord,
     /// Members that have to call back
     audience: BTreeSet<(ProcessId, Incarnation)>,
-    /// Whether links have left since for another case: then barriers may pass before all have called back
-    bounds_nothing: bool,
 }
 
 pub(super) struct World {
@@ -91,6 +91,8 @@ pub(super) struct World {
     pub(super) keeps_memory: bool,
     /// Whether some nodes need time to connect to a new controller
     pub(super) reconnects_late: bool,
+    /// How often members with an open case do nothing, of four times
+    pub(super) pauses: u64,
     /// Whether members have a recall to store for each failed process
     pub(super) stores_recalls: bool,
     /// Nanoseconds that a write takes at least
@@ -126,6 +128,7 @@ impl World {
             planted,
             keeps_memory: false,
             reconnects_late: false,
+            pauses: 0,
             stores_recalls: false,
             store_takes: 0,
             alarms: Vec::new(),
@@ -340,11 +343,13 @@ impl World {
                 if process.terms.incarnation == Incarnation(0) {
                     Some(process.register(id))
                 } else {
-                    let open = process
-                        .cases
-                        .iter()
-                        .find(|(_, (answer, _))| *answer < super::nodes::Answer::Completed);
-                    match open.map(|(&case, _)| case) {
+                    // Callbacks of two cases return in any order.
+                    let is_open = |(answer, _): &(Answer, _)| *answer < Answer::Completed;
+                    let open = process.cases.iter().filter(|(_, state)| is_open(state));
+                    let open: Vec<_> = open.map(|(&case, _)| case).collect();
+                    let at = self.rng.below(open.len() as u64) as usize;
+                    match open.get(at).copied() {
+                        Some(_) if self.rng.below(4) < self.pauses => None,
                         Some(case) if self.stores_recalls && !process.has_stored(case) => {
                             process.recall(case)
                         }
@@ -444,47 +449,6 @@ impl World {
         Ok(())
     }
 
-    /// No barrier passes the time of a failed process before all members have called back.
-    fn check_barrier(&self, id: ProcessId) -> Result<(), String> {
-        let process = &self.processes[&id];
-        let key = (id, process.terms.incarnation);
-        for (case, decided) in &self.decided {
-            let unfenced = decided.record.unfenced.contains(&id);
-            let noticed = process.cases.contains_key(case);
-            // One that has not been admitted receives nothing, whatever its barrier.
-            if !process.admitted {
-                continue;
-            }
-            if !decided.audience.contains(&key) || unfenced || decided.bounds_nothing && noticed {
-                continue;
-            }
-            let done = |&(id, incarnation): &(ProcessId, Incarnation)| {
-                let process = &self.processes[&id];
-                let completed = process
-                    .cases
-                    .get(case)
-                    .is_some_and(|(answer, _)| *answer == super::nodes::Answer::Completed);
-                completed || process.terms.incarnation != incarnation || self.is_out(id, incarnation)
-            };
-            if decided.audience.iter().all(done) {
-                continue;
-            }
-            for failed in &decided.record.failed {
-                if process.barrier > failed.time {
-                    return Err(format!("case {case}: {id} has {}, {failed:?}", process.barrier));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns whether an incarnation has failed, or is about to.
-    fn is_out(&self, id: ProcessId, incarnation: Incarnation) -> bool {
-        let record = self.image.members.get(&(id, incarnation));
-        self.dead.contains(&NodeKey::Process(id))
-            || record.is_none_or(|record| !matches!(record.state, MemberState::Joining | MemberState::Member))
-    }
-
     /// Looks at what was stored since.
     fn see_writes(&mut self) -> Result<(), String> {
         let log = self.store.log();
@@ -523,10 +487,7 @@ impl World {
                 // One that has not been admitted has sent nothing.
                 let mut record = record.clone();
                 record.failed.retain(|failed| !joining.contains(&(failed.id, failed.incarnation)));
-                if record.failed.is_empty() {
-                    self.decided.values_mut().for_each(|decided| decided.bounds_nothing = true);
-                }
-                self.decided.insert(case, Decided { record, audience, bounds_nothing: false });
+                self.decided.insert(case, Decided { record, audience });
             }
         }
         self.applied = log.len();

@@ -272,8 +272,7 @@ impl World {
     pub(in super::super) fn cut_rack(&mut self, switch: u16, is_cut: bool) {
         let ports: Vec<_> = self.graph.switch(switch).ports.iter().flatten().copied().collect();
         for link in ports.into_iter().flat_map(|port| [port.input, port.output]) {
-            let ends = self.graph.ends(link);
-            if [ends.from, ends.to].iter().all(|&node| self.graph.at(node).switch().is_some()) {
+            if self.is_core(link) {
                 if is_cut {
                     self.cut.insert(link)
                 } else {

@@ -2,6 +2,7 @@
 
 use super::{Planted, World};
 use crate::machine::NodeKey;
+use crate::record::MemberState;
 use onepipe::ProcessId;
 use switch::Rng;
 
@@ -39,10 +40,39 @@ pub(in super::super) fn run_unheard(seed: u64, planted: Option<Planted>) -> Resu
         _ => {}
     }
     world.steps(6_000)?;
+    if draws.below(2) == 0 {
+        another_fails(&mut world, id, &mut draws)?;
+    }
     stops_no_other(&mut world, id)?;
     world.cut.clear();
     world.steps(4_000)?;
     world.check_settled()
+}
+
+/// Another process fails, and the one that is not heard dies or starts again when it may have got the notice of that.
+/// The other one is a member again before it is back.
+fn another_fails(world: &mut World, id: ProcessId, draws: &mut Rng) -> Result<(), String> {
+    let others: Vec<_> = world.processes.keys().copied().filter(|&other| other != id).collect();
+    let other = others[draws.below(others.len() as u64) as usize];
+    world.kill_process(other.0);
+    world.steps(draws.below(1_500) as usize)?;
+    let dies = draws.below(2) == 0;
+    if dies {
+        world.kill_process(id.0);
+    } else {
+        world.restart(id.0);
+    }
+    world.steps(8_000)?;
+    world.restart(other.0);
+    world.steps(8_000)?;
+    if world.member(other.0).1 != MemberState::Member {
+        return Err(format!("{other} is no member again: {:?}", world.member(other.0)));
+    }
+    if dies {
+        world.restart(id.0);
+        world.steps(6_000)?;
+    }
+    Ok(())
 }
 
 /// Checks that no process fails, and that the barriers of all but one rise.
