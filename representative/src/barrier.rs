@@ -10,7 +10,8 @@
 //! * A link that is added, or returns, gets a register that equals the output at least, whatever barrier it
 //!   carries. So the output waits for the link until it has caught up: the paper's "suspends updates to
 //!   B_new". [`Limits::window_ns`] bounds how far behind a returning link may be; without that bound, one
-//!   clock that is an hour slow would stop all receivers for an hour.
+//!   clock that is an hour slow would stop all receivers for an hour. Where this node's clock shows that the link is
+//!   right and the others are fast, [`Limits::stall_ns`] does; else one fast clock would exclude all that return.
 //! * The output begins when every link has carried a barrier or is gone. Links whose first barrier is too far
 //!   behind are left out then. The reference is the lower median of the links and, where they are those from
 //!   below, of this node's clock: so one wrong clock of three decides nothing.
@@ -46,6 +47,9 @@ pub struct Limits {
     /// A removed link that is behind the output by at most this time, in nanoseconds, is waited for when it
     /// returns. Bounds the time for which a returning link can stop the output
     pub window_ns: u64,
+    /// The same for a link that is not too far behind the lower median of the other links and this node's clock: then
+    /// the links that hold the output are ahead, not this one behind
+    pub stall_ns: u64,
     /// A link whose barrier is behind the lower median of the others by more than twice the window for more
     /// ticks than this is removed; 0: never
     pub evict_after_ticks: u64,
@@ -321,11 +325,12 @@ impl Barrier {
             return UpdateResult::Joined;
         }
         let output = self.best_effort.output;
-        // Both halves of a node unwrap on their own.
-        let window = i64::try_from(self.limits.window_ns).unwrap_or(i64::MAX);
-        let is_behind_node = self.floor.is_some_and(|floor| floor.distance(Timestamp::new(value)) > window);
-        let is_behind = value.saturating_add(self.limits.window_ns) < output || is_behind_node;
-        if is_behind && self.links[input].updated_at != NEVER_EXPIRES {
+        let Limits { window_ns, stall_ns, .. } = self.limits;
+        let is_late = self.is_behind(value, window_ns)
+            && (self.is_behind(value, stall_ns)
+                || self.is_behind_median(value)
+                || self.has_bug(Bug::FastLinks));
+        if is_late && self.links[input].updated_at != NEVER_EXPIRES {
             return UpdateResult::TooFarBehind;
         }
         self.latest = self.latest.max(value);
@@ -341,6 +346,14 @@ impl Barrier {
             self.begin();
         }
         UpdateResult::Joined
+    }
+
+    /// Returns whether a time is behind the output of this half or of the other one by more than `by` nanoseconds.
+    fn is_behind(&self, value: u64, by: u64) -> bool {
+        // Both halves of a node unwrap on their own.
+        let distance = i64::try_from(by).unwrap_or(i64::MAX);
+        let is_behind_node = self.floor.is_some_and(|floor| floor.distance(Timestamp::new(value)) > distance);
+        value.saturating_add(by) < self.best_effort.output || is_behind_node
     }
 
     /// Returns the barrier that a link last carried; [`AWAITED`] if none.

@@ -19,6 +19,8 @@ pub enum Bug {
     RefusesAhead,
     /// A link's first barrier is waited for however far it is behind
     FirstWord,
+    /// A link that returns is compared with the other links alone, so that a fast one excludes it
+    FastLinks,
     /// A chip takes barriers from the messages of a neighbour that does not declare that it writes them
     UndeclaredBarriers,
     /// A link that lags is waited for, however long
@@ -57,7 +59,7 @@ pub enum Bug {
 
 impl Bug {
     /// All bugs that need no standby.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::ReturningLink,
         Self::LastLink,
         Self::SilentDrop,
@@ -66,6 +68,7 @@ impl Bug {
         Self::DeafNothingFollows,
         Self::RefusesAhead,
         Self::FirstWord,
+        Self::FastLinks,
         Self::UndeclaredBarriers,
         Self::NeverEvicts,
         Self::EvictsEverywhere,

@@ -180,6 +180,7 @@ impl Representative {
         let limits = Limits {
             dead_after_ticks,
             window_ns: config.join_window.0,
+            stall_ns: config.join_window.0.max(config.ahead_max.0),
             evict_after_ticks: config.evict_after_ticks(),
         };
         let mut by_port = vec![NO_LINK; usize::from(config.forward.ports)];

@@ -51,8 +51,11 @@ mod tests {
 
     #[test]
     fn instants_are_multiples_in_every_round() {
-        let mut half =
-            Half::new(1, Limits { dead_after_ticks: 10, window_ns: 1, evict_after_ticks: 0 }, None);
+        let mut half = Half::new(
+            1,
+            Limits { dead_after_ticks: 10, window_ns: 1, stall_ns: 1, evict_after_ticks: 0 },
+            None,
+        );
         assert!(!half.pass_instant(1000), "no barrier yet");
         let begin = PERIOD - PERIOD % 1000 - 500;
         let mut passed = Vec::new();

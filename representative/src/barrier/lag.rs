@@ -23,6 +23,13 @@ impl Barrier {
         *self.scratch.select_nth_unstable(middle).1
     }
 
+    /// Returns whether a time is too far behind the lower median of the links and this node's clock. Without the clock it
+    /// counts as behind: all links may be as wrong as the output.
+    #[cold]
+    pub(super) fn is_behind_median(&mut self, value: u64) -> bool {
+        self.clock.is_none() || value.saturating_add(self.limits.window_ns) < self.reference()
+    }
+
     /// Begins the output if no link is waited for any more: removes the links that are too far behind. Twice
     /// the window, because a link's last barrier may be as old as a link that is about to be dead.
     #[cold]

@@ -6,7 +6,8 @@ mod lag;
 /// An hour, in nanoseconds
 const HOUR: u64 = 3_600_000_000_000;
 
-const LIMITS: Limits = Limits { dead_after_ticks: 10, window_ns: 5_000, evict_after_ticks: 0 };
+const LIMITS: Limits =
+    Limits { dead_after_ticks: 10, window_ns: 5_000, stall_ns: 20_000, evict_after_ticks: 0 };
 
 fn at(nanos: u64) -> Timestamp {
     Timestamp::new(nanos)
@@ -261,8 +262,8 @@ impl Oracle {
         self.output = self.output.max(least.filter(|_| self.is_started));
     }
 
-    /// Returns the lower median of the links that take part and the clock, less twice the window.
-    fn earliest(&self) -> i128 {
+    /// Returns the lower median of the links that take part and the clock.
+    fn median(&self) -> i128 {
         let carried = |input: usize| self.behind[input].or(self.best_effort[input]);
         let links = (0..self.best_effort.len()).filter(|&input| self.best_effort[input].is_some());
         let mut voters: Vec<_> = links.filter_map(carried).filter(|&carried| carried != NEVER).collect();
@@ -272,7 +273,7 @@ impl Oracle {
             voters.push(latest + (clock - latest + half).rem_euclid(2 * half) - half);
         }
         voters.sort_unstable();
-        voters[(voters.len() - 1) / 2] - 2 * 5_000
+        voters[(voters.len() - 1) / 2]
     }
 
     fn begin(&mut self) {
@@ -281,7 +282,7 @@ impl Oracle {
             return;
         }
         self.is_started = true;
-        let earliest = self.earliest();
+        let earliest = self.median() - 2 * 5_000;
         for input in 0..self.best_effort.len() {
             if self.best_effort[input].is_some_and(|register| register < earliest) {
                 self.take_out(input, Gone::Evicted);
@@ -292,7 +293,11 @@ impl Oracle {
     fn update(&mut self, input: usize, value: i128) -> UpdateResult {
         let output = self.output.unwrap_or(NEVER);
         let result = match self.best_effort[input] {
-            None if value + 5_000 < output => UpdateResult::TooFarBehind,
+            None if value + 5_000 < output
+                && (value + 20_000 < output || self.clock.is_none() || value + 5_000 < self.median()) =>
+            {
+                UpdateResult::TooFarBehind
+            }
             None => {
                 self.behind[input] = (value < output).then_some(value);
                 UpdateResult::Joined

@@ -164,6 +164,49 @@ fn host_whose_clock_is_slow_is_left_out_alone() {
     }
 }
 
+/// Runs a tree in which a host's clock is fast by more than `join_window`, and all other hosts of its switch crash: when
+/// they return, they are behind it.
+fn fast_host(
+    incarnation: representative::Incarnation,
+    seed: u64,
+    bug: Option<representative::Bug>,
+) -> Result<(), String> {
+    let mut tree = Tree::new(incarnation, 2, 3);
+    tree.bug = bug;
+    tree.lasts = Nanos::from_micros(2_400);
+    let mut rng = Rng::stream(seed, 0x6661_7374);
+    let by = Nanos(rng.between(350_000, 1_000_000));
+    tree.wrong_host = Some((0, by.0 as i64));
+    let mut network = tree.build(seed);
+    for host in [1, 2] {
+        let at = Nanos(rng.between(200_000, 210_000));
+        let node = network.hosts[host];
+        network.world.schedule(at, Fault::Crash(node));
+        network.world.schedule(at + Nanos(rng.between(60_000, 160_000)), Fault::Restart(node));
+    }
+    network.world.run_until(Nanos::from_micros(2_500));
+    // Barriers stand still until what they have reached is past.
+    let later = Network::time(Nanos::from_micros(500) + by);
+    for host in network.each_host() {
+        let number = host.number();
+        for from in (1..9).filter(|&from| from != number) {
+            if !host.delivered.iter().any(|&(ns, sender, _)| sender == from && ns > later) {
+                return Err(format!("host {number} received nothing of host {from} after the restart"));
+            }
+        }
+    }
+    network.check_order()
+}
+
+#[test]
+fn host_whose_clock_is_fast_excludes_none_that_return() {
+    for incarnation in ALL {
+        for seed in 0..8 {
+            assert_eq!(fast_host(incarnation, seed, None), Ok(()), "{incarnation:?} seed {seed}");
+        }
+    }
+}
+
 /// Runs a tree in which a host's clock has less than half of the right rate, so that its barrier lags more and
 /// more.
 fn host_that_lags(
@@ -211,10 +254,11 @@ fn slow_host_is_evicted_by_its_own_switch_alone() {
 
 /// Bugs that the tests of this file find
 #[cfg(debug_assertions)]
-pub(super) const BUGS: [representative::Bug; 5] = [
+pub(super) const BUGS: [representative::Bug; 6] = [
     representative::Bug::DeafNothingFollows,
     representative::Bug::RefusesAhead,
     representative::Bug::FirstWord,
+    representative::Bug::FastLinks,
     representative::Bug::NeverEvicts,
     representative::Bug::EvictsEverywhere,
 ];
@@ -232,6 +276,7 @@ pub(super) fn finds(bug: representative::Bug) -> bool {
             check_links(&network).is_err()
         },
         representative::Bug::FirstWord => |incarnation, seed, bug| slow_host(incarnation, seed, bug).is_err(),
+        representative::Bug::FastLinks => |incarnation, seed, bug| fast_host(incarnation, seed, bug).is_err(),
         representative::Bug::NeverEvicts | representative::Bug::EvictsEverywhere => {
             |incarnation, seed, bug| host_that_lags(incarnation, seed, bug).is_err()
         }
