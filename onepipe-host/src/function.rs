@@ -23,7 +23,7 @@ const PORT: PortId = PortId(0);
 const FINAL_BEACONS: u64 = 3;
 /// Number of message timeouts for which a leaving process waits for unsettled messages
 const LEAVE_TIMEOUTS: u64 = 4;
-/// Time for which a member that leaves waits for the controller's answer
+/// Time for which a member that leaves waits for the controller's answer, and for its last messages to be received
 const AGREE_WITHIN: Nanos = Nanos::from_millis(3_000);
 /// Next-header value of ICMPv6, which includes neighbour discovery
 const ICMPV6: u8 = 58;
@@ -95,7 +95,7 @@ pub struct ProcessLeft;
 enum Leaving {
     /// Waiting until all messages are settled, but at most until this time.
     Settling(Nanos),
-    /// Waiting until the controller lets the member go, but at most until this time.
+    /// Waiting until the controller lets the member go and all is received, but at most until this time.
     Agreeing(Nanos),
     /// Announcing the end; has left when this total number of beacons has been sent.
     Announcing(u64),
@@ -298,8 +298,9 @@ impl ProcessFunction {
                 }
             }
             Some(Leaving::Agreeing(until)) => {
-                let has_left = self.membership.as_ref().is_none_or(|membership| membership.has_left());
-                if has_left || until <= now {
+                let membership = self.membership.as_ref();
+                let may_end = membership.is_none_or(|membership| membership.may_end(&self.process));
+                if may_end || until <= now {
                     self.process.leave();
                     let sent = self.process.counters().beacons_sent.get();
                     self.leaving = Some(Leaving::Announcing(sent + FINAL_BEACONS));

@@ -117,9 +117,9 @@ impl Membership {
         self.member.leave(process, now);
     }
 
-    /// Returns whether the process is no member, as the controller has agreed, or was none.
-    pub(crate) fn has_left(&self) -> bool {
-        self.member.has_left()
+    /// Returns whether the process may end; see [`member::Member::may_end`].
+    pub(crate) fn may_end(&self, process: &Process) -> bool {
+        self.member.may_end(process)
     }
 
     /// Publishes which peers are members, which only a controller's message changes.

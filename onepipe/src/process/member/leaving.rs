@@ -49,8 +49,8 @@ impl Departures {
 
 impl Member {
     /// Leaves: the process accepts no more reliable messages, and the controller is asked to let it go. Call
-    /// [`Process::leave`] when [`has_left`](Self::has_left), or after a time: the controller then finds the process
-    /// failed. Until then everything goes on.
+    /// [`Process::leave`] when it [`may_end`](Self::may_end), or after a time: if it has not left by then, the
+    /// controller finds the process failed. Until then everything goes on.
     pub fn leave(&mut self, process: &mut Process, now: Nanos) {
         if self.departures.request.is_none() {
             process.drain();
@@ -71,6 +71,14 @@ impl Member {
             Stage::Recovering => true,
         };
         is_out && self.is_leaving()
+    }
+
+    /// Returns whether this process [has left](Self::has_left), and the application has received all that was sent to
+    /// it: a message of the reliable service that is received in one order with best effort may wait for the
+    /// best-effort barrier after all have agreed.
+    pub fn may_end(&self, process: &Process) -> bool {
+        let is_member = self.stage == Stage::Joined && !self.has_bug(Bug::LeavesWithMessages);
+        self.has_left() && !(is_member && process.held_reliable() > 0)
     }
 
     pub(super) const fn is_leaving(&self) -> bool {

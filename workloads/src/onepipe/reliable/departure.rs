@@ -12,7 +12,7 @@ pub(super) enum Departure {
     /// It stays.
     #[default]
     None,
-    /// It waits until the controller agrees.
+    /// It waits until the controller agrees, and its application has received all.
     Agreeing,
     /// It announces that nothing follows, until it has sent this number of beacons.
     Announcing(u64),
@@ -41,22 +41,14 @@ impl Host {
     pub(super) fn advance_departure(&mut self) {
         let sent = self.process.counters().beacons_sent.get();
         match self.departure {
-            Departure::Agreeing if self.member.has_left() => {
+            Departure::Agreeing if self.member.may_end(&self.process) => {
                 // One that has failed meanwhile does not recover, and one that was not admitted has sent nothing.
                 let left = self.member.incarnation();
                 self.life().left = left;
                 self.process.leave();
                 self.departure = Departure::Announcing(sent + FINAL_BEACONS);
             }
-            Departure::Announcing(until) if sent >= until => {
-                // What the application reads in one order may still wait for the best-effort barrier; one that has
-                // failed meanwhile, or was not admitted, gets no more.
-                let gets_more = self.life().left.is_some() && self.process.delivered_up_to().is_some();
-                let has_all = !gets_more || self.process.held_reliable() == 0;
-                if has_all {
-                    self.departure = Departure::Ended;
-                }
-            }
+            Departure::Announcing(until) if sent >= until => self.departure = Departure::Ended,
             _ => {}
         }
     }

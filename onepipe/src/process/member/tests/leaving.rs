@@ -38,7 +38,9 @@ fn a_process_leaves_when_its_scatterings_are_decided_and_it_has_delivered_all() 
     let of_another = Left { id: ProcessId(0), incarnation: Incarnation(4) };
     assert_eq!(node.give(of_another), Err(Refused::Unexpected));
     node.give(Left { id: ProcessId(0), incarnation: INCARNATION }).unwrap();
-    assert!(node.member.has_left());
+    assert!(node.member.has_left() && !node.member.may_end(&node.process), "a message is not received");
+    assert_eq!(node.process.reliable_recv().map(|message| message.payload), Some(b"held".to_vec()));
+    assert!(node.member.may_end(&node.process));
     assert_eq!(node.sent_after(Nanos::from_millis(9)), []);
     assert_eq!(node.give(Message::Ping { number: 1 }), Err(Refused::Unexpected));
 }
