@@ -14,9 +14,16 @@ pub use rustix::process::Signal;
 
 /// Runs a program that the kernel kills when the thread that started it ends (`PR_SET_PDEATHSIG`, which
 /// `exec` keeps). If the parent ended before the request reached the kernel, `PPID` differs and the program
-/// is not run.
-const KILLED_WITH_PARENT: [&str; 7] =
-    ["setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", r#"[ "$PPID" = "$0" ] && exec "$@""#];
+/// is not run. Under `nohup`, the tests themselves ignore SIGHUP, which `exec` would keep, too.
+const KILLED_WITH_PARENT: [&str; 7] = [
+    "setpriv",
+    "--pdeathsig",
+    "KILL",
+    "--",
+    "sh",
+    "-c",
+    r#"[ "$PPID" = "$0" ] && exec env --default-signal=HUP "$@""#,
+];
 
 /// Returns a command that runs `program`. The process is killed when the calling thread ends, which suits
 /// [`Command::output`]. Use [`Process::start`] for a process that runs while the test continues.
