@@ -10,6 +10,8 @@ CARGO ?= cargo
 BUILT := $(or $(CARGO_TARGET_DIR),target)
 PROGRAM := $(BUILT)/release/understudy
 NEXTEST := $(shell $(CARGO) nextest --version 2>/dev/null)
+# ETCD=1: `make lint` and `make test` include the controller's store in etcd (feature etcd), in one build with all others
+FEATURES := $(if $(ETCD),--features understudy/etcd)
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 help: ## print this list
@@ -32,14 +34,14 @@ build: ## build the program (target/release/understudy)
 	@scripts/deps.sh build
 	$(CARGO) build --release --locked --bin understudy
 
-test: ## run every test that needs no privileges (with cargo-nextest if it is installed)
-	@scripts/deps.sh build test
+test: ## run every test that needs no privileges (with cargo-nextest if it is installed; ETCD=1: also with servers of etcd)
+	@scripts/deps.sh build test $(if $(ETCD),etcd)
 ifdef NEXTEST
-	$(CARGO) nextest run --locked --workspace
-	$(CARGO) test --locked --workspace --doc
+	$(CARGO) nextest run --locked --workspace $(FEATURES)
+	$(CARGO) test --locked --workspace $(FEATURES) --doc
 else
-	$(CARGO) test --locked --workspace --no-fail-fast -- --quiet --skip servers_agree_and_the_switch_saves_packets
-	$(CARGO) test --locked --workspace --test it -- --quiet servers_agree_and_the_switch_saves_packets
+	$(CARGO) test --locked --workspace $(FEATURES) --no-fail-fast -- --quiet --skip servers_agree_and_the_switch_saves_packets
+	$(CARGO) test --locked --workspace $(FEATURES) --test it -- --quiet servers_agree_and_the_switch_saves_packets
 endif
 
 etcd: ## lint and test the controller's store in etcd (feature etcd), with servers that are killed and paused; two minutes (SEEDS=20: more drawn faults)
@@ -49,9 +51,9 @@ etcd: ## lint and test the controller's store in etcd (feature etcd), with serve
 	$(CARGO) test --locked -p understudy --features etcd --test it controller::
 
 lint: ## check formatting, clippy, rustdoc and links of the docs, with warnings denied; licences and sources of dependencies (deny.toml)
-	@scripts/deps.sh build lint
+	@scripts/deps.sh build lint $(if $(ETCD),etcd)
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked --workspace $(FEATURES) --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 	scripts/check_links.py
 	$(CARGO) deny --locked check licenses bans sources
