@@ -1,5 +1,5 @@
 //! Shared code of tests and benchmarks that span crates: real captures, a table of packets, instruction
-//! counts, connected NICs, child processes, and servers of etcd.
+//! counts, connected NICs, child processes, servers of etcd, and searches for planted bugs.
 
 #![forbid(unsafe_code)]
 
@@ -9,6 +9,7 @@ pub mod etcd;
 pub mod instructions;
 pub mod nics;
 pub mod packets;
+pub mod planted;
 pub mod processes;
 
 /// Compiles and runs the code of a page of the docs.

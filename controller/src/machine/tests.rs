@@ -8,6 +8,7 @@ mod outages;
 mod world;
 
 use super::Bug;
+use understudy_tests::planted;
 use world::{
     Planted, World, run, run_double_death, run_during_callbacks, run_late_command, run_unheard,
     run_wrong_clock, run_wrong_members,
@@ -15,6 +16,9 @@ use world::{
 
 /// Seeds in `cargo test`; `FROM=1000 SEEDS=5000` runs others
 const SEEDS: u64 = 250;
+
+/// Seeds that find planted bugs, one per line with its suite and the bug
+const PLANTED: &str = include_str!("tests/planted.txt");
 
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |value| value.parse().expect("a number"))
@@ -35,10 +39,11 @@ fn drawn_faults_never_break_a_decision() {
 
 /// Returns what is found by the first seed that fails with a bug, and does not without.
 fn found(planted: Planted) -> Option<String> {
-    (0..1_500).find_map(|seed| {
+    let found = planted::find(PLANTED, "controller", &planted, 0..1_500, |seed| {
         let error = run(seed, Some(planted)).err()?;
-        run(seed, None).ok().map(|_| format!("seed {seed}: {error}"))
-    })
+        run(seed, None).ok().map(|_| error)
+    });
+    found.map(|(seed, error)| format!("seed {seed}: {error}"))
 }
 
 #[test]

@@ -6,6 +6,9 @@ use switch::{Nanos, Rng};
 
 /// Seeds that have failed, one per line with its suite. `make soak` appends to them.
 const FAILED: &str = include_str!("../seeds.txt");
+/// Seeds that find planted bugs, one per line with its suite and the bug
+#[cfg(debug_assertions)]
+const PLANTED: &str = include_str!("../planted.txt");
 
 fn read(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
@@ -27,6 +30,17 @@ pub(crate) fn seeds(suite: &'static str, count: u64) -> impl Iterator<Item = u64
     let of_suite = move |line: &str| line.strip_prefix(suite)?.strip_prefix(' ')?.parse().ok();
     let failed = FAILED.lines().filter_map(of_suite).filter(move |_| from.is_none());
     failed.chain(range)
+}
+
+/// Returns the first seed found that finds a planted bug, and what it finds, see [`understudy_tests::planted`].
+#[cfg(debug_assertions)]
+pub(crate) fn find_bug<T>(
+    suite: &str,
+    bug: &dyn core::fmt::Debug,
+    all: core::ops::Range<u64>,
+    run: impl FnMut(u64) -> Option<T>,
+) -> Option<(u64, T)> {
+    understudy_tests::planted::find(PLANTED, suite, bug, all, run)
 }
 
 /// Draws a fault of a link at time `at`, and the fault that ends it. The fault is a cut in both directions or

@@ -152,10 +152,9 @@ fn lossy_links_stop_no_group() {
 #[test]
 fn planted_bugs_are_found() {
     for bug in p4ce::Bug::ALL {
-        let found = (1..=1000).find_map(|seed| {
-            let setup = Setup { bug: Some(bug), ..SETUP };
-            let wrong = on_lossy_links(setup, seed).and_then(|()| far_behind(setup, seed)).err()?;
-            Some((seed, wrong))
+        let setup = Setup { bug: Some(bug), ..SETUP };
+        let found = environment::find_bug("groups", &bug, 1..1001, |seed| {
+            on_lossy_links(setup, seed).and_then(|()| far_behind(setup, seed)).err()
         });
         let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
         println!("{bug:?}: seed {seed}: {wrong}");
@@ -175,10 +174,11 @@ fn run_with_hostile_host(bug: Option<p4ce::Bug>, seed: u64) -> Result<(), String
 #[cfg(debug_assertions)]
 #[test]
 fn planted_writes_without_a_right_are_found() {
-    let setup = Setup { nic_bug: Some(rnic::Bug::AnyAccess), ..SETUP };
-    let found = (1..=1000).find_map(|seed| {
+    let bug = rnic::Bug::AnyAccess;
+    let setup = Setup { nic_bug: Some(bug), ..SETUP };
+    let found = environment::find_bug("groups", &bug, 1..1001, |seed| {
         let wrong = on_lossy_links(setup, seed).err()?;
-        on_lossy_links(SETUP, seed).is_ok().then_some((seed, wrong))
+        on_lossy_links(SETUP, seed).is_ok().then_some(wrong)
     });
     let (seed, wrong) = found.expect("the bug is found within 1,000 seeds");
     println!("AnyAccess: seed {seed}: {wrong}");

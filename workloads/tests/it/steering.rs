@@ -510,7 +510,8 @@ fn crashes_leave_lists_correct_in_the_second_half_of_the_seeds() {
 #[test]
 fn planted_structures_kept_after_a_restart_are_found() {
     let wrong = |seed, bug| with_crashes(seed, |drawn| drawn.swordbox_config.bug = bug).err();
-    let found = (1..=200).find_map(|seed| Some((seed, wrong(seed, Some(swordbox::Bug::KeptStructure))?)));
+    let bug = swordbox::Bug::KeptStructure;
+    let found = environment::find_bug("steering", &bug, 1..201, |seed| wrong(seed, Some(bug)));
     let (seed, what) = found.expect("the bug is found within 200 seeds");
     assert_eq!(wrong(seed, None), None);
     println!("KeptStructure: seed {seed}: {}", what.lines().next().unwrap_or_default());

@@ -476,8 +476,8 @@ fn outcome(seed: u64, conditions: Conditions, bug: Option<swordbox::Bug>) -> (Op
 
 /// Returns whether one of these seeds shows a planted bug, and no violation without it.
 #[cfg(debug_assertions)]
-fn finds_bug(bug: swordbox::Bug, conditions: Conditions, mut seeds: Range<u64>) -> bool {
-    seeds.any(|seed| {
+fn finds_bug(bug: swordbox::Bug, conditions: Conditions, seeds: Range<u64>) -> bool {
+    let found = environment::find_bug("swordbox", &bug, seeds, |seed| {
         let (wrong, repeated) = outcome(seed, conditions, Some(bug));
         // A lost response is requested again. On good links no client should have to, so a repeated request
         // shows the bug.
@@ -491,11 +491,10 @@ fn finds_bug(bug: swordbox::Bug, conditions: Conditions, mut seeds: Range<u64>) 
         };
         let (without, repeats) = if shows_bug { outcome(seed, conditions, None) } else { (None, 0) };
         let found = shows_bug && without.is_none() && (wrong.is_some() || repeats == 0);
-        if found {
-            println!("{bug:?}: seed {seed}: {wrong:?}, {repeated} repeated");
-        }
-        found
-    })
+        found.then(|| format!("{wrong:?}, {repeated} repeated"))
+    });
+    println!("{bug:?}: {found:?}");
+    found.is_some()
 }
 
 #[cfg(debug_assertions)]

@@ -216,10 +216,11 @@ fn verbs_complete_after_links_and_hosts_have_recovered() {
 fn planted_writes_without_a_right_are_found() {
     let scenario = revoking();
     let violation = |seed, bug| run(&scenario, seed, Planted { bug }, Vec::new()).violation;
-    let found = (0..100).find_map(|seed| {
-        let wrong = violation(seed, Some(rnic::Bug::AnyAccess))
+    let bug = rnic::Bug::AnyAccess;
+    let found = environment::find_bug("verbs", &bug, 0..100, |seed| {
+        let wrong = violation(seed, Some(bug))
             .filter(|wrong| wrong.contains("after the right to it was taken away"))?;
-        violation(seed, None).is_none().then_some((seed, wrong))
+        violation(seed, None).is_none().then_some(wrong)
     });
     let (seed, wrong) = found.expect("the bug is found within 100 seeds");
     println!("AnyAccess: seed {seed}: {wrong}");
@@ -231,10 +232,11 @@ fn planted_writes_without_a_right_are_found() {
 #[test]
 fn planted_double_execution_is_found_where_connections_fail() {
     let scenario = revoking();
-    let found = (0..100).find_map(|seed| {
-        let outcome = run(&scenario, seed, Planted { bug: Some(rnic::Bug::AtomicTwice) }, Vec::new());
+    let bug = rnic::Bug::AtomicTwice;
+    let found = environment::find_bug("verbs", &bug, 0..100, |seed| {
+        let outcome = run(&scenario, seed, Planted { bug: Some(bug) }, Vec::new());
         let wrong = outcome.violation.filter(|wrong| outcome.broken > 0 && wrong.starts_with("word "))?;
-        wrong.contains("never completed").then_some((seed, wrong))
+        wrong.contains("never completed").then_some(wrong)
     });
     let (seed, wrong) = found.expect("the bug is found within 100 seeds");
     println!("AtomicTwice: seed {seed}: {wrong}");
@@ -248,9 +250,9 @@ fn stalls(scenario: &Scenario, bug: rnic::Bug) {
     // The limit is 100 ms. Seeds that draw slow links may need longer without the bug, too.
     let scenario = Scenario { limit: NumberRange::fixed(100_000_000), ..scenario.clone() };
     let violation = |seed, bug| run(&scenario, seed, Planted { bug }, Vec::new()).violation;
-    let found = (0..1000).find_map(|seed| {
+    let found = environment::find_bug("verbs", &bug, 0..1000, |seed| {
         let wrong = violation(seed, Some(bug)).filter(|wrong| wrong.contains("not done"))?;
-        violation(seed, None).is_none().then_some((seed, wrong))
+        violation(seed, None).is_none().then_some(wrong)
     });
     let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
     println!("{bug:?}: seed {seed}: {wrong}");

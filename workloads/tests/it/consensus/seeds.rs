@@ -339,10 +339,9 @@ fn planted_bugs_are_found() {
     let is_elsewhere =
         |bug: &Bug| matches!(bug, Bug::CountsBlank | Bug::OldTermByCount | Bug::BootstrapsOverEntries);
     for bug in Bug::ALL.into_iter().filter(|bug| !is_elsewhere(bug)) {
-        let found = (1..=250).find_map(|seed| {
-            let plant = |config: &mut ClusterConfig| config.bug = Some(bug);
-            let wrong = run(seed, plant).err().or_else(|| changes(seed, plant).err());
-            wrong.map(|wrong| (seed, wrong))
+        let plant = |config: &mut ClusterConfig| config.bug = Some(bug);
+        let found = environment::find_bug("consensus", &bug, 1..251, |seed| {
+            run(seed, plant).err().or_else(|| changes(seed, plant).err())
         });
         let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
         println!("{bug:?}: seed {seed}: {wrong}");

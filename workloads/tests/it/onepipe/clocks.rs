@@ -6,7 +6,8 @@ use super::trials::{SEEDS, Suite, let_recover, orderly_tree, span};
 use switch::Rng;
 use workloads::onepipe::{Failing, Outage, Part, Tree, Trial};
 
-pub(super) const SUITE: Suite = Suite { draw, settled: Tree::clock_error, is_disorderly: false };
+pub(super) const SUITE: Suite =
+    Suite { name: "onepipe_clocks", draw, settled: Tree::clock_error, is_disorderly: false };
 
 /// Largest error of a clock (ns): an hour
 const LARGEST_ERROR: u64 = 3_600_000_000_000;

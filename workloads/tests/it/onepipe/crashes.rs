@@ -7,7 +7,8 @@ use representative::LinkId;
 use switch::{Nanos, Probability, Rng};
 use workloads::onepipe::{BEACON_INTERVAL, Failing, Outage, Part, Removal, Tree, Trial};
 
-pub(super) const SUITE: Suite = Suite { draw, settled: Tree::clock_error, is_disorderly: false };
+pub(super) const SUITE: Suite =
+    Suite { name: "onepipe_crashes", draw, settled: Tree::clock_error, is_disorderly: false };
 
 /// Longest outage (ns)
 const LONGEST: u64 = 80_000;

@@ -161,7 +161,7 @@ fn planted_bugs_in_barriers_are_found() {
         (&crashes::SUITE, Bug::UndeclaredBarriers, "barrier too high"),
     ];
     for (suite, bug, question) in bugs {
-        let found = suite.find(question, |tree| tree.bug = Some(bug));
+        let found = suite.find(&bug, question, |tree| tree.bug = Some(bug));
         println!("{bug:?}: {found:?}");
         assert!(found.is_some(), "{bug:?}: {question:?} was not found");
     }
@@ -172,7 +172,7 @@ fn planted_bugs_in_barriers_are_found() {
         (&restarts::DISORDERLY, process::Bug::DeniesBeforeStart, "delivered, but failed"),
     ];
     for (suite, bug, question) in process_bugs {
-        let found = suite.find(question, |tree| tree.behaviour.bug = Some(bug));
+        let found = suite.find(&bug, question, |tree| tree.behaviour.bug = Some(bug));
         println!("{bug:?}: {found:?}");
         assert!(found.is_some(), "{bug:?}: {question:?} was not found");
     }

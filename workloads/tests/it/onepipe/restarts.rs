@@ -6,7 +6,8 @@ use super::trials::{SEEDS, Suite, let_recover, orderly_tree, span};
 use switch::{Nanos, Probability, Rng};
 use workloads::onepipe::{Failing, Outage, Part, Tree, Trial};
 
-pub(super) const SUITE: Suite = Suite { draw, settled: Tree::clock_error, is_disorderly: false };
+pub(super) const SUITE: Suite =
+    Suite { name: "onepipe_restarts", draw, settled: Tree::clock_error, is_disorderly: false };
 
 /// Draws a network in which one to four processes crash, for 1 to 200 us each.
 fn draw(seed: u64) -> Trial {
@@ -40,8 +41,12 @@ fn restarted_processes_keep_one_order() {
         assert!(totals.explained.restarted > 50, "{totals:?}");
     }
 }
-pub(super) const DISORDERLY: Suite =
-    Suite { draw: draw_disorderly, settled: Tree::clock_error, is_disorderly: true };
+pub(super) const DISORDERLY: Suite = Suite {
+    name: "onepipe_disorderly",
+    draw: draw_disorderly,
+    settled: Tree::clock_error,
+    is_disorderly: true,
+};
 
 /// Draws a network as [`draw`] does, whose links duplicate frames and delay some by up to 1 ms, until long
 /// after their receiver has restarted.

@@ -242,7 +242,7 @@ fn planted_bugs_of_standbys_are_found() {
     let of_representatives = Bug::OF_STANDBY.map(|bug| (Some(bug), None));
     let of_processes = [ends::Bug::RemovedIgnored, ends::Bug::MinimumOfEnds, ends::Bug::MaximumOfRemoved];
     for bugs in of_representatives.into_iter().chain(of_processes.map(|bug| (None, Some(bug)))) {
-        let found = (1..=100).find_map(|seed| run(seed, bugs).err().map(|what| (seed, what)));
+        let found = environment::find_bug("onepipe-standby", &bugs, 1..101, |seed| run(seed, bugs).err());
         println!("{bugs:?}: {found:?}");
         assert!(found.is_some(), "{bugs:?} was not found");
     }

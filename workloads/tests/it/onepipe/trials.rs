@@ -6,6 +6,7 @@ use workloads::onepipe::{
     Change, ChangeKind, Conditions, Eligible, Explained, Failing, Network, Outage, Tree, Trial,
 };
 
+use crate::environment;
 use representative::config::Pace;
 
 /// Number of seeds of each suite in `make test`
@@ -48,6 +49,7 @@ impl Totals {
 
 /// Suite of trials.
 pub(super) struct Suite {
+    pub(super) name: &'static str,
     pub(super) draw: fn(u64) -> Trial,
     /// Time for which a link that takes part again may have messages below the barrier of its output
     pub(super) settled: fn(&Tree) -> Nanos,
@@ -98,7 +100,7 @@ impl Suite {
         for seed in seeds {
             let trial = (self.draw)(seed);
             if let Err(what) = self.run(&trial, seed, &mut totals) {
-                panic!("seed {seed}: {what}\n{}", self.smallest(&trial, seed));
+                panic!("{}, seed {seed}: {what}\n{}", self.name, self.smallest(&trial, seed));
             }
         }
         totals
@@ -113,12 +115,17 @@ impl Suite {
 
     /// Returns the first seed that finds a planted bug, with a violation that contains `question`.
     #[cfg(debug_assertions)]
-    pub(super) fn find(&self, question: &str, plant: impl Fn(&mut Tree)) -> Option<(u64, String)> {
-        (1..=1000).find_map(|seed| {
+    pub(super) fn find(
+        &self,
+        bug: &dyn core::fmt::Debug,
+        question: &str,
+        plant: impl Fn(&mut Tree),
+    ) -> Option<(u64, String)> {
+        environment::find_bug(self.name, bug, 1..1001, |seed| {
             let mut trial = (self.draw)(seed);
             plant(&mut trial.tree);
             let what = self.run(&trial, seed, &mut Totals::default()).err()?;
-            what.contains(question).then_some((seed, what))
+            what.contains(question).then_some(what)
         })
     }
 }

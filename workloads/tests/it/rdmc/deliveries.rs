@@ -228,9 +228,8 @@ fn all_correct_and_live_receivers_get_the_object() {
 #[test]
 fn planted_bugs_are_found() {
     for bug in rdmc::Bug::DELIVERY {
-        let found = (1..=300).find_map(|seed| {
-            let what = run(seed, |setup| setup.bug = Some(bug), &mut Totals::default()).err()?;
-            Some((seed, what))
+        let found = crate::environment::find_bug("rdmc-deliveries", &bug, 1..301, |seed| {
+            run(seed, |setup| setup.bug = Some(bug), &mut Totals::default()).err()
         });
         println!("{bug:?}: {found:?}");
         assert!(found.is_some(), "{bug:?} was not found");

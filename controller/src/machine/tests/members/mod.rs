@@ -8,10 +8,11 @@ mod network;
 mod oracle;
 mod search;
 
-use super::number;
+use super::{PLANTED, number};
 use crate::machine;
 use network::{Network, Plan};
 use onepipe::process::Bug;
+use understudy_tests::planted;
 
 /// Seeds in `cargo test`; `FROM=1000 SEEDS=5000` runs others
 const SEEDS: u64 = 60;
@@ -43,13 +44,14 @@ fn every_scattering_is_delivered_everywhere_or_nowhere() {
 
 /// Returns what is found by the first seed that fails with a bug, and does not without.
 fn found(bug: Option<Bug>, controller_bug: Option<machine::Bug>) -> Option<String> {
-    (0..400).find_map(|seed| {
+    let found = planted::find(PLANTED, "members", &(bug, controller_bug), 0..400, |seed| {
         let plan = |bug, controller_bug| Plan { has_faults: true, bug, controller_bug };
         // A broken invariant may end a process, too.
         let with_bug = std::panic::catch_unwind(|| run(seed, plan(bug, controller_bug)));
         let error = with_bug.unwrap_or_else(|_| Err("a panic".into())).err()?;
-        run(seed, plan(None, None)).ok().map(|_| format!("seed {seed}: {error}"))
-    })
+        run(seed, plan(None, None)).ok().map(|_| error)
+    });
+    found.map(|(seed, error)| format!("seed {seed}: {error}"))
 }
 
 #[test]

@@ -160,8 +160,8 @@ fn bugs() -> Vec<Bugs> {
 #[test]
 fn a_switch_that_speaks_to_an_isolated_rack_is_found() {
     let bugs = Bugs { representative: Some(representative::Bug::MutedSpeaks), ..Bugs::default() };
-    let error = |seed| Some((seed, run(seed, &[FaultKind::Isolation], bugs).err()?));
-    let found = (1..=40 * SEEDS).find_map(error);
+    let error = |seed| run(seed, &[FaultKind::Isolation], bugs).err();
+    let found = environment::find_bug("onepipe_reliable_isolation", &bugs, 1..40 * SEEDS + 1, error);
     assert!(found.is_some(), "{bugs:?} was not found");
 }
 
@@ -170,8 +170,8 @@ fn a_switch_that_speaks_to_an_isolated_rack_is_found() {
 fn planted_bugs_of_all_parts_are_found() {
     let mut missing = Vec::new();
     for bugs in bugs() {
-        let error = |seed| Some((seed, run(seed, &kinds(seed), bugs).err()?));
-        let found = (1..=12 * SEEDS).find_map(error);
+        let error = |seed| run(seed, &kinds(seed), bugs).err();
+        let found = environment::find_bug("onepipe_reliable", &bugs, 1..12 * SEEDS + 1, error);
         let found = found.map(|(seed, error)| (seed, error.lines().next().unwrap_or_default().to_string()));
         println!("{bugs:?}: {found:?}");
         missing.extend(found.is_none().then_some(bugs));
