@@ -3,8 +3,23 @@
 use crate::header::Timestamp;
 use switch::Nanos;
 
-/// Share of the elapsed time by which a clock that is ahead runs slower
-const SLEW: u64 = 64;
+/// Share of the elapsed time by which a clock that is ahead runs slower, as a power of two
+const SLEW: u32 = 6;
+/// The same for a clock that follows clock beacons. The processes of a network get an earlier time within some hundred
+/// microseconds, so their clocks differ by a 1024th of that while they follow it. It is more than two oscillators of
+/// 100 ppm differ by
+const SLOW_SLEW: u32 = 10;
+
+/// What 1Pipe's clock of a node follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum ClockSource {
+    /// The machine's clock, which something else has to synchronise, such as PTP
+    #[default]
+    Host,
+    /// Clock beacons of the neighbours ([`clock_sync`](crate::clock_sync)), and the machine's clock while there are
+    /// none
+    Beacons,
+}
 
 /// Reading of the machine's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +55,8 @@ pub struct Discipline {
     samples: u8,
     /// Time up to which `epoch` follows `target`
     slewed_at: Nanos,
+    /// Share of the elapsed time by which it runs slower while it is ahead, as a power of two
+    slew: u32,
 }
 
 impl Discipline {
@@ -47,7 +64,16 @@ impl Discipline {
     pub const fn new(clock: Timestamp) -> Self {
         // One 48-bit period after 0, so that earlier times exist
         let epoch = (1 << 48) + clock.nanos();
-        Self { epoch, target: epoch, recent: [epoch; 3], samples: 1, slewed_at: Nanos::ZERO }
+        Self { epoch, target: epoch, recent: [epoch; 3], samples: 1, slewed_at: Nanos::ZERO, slew: SLEW }
+    }
+
+    /// Creates a clock as [`new`](Self::new) does, for this source of samples.
+    pub const fn of(source: ClockSource, clock: Timestamp) -> Self {
+        let slew = match source {
+            ClockSource::Host => SLEW,
+            ClockSource::Beacons => SLOW_SLEW,
+        };
+        Self { slew, ..Self::new(clock) }
     }
 
     /// Returns the time, which may be earlier than it was before the last [`advance`](Self::advance).
@@ -92,11 +118,11 @@ impl Discipline {
 
     /// Runs the clock slower, if it is ahead of the samples. To be called once per beacon interval.
     pub fn advance(&mut self, now: Nanos) {
-        let most = now.since(self.slewed_at).0 / SLEW;
+        let most = now.since(self.slewed_at).0 >> self.slew;
         if most > 0 {
             self.epoch -= (self.epoch - self.target.min(self.epoch)).min(most);
             // The rest of the division is kept for the next call.
-            self.slewed_at = self.slewed_at + Nanos(most * SLEW);
+            self.slewed_at = self.slewed_at + Nanos(most << self.slew);
         }
     }
 
@@ -192,7 +218,7 @@ mod tests {
                 now = now + Nanos(wait);
                 clock.sample(&sample_at(Nanos(now.0.saturating_sub(queued)), by), now);
                 let back = before.1 - error_of(&clock);
-                prop_assert!(back <= (now.since(before.0).0 / SLEW + 1).cast_signed(), "{back}");
+                prop_assert!(back <= (now.since(before.0).0 / (1 << SLEW) + 1).cast_signed(), "{back}");
                 before = (now, error_of(&clock));
             }
             for _ in 0..3 {

@@ -95,12 +95,12 @@ impl Timestamp {
     }
 
     #[inline]
-    fn barrier_to_wire(barrier: Option<Self>) -> [u8; 6] {
+    pub(crate) fn barrier_to_wire(barrier: Option<Self>) -> [u8; 6] {
         Self(Self::barrier_to_number(barrier)).to_wire()
     }
 
     #[inline]
-    fn barrier_from_wire(wire: [u8; 6]) -> Option<Self> {
+    pub(crate) fn barrier_from_wire(wire: [u8; 6]) -> Option<Self> {
         let barrier = Self::from_wire(wire);
         (barrier.0 != 0).then_some(barrier)
     }
@@ -150,6 +150,14 @@ impl OnePipeOpcode {
     pub const RECALL_ACK: Self = Self(7);
     /// Request for a [`RELIABLE_ACK`](Self::RELIABLE_ACK); no body
     pub const RELIABLE_PROBE: Self = Self(8);
+    /// Clock beacon, for one hop, with a [`ClockBody`](crate::clock_sync::ClockBody)
+    pub const CLOCK: Self = Self(9);
+
+    /// Returns whether packets of this kind are from one neighbour to the other.
+    #[inline]
+    pub const fn is_for_one_hop(self) -> bool {
+        matches!(self, Self::BEACON | Self::CLOCK)
+    }
 
     /// Returns whether packets of this kind are those of the reliable service.
     #[inline]

@@ -11,6 +11,7 @@
 
 pub mod beacon;
 mod clock;
+pub mod clock_sync;
 pub mod control;
 pub mod datagram;
 pub mod ends;
@@ -19,7 +20,7 @@ pub mod process;
 mod reliable;
 pub mod stamp;
 
-pub use clock::{ClockSample, Discipline};
+pub use clock::{ClockSample, ClockSource, Discipline};
 pub use header::{AckBody, NakBody, OnePipe, OnePipeOpcode, Timestamp};
 pub use process::{Process, ProcessId};
 pub use reliable::{RecallBody, RecallResult, ReliableAckBody};

@@ -11,6 +11,9 @@ use super::bug::Bug;
 use super::clock::Clock;
 use super::config::{BeaconPeer, Config, ConfigError};
 
+/// Share of an interval by which a clock may run slower in it
+const SLOWEST: u64 = 64;
+
 /// Whether a beacon is to be sent
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pending {
@@ -25,24 +28,26 @@ enum Pending {
 
 /// Headers of the beacons to one node at the other end of the link.
 #[derive(Clone, Debug)]
-struct To {
+pub(super) struct To {
     template: Template,
     /// Outer headers of beacons that take a detour; empty otherwise
     detour: Box<[u8]>,
 }
 
 impl To {
-    fn new(config: &Config, to: &BeaconPeer) -> Result<Self, ConfigError> {
+    /// Prepares beacons whose header is followed by `body` bytes.
+    pub(super) fn new(config: &Config, to: &BeaconPeer, body: usize) -> Result<Self, ConfigError> {
         let template = Self::template(config, to, config.own.qpn)?;
-        Ok(Self { template, detour: detour_headers(config, to, template)? })
+        Ok(Self { template, detour: detour_headers(config, to, template, body)? })
     }
 
     fn template(config: &Config, to: &BeaconPeer, from: Qpn) -> Result<Template, ConfigError> {
         config.template_from(from, to.mac, to.address, to.qpn)
     }
 
-    fn emit(&mut self, frame: &mut Vec<u8>, header: &OnePipe) {
-        self.template.emit(frame, header, &[]);
+    #[inline]
+    pub(super) fn emit(&mut self, frame: &mut Vec<u8>, header: &OnePipe, body: &[u8]) {
+        self.template.emit(frame, header, body);
         insert_detour(frame, &self.detour);
     }
 }
@@ -60,7 +65,7 @@ struct Standby {
 impl Standby {
     fn new(config: &Config, to: &BeaconPeer) -> Result<Box<Self>, ConfigError> {
         let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
-        Ok(Box::new(Self { to: To::new(config, to)?, header, then: Pending::None }))
+        Ok(Box::new(Self { to: To::new(config, to, 0)?, header, then: Pending::None }))
     }
 }
 
@@ -85,7 +90,7 @@ impl Beacons {
     pub(super) fn new(config: &Config) -> Result<Self, ConfigError> {
         let standby = config.standby.as_ref().map(|standby| Standby::new(config, standby));
         Ok(Self {
-            tor: To::new(config, &config.tor)?,
+            tor: To::new(config, &config.tor, 0)?,
             standby: standby.transpose()?,
             interval: config.beacon_interval,
             next_instant: Nanos::ZERO,
@@ -140,12 +145,18 @@ impl Beacons {
 
     /// Makes a beacon due if its instant has come. Returns whether it has.
     pub(super) fn on_timer(&mut self, clock: &Clock, now: Nanos) -> bool {
-        let has_come = self.next_instant <= now;
-        if has_come {
-            self.request();
-            self.next_instant = self.instant_after(clock, now);
+        if self.next_instant > now {
+            return false;
         }
-        has_come
+        let is_first = self.next_instant == Nanos::ZERO;
+        self.next_instant = self.instant_after(clock, now);
+        // The clock ran slower in the meantime, so the instant is still ahead.
+        let rest = self.interval.0 - Timestamp::new(clock.unclamped(now)).nanos() % self.interval.0;
+        let is_early = !is_first && rest <= self.interval.0 / SLOWEST;
+        if !is_early {
+            self.request();
+        }
+        !is_early
     }
 
     /// Corrects the next instant after the clock has been set.
@@ -213,7 +224,7 @@ impl Beacons {
         if self.declares {
             header.declare(true, true);
         }
-        self.tor.emit(frame, &header);
+        self.tor.emit(frame, &header, &[]);
         if let Some(standby) = &mut self.standby {
             (standby.header, standby.then) = (header, self.pending);
             self.pending = Pending::Standby;
@@ -226,17 +237,22 @@ impl Beacons {
         self.pending = Pending::None;
         if let Some(standby) = &mut self.standby {
             self.pending = standby.then;
-            standby.to.emit(frame, &standby.header);
+            standby.to.emit(frame, &standby.header, &[]);
         }
     }
 }
 
 /// Returns the outer headers of the beacons' detour. They depend on the beacon's length only, which is
 /// constant.
-fn detour_headers(config: &Config, to: &BeaconPeer, mut tor: Template) -> Result<Box<[u8]>, ConfigError> {
+fn detour_headers(
+    config: &Config,
+    to: &BeaconPeer,
+    mut tor: Template,
+    body: usize,
+) -> Result<Box<[u8]>, ConfigError> {
     let mut beacon = Vec::new();
     let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
-    tor.emit(&mut beacon, &header, &[]);
+    tor.emit(&mut beacon, &header, &vec![0; body]);
     let headers = tunnel::encapsulation_headers(&config.tunnels(to), &beacon[Ethernet::LEN..]);
     headers.map(Vec::into_boxed_slice).map_err(ConfigError::Detour)
 }

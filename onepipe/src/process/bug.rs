@@ -20,6 +20,8 @@ pub enum Bug {
     SampleAtArrival,
     /// The clock follows every sample at once
     BelievesOutliers,
+    /// The clock follows clock beacons also to an earlier time, at once
+    ClockStepsBack,
     /// Reliable service: a scattering counts as decided before its last receiver has acknowledged it
     CommitBeforeLastAck,
     /// Reliable service: a recall is not repeated

@@ -22,7 +22,8 @@ pub(super) struct Clock {
 impl Clock {
     /// Creates a clock that shows `config.clock` when the runner's clock is 0.
     pub(super) const fn new(config: &Config) -> Self {
-        Self { discipline: Discipline::new(config.clock), issued: 0, stamped: 0, bug: config.bug }
+        let discipline = Discipline::of(config.clock_source, config.clock);
+        Self { discipline, issued: 0, stamped: 0, bug: config.bug }
     }
 
     /// Returns whether this bug was planted. Release builds have no bugs.
@@ -80,6 +81,24 @@ impl Clock {
             self.discipline.sample(&sample, now);
         }
         is_behind
+    }
+
+    /// Starts with a sample: sets the clock to it at once if it has shown no time yet.
+    pub(super) fn start(&mut self, sample: ClockSample, now: Nanos) {
+        if self.issued == 0 {
+            self.discipline.jump(&sample);
+        } else {
+            self.sample(sample, now);
+        }
+    }
+
+    /// Accounts for a sample by clock beacons.
+    pub(super) fn follow(&mut self, sample: &ClockSample, now: Nanos) {
+        if super::sync::steps_back(self.bug) {
+            self.discipline.jump(sample);
+            (self.issued, self.stamped) = (0, 0);
+        }
+        self.discipline.sample(sample, now);
     }
 
     /// Runs the clock slower, if it is ahead of the samples. To be called once per beacon interval.

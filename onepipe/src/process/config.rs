@@ -1,5 +1,6 @@
 //! Configuration of a process.
 
+use crate::clock::ClockSource;
 use crate::datagram::Template;
 use crate::header::{OnePipe, Timestamp};
 use core::net::IpAddr;
@@ -89,6 +90,11 @@ pub struct Config {
     /// Time after which a barrier that has not risen is reported to the application
     /// ([`Event::Stalled`](super::Event::Stalled)), to the beacon interval; 0 for never
     pub stall_after: Nanos,
+    /// What 1Pipe's clock follows. With [`ClockSource::Beacons`] the process sends nothing but clock beacons until it
+    /// has the time of its network, some 2 ms
+    pub clock_source: ClockSource,
+    /// Maximum time between the machine's clock and that of clock beacons: a time beyond it is ignored
+    pub clock_limit: Nanos,
     /// 1Pipe's time when the runner's time is 0. [`Process::set_clock`](super::Process::set_clock) corrects
     /// it
     pub clock: Timestamp,
@@ -101,6 +107,8 @@ pub struct Config {
     pub bug: Option<super::bug::Bug>,
     /// Planted bug of a link with two ends
     pub ends_bug: Option<crate::ends::Bug>,
+    /// Planted bug of clock beacons
+    pub clock_bug: Option<crate::clock_sync::Bug>,
 }
 
 /// A process, as its peers address it.
@@ -163,11 +171,14 @@ impl Config {
             ahead_max: Nanos::from_millis(10),
             clock_error: Nanos::from_micros(100),
             stall_after: Nanos::from_micros(300),
+            clock_source: ClockSource::Host,
+            clock_limit: Nanos::from_millis(2_000),
             clock: Timestamp::default(),
             seed: 0,
             declares: true,
             bug: None,
             ends_bug: None,
+            clock_bug: None,
         }
     }
 
@@ -244,6 +255,9 @@ impl Config {
         }
         if let Some(standby) = self.standby.as_ref().filter(|standby| standby.address == self.tor.address) {
             return Err(ConfigError::SameEnd(standby.address));
+        }
+        if self.clock_source == ClockSource::Beacons && self.standby.is_some() {
+            return Err(ConfigError::ClockOfTwo);
         }
         if self.clock_error > self.ahead_max {
             return Err(ConfigError::ClockError { clock_error: self.clock_error, ahead_max: self.ahead_max });
@@ -346,6 +360,11 @@ pub enum ConfigError {
     /// Both ends of the link have the same address, by which they are distinguished
     #[error("{0} is the address of both ends of the link; name another host for the standby, or remove it")]
     SameEnd(IpAddr),
+    /// Clock beacons on a link with two ends
+    #[error(
+        "the clock cannot follow clock beacons where the switch has a standby; remove the standby, or set the machine's clock as source"
+    )]
+    ClockOfTwo,
     /// The detour of its beacons has addresses of two IP versions, or is invalid otherwise
     #[error("invalid detour: {0}")]
     Detour(EncapsulationError),

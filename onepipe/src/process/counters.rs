@@ -53,6 +53,12 @@ metrics! {
         pub relays_taken: Counter [packets],
         /// Samples of the machine's clock that were earlier than what the process's clock had shown
         pub clamped: Counter [times],
+        /// Clock beacons sent
+        pub clock_beacons_sent: Counter [beacons],
+        /// Clock beacons accepted
+        pub clock_beacons_taken: Counter [beacons],
+        /// Clock beacons with a time that is further from the machine's clock than `clock_limit`
+        pub clock_beyond_limit: Counter [beacons],
         /// Times at which the barrier of the process's link had not risen for `stall_after`
         pub stalls: Counter [times],
         refused: [Counter; Refusal::ALL.len()],
@@ -99,6 +105,12 @@ reasons! {
         /// A beacon that is not from the other end of the link
         #[error("beacon from another source than the switch")]
         WrongSource = "wrong_source",
+        /// A clock beacon that is late or invalid, or that this process does not use
+        #[error("clock beacon that is late, invalid or not used")]
+        Clock = "clock",
+        /// A packet that arrived before this process had the time of its network
+        #[error("before the clock is synchronised")]
+        Unsynchronised = "unsynchronised",
         /// A commit barrier in a beacon that is not from the incarnation that the controller has named. The
         /// best-effort barrier in the same beacon is accepted.
         #[error("commit barrier of another incarnation of the switch")]

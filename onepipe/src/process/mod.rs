@@ -50,6 +50,7 @@ pub mod reliable;
 mod sender;
 mod sources;
 mod stall;
+mod sync;
 mod types;
 
 #[cfg(test)]
@@ -79,6 +80,7 @@ use sources::{Sources, Takes};
 use stall::Stall;
 use std::sync::Arc;
 use switch::{Nanos, Rng};
+use sync::Sync;
 
 /// Endpoint of 1Pipe. Frames and time go in ([`on_frame`](Self::on_frame), [`on_timer`](Self::on_timer)),
 /// frames, messages and events come out ([`poll_transmit`](Self::poll_transmit),
@@ -95,6 +97,8 @@ pub struct Process {
     stall: Stall,
     reliable: Reliable,
     sources: Sources,
+    /// Clock beacons; `None` if the clock follows the machine's
+    sync: Option<Box<Sync>>,
     /// Both ends of the link, if the switch has a standby
     ends: Option<Box<Ends>>,
     /// Number of beacon intervals for which this process was running
@@ -122,6 +126,7 @@ impl Process {
             stall: Stall::new(&config),
             reliable: Reliable::default(),
             sources: Sources::default(),
+            sync: Sync::new(&config)?,
             ends: config
                 .standby
                 .as_ref()
@@ -150,10 +155,24 @@ impl Process {
 
     /// Corrects 1Pipe's clock by a sample of the machine's: to the median of the last three samples, forward
     /// at once, and back by running slower by 1/64. To be called every few milliseconds.
+    ///
+    /// With [`ClockSource::Beacons`](crate::ClockSource::Beacons) it is what the process contributes to the time of its
+    /// network, and what the clock follows while no clock beacons arrive.
     pub fn set_clock(&mut self, sample: ClockSample, now: Nanos) {
-        if self.clock.sample(sample, now) {
+        let sample = match &mut self.sync {
+            Some(sync) => sync.on_machine(&sample, now),
+            None => Some(sample),
+        };
+        if let Some(sample) = sample
+            && self.clock.sample(sample, now)
+        {
             self.counters.clamped.add(1);
         }
+        self.on_clock_set(now);
+    }
+
+    /// Lets go what waited for the clock.
+    fn on_clock_set(&mut self, now: Nanos) {
         self.beacons.on_clock_set(&self.clock, now);
         self.receiver.deliver(&mut self.clock, now);
         self.reliable.on_clock_set(&mut self.clock, now);
@@ -276,7 +295,7 @@ impl Process {
         message: &[u8],
         frame: &mut Vec<u8>,
     ) -> Option<Scattering> {
-        if !self.beacons.is_idle() || self.has_acks_to_send() {
+        if !self.beacons.is_idle() || self.has_acks_to_send() || self.is_waiting() {
             return None;
         }
         self.sender.send_at_once((dst, message), &mut self.clock, &mut self.peers, now, frame)
@@ -294,6 +313,9 @@ impl Process {
         message: &[u8],
         frame: &mut Vec<u8>,
     ) -> Option<Scattering> {
+        if self.is_waiting() {
+            return None;
+        }
         let Self { beacons, sender, receiver, reliable, clock, peers, .. } = self;
         if !beacons.is_idle() || !sender.is_idle() || receiver.has_acks_to_send() || reliable.has_answers() {
             return None;
@@ -324,12 +346,18 @@ impl Process {
     /// Handles all timers that are due. To be called at [`next_timer`](Self::next_timer); earlier or later
     /// calls are valid.
     pub fn on_timer(&mut self, now: Nanos) {
+        if self.sync.is_some() {
+            self.on_sync_timer(now);
+        }
+        if self.beacons.next_instant() <= now {
+            // Before the beacon: if it was sent with an earlier time than that of its instant, it would not count.
+            self.clock.advance(now);
+        }
         let instant_has_come = self.beacons.on_timer(&self.clock, now);
         self.sender.on_timer(now);
         self.receiver.on_timer(&mut self.clock, now);
         if instant_has_come {
             self.intervals += 1;
-            self.clock.advance(now);
             self.receiver.sweep(now);
             if !self.sender.has_left() {
                 self.stall.check(self.receiver.barrier(), now, &self.counters);
@@ -345,7 +373,8 @@ impl Process {
         let beacon = Some(self.beacons.next_instant());
         let timers =
             [beacon, self.sender.next_timer(), self.receiver.next_timer(), self.reliable.next_timer()];
-        timers.into_iter().flatten().min()
+        let sync = self.sync.as_ref().map(|sync| sync.next_timer());
+        timers.into_iter().chain([sync]).flatten().min()
     }
 
     /// Handles a received frame.
@@ -372,13 +401,19 @@ impl Process {
         if header.version != OnePipe::VERSION {
             return Err(Refusal::OtherVersion);
         }
+        if self.sync.is_some()
+            && let Some(result) = self.receive_for_clock(&datagram, now)
+        {
+            return result;
+        }
         if header.opcode() == OnePipeOpcode::BEACON {
             return self.receive_beacon((src, src_qp), header, now);
         }
         if header.opcode().is_reliable() {
             return self.receive_reliable(&datagram, now);
         }
-        let peer = self.peers.find_source(src, src_qp).ok_or(Refusal::UnknownSource)?;
+        let peer = self.peers.find_source(src, src_qp);
+        let peer = peer.ok_or_else(|| refusal_of_stranger(header.opcode()))?;
         match header.opcode() {
             OnePipeOpcode::DATA => {
                 let sender = (peer, self.peers.id(peer));
@@ -458,6 +493,11 @@ impl Process {
 
     /// Writes the next frame to send. Returns false if there is none. To be called when the port has room.
     pub fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        if self.sync.is_some()
+            && let Some(has_sent) = self.send_for_clock(now, frame)
+        {
+            return has_sent;
+        }
         if self.beacons.is_due() {
             self.send_beacon(now, frame);
             return true;
@@ -499,4 +539,10 @@ impl Process {
         self.beacons.send(sender.finishing(), sender.has_left(), commit, clock, now, frame);
         self.counters.beacons_sent.add(1);
     }
+}
+
+/// Returns why a packet is refused whose sender is in no table.
+#[cold]
+fn refusal_of_stranger(opcode: OnePipeOpcode) -> Refusal {
+    if opcode == OnePipeOpcode::CLOCK { Refusal::Clock } else { Refusal::UnknownSource }
 }

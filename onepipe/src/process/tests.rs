@@ -11,6 +11,7 @@ use rocev2::{Packet, Psn, Qpn};
 mod answers;
 mod at_once;
 mod bad_input;
+mod clock_beacons;
 mod detour;
 mod large;
 mod leaving;
