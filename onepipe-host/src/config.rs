@@ -65,6 +65,8 @@ impl Settings {
         if let Some(controller) = &self.controller {
             self.process.reliable_buffer = controller.reliable_buffer;
             self.process.max_members = controller.max_members;
+            // The controller compares the members' clocks with its own.
+            self.process.clock_limit = self.process.clock_limit.min(self.process.ahead_max);
         }
     }
 

@@ -6,6 +6,7 @@ pub mod controller;
 use crate::config::{Clock, Config, Settings};
 use core::net::IpAddr;
 use core::ops::Range;
+use onepipe::ClockSource;
 use onepipe::process::{self, BeaconPeer, Peer, ProcessId};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
@@ -46,6 +47,10 @@ settings::table! {
     qpn: u32 = whole(2..=MAX_QPN) => default(0x11);
     /// Clock from which timestamps are taken: UTC or TAI
     clock: Clock = words(&[("realtime", Clock::Realtime), ("tai", Clock::Tai)]) => default("realtime");
+    /// What 1Pipe's clock follows: the machine's clock, which something else synchronises, or clock beacons, which the switch has to send
+    clock_from: ClockSource = words(&[("host", ClockSource::Host), ("beacons", ClockSource::Beacons)]) => default("host");
+    /// With `clock_from = "beacons"`: greatest difference between the machine's clock and that of clock beacons, beyond which they are ignored. With `[controller]` at most `ahead_max_us`
+    clock_limit_us: Nanos = micros(1..=10 * MAX_US) => default(2000000);
     /// Whether the application gets an event for every scattering that is settled, beside those for failed messages
     tell_settled: bool = boolean() => default(false);
     /// Switch that keeps the barriers of the process's link, or the host that represents it
@@ -187,6 +192,8 @@ pub fn read(table: &Table<'_>, ports: &Ports) -> Option<Settings> {
     process.peers = peers?;
     (process.mtu, process.ack_delay, process.timeout) = (mtu, ack_delay, timeout);
     process.clock_error = clock_error(table);
+    process.clock_limit = table.read(Keys::clock_limit_us);
+    process.clock_source = clock_source(table, process.standby.is_some());
     read_numbers(table, &mut process);
     Some(Settings { process, mac, prefix, switch, clock, settled_events, controller: None })
 }
@@ -248,6 +255,21 @@ fn clock_error(table: &Table<'_>) -> Nanos {
         )));
     }
     clock_error
+}
+
+/// Reads what the clock follows: not clock beacons on a link with two ends.
+fn clock_source(table: &Table<'_>, has_standby: bool) -> ClockSource {
+    let source = table.read(Keys::clock_from);
+    if source == ClockSource::Beacons
+        && has_standby
+        && let Some(span) = table.span_of(Keys::clock_from)
+    {
+        let problem = Problem::at(span, "clocks cannot follow beacons where the switch has a `standby`");
+        table.problems().add(problem.label("two senders").help(
+            "write `clock_from = \"host\"`, or remove `standby`: clock beacons are exchanged with one representative",
+        ));
+    }
+    source
 }
 
 /// Reads the time-out of messages, which has to be longer than the delay of acknowledgements.

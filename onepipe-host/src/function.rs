@@ -234,7 +234,10 @@ impl ProcessFunction {
     fn publish(&mut self, now: Nanos) {
         let shared = &self.shared;
         // Before any earlier message: an application that has received a message must see a later clock.
-        shared.clock.store(self.process.timestamp(now).nanos(), Ordering::Release);
+        // Before the clock is synchronised it may go back.
+        if !self.process.is_waiting() {
+            shared.clock.store(self.process.timestamp(now).nanos(), Ordering::Release);
+        }
         let (barrier, commit) = self.process.barriers();
         let number = |barrier: Option<Timestamp>| barrier.map_or(Shared::NONE, Timestamp::nanos);
         shared.barrier.store(number(barrier), Ordering::Relaxed);

@@ -11,7 +11,7 @@ use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, ethertype};
 use rocev2::repr::{Ip, Repr};
 use rocev2::reth::Reth;
-use rocev2::{Bth, Class, Opcode, Psn, Qpn, classify};
+use rocev2::{Bth, Class, Layout, Opcode, Psn, Qpn, classify};
 use switch::{Frame, Full, Output, PortId, tunnel};
 use zerocopy::IntoBytes;
 
@@ -55,35 +55,61 @@ impl Templates {
     }
 }
 
+/// Returns the datagram that leaves from `qpn` to the neighbour at a link with a payload of `len` bytes, and the same
+/// with the outer headers of the detour. The configuration must have been checked.
+pub(crate) fn datagram(config: &Config, link: &Link, qpn: Qpn, len: usize) -> (Box<[u8]>, Box<[u8]>) {
+    let frame = build(config, link, qpn, &vec![0; len]);
+    let outer = detour_headers(config, link, &frame[Ethernet::LEN..]);
+    let mut whole = frame.clone();
+    insert_detour(&mut whole, link, &outer);
+    (frame.into(), whole.into())
+}
+
+/// Returns the layout of a frame that was built here.
+pub(crate) fn layout_of(frame: &[u8]) -> Layout {
+    let Class::Roce(layout) = classify(frame) else { unreachable!("it was built as one") };
+    layout
+}
+
+/// Builds a frame to the neighbour at a link.
+fn build(config: &Config, link: &Link, qpn: Qpn, payload: &[u8]) -> Vec<u8> {
+    let own = config.own_address(link.address).expect("the configuration was checked");
+    let ip = Ip::between(own, link.address, config.traffic_class);
+    let ethernet = Ethernet { dst: link.mac, src: config.mac, ethertype: ip.ethertype().into() };
+    let opcode = match link.beacon {
+        BeaconForm::Datagram => Opcode::UD_SEND_ONLY,
+        BeaconForm::Write { .. } => Opcode::UC_WRITE_ONLY,
+    };
+    let mut repr = Repr::new(ethernet, ip, Bth::new(opcode, link.qpn, Psn::ZERO));
+    repr.payload = payload;
+    repr.extended.deth = Deth::new(config.qkey, qpn);
+    if let BeaconForm::Write { va, rkey } = link.beacon {
+        let len = (payload.len() as u32).into();
+        repr.extended.reth = Reth { va: va.into(), rkey: rkey.into(), len };
+    }
+    let mut frame = vec![0; repr.frame_len()];
+    repr.build(&mut frame).expect("the buffer has the length of the frame");
+    frame
+}
+
+/// Inserts the outer headers of a link's detour behind the Ethernet header.
+fn insert_detour(frame: &mut Vec<u8>, link: &Link, outer: &[u8]) {
+    if let Some(&first) = link.detour.first() {
+        let kind = if first.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 };
+        frame[Ethernet::LEN - 2..Ethernet::LEN].copy_from_slice(&kind.to_be_bytes());
+    }
+    frame.splice(Ethernet::LEN..Ethernet::LEN, outer.iter().copied());
+}
+
 impl Template {
     /// Builds the beacon of the link whose local queue pair is `qpn`. The configuration must have been
     /// checked.
     pub(crate) fn new(config: &Config, link: &Link, qpn: Qpn) -> Self {
-        let own = config.own_address(link.address).expect("the configuration was checked");
-        let ip = Ip::between(own, link.address, config.traffic_class);
-        let ethernet = Ethernet { dst: link.mac, src: config.mac, ethertype: ip.ethertype().into() };
-        let opcode = match link.beacon {
-            BeaconForm::Datagram => Opcode::UD_SEND_ONLY,
-            BeaconForm::Write { .. } => Opcode::UC_WRITE_ONLY,
-        };
         let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
-        let mut repr = Repr::new(ethernet, ip, Bth::new(opcode, link.qpn, Psn::ZERO));
-        repr.payload = header.as_bytes();
-        repr.extended.deth = Deth::new(config.qkey, qpn);
-        if let BeaconForm::Write { va, rkey } = link.beacon {
-            let len = (OnePipe::LEN as u32).into();
-            repr.extended.reth = Reth { va: va.into(), rkey: rkey.into(), len };
-        }
-        let mut frame = vec![0; repr.frame_len()];
-        repr.build(&mut frame).expect("the buffer has the length of the frame");
-        let Class::Roce(layout) = classify(&frame) else { unreachable!("it was built as one") };
-        let beacon = beacon::Template::new(&frame, layout).expect("it was built as one");
+        let mut frame = build(config, link, qpn, header.as_bytes());
+        let beacon = beacon::Template::new(&frame, layout_of(&frame)).expect("it was built as one");
         let outer = detour_headers(config, link, &frame[Ethernet::LEN..]);
-        if let Some(&first) = link.detour.first() {
-            let kind = if first.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 };
-            frame[Ethernet::LEN - 2..Ethernet::LEN].copy_from_slice(&kind.to_be_bytes());
-        }
-        frame.splice(Ethernet::LEN..Ethernet::LEN, outer.iter().copied());
+        insert_detour(&mut frame, link, &outer);
         Self { frame: frame.into(), outer_len: outer.len(), beacon, port: link.port, psn: Psn::ZERO }
     }
 

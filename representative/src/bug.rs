@@ -55,6 +55,8 @@ pub enum Bug {
     ReturnedAtOnce,
     /// Commit barriers of one end's queue pair are accepted from the other end
     OtherEnd,
+    /// The group follows the clock of any process, however far it is ahead
+    FollowsAnyClock,
 }
 
 impl Bug {

@@ -1,7 +1,7 @@
 //! Configuration of a representative.
 
 use core::net::IpAddr;
-use onepipe::Timestamp;
+use onepipe::{ClockSource, Timestamp};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use switch::tunnel::{self, EncapsulationError};
@@ -58,6 +58,10 @@ pub struct Config {
     /// A barrier that is ahead of the clock by more than this counts as ahead by this: so one fast clock does
     /// not raise the barriers of a half by more. Synchronised clocks differ by microseconds
     pub ahead_max: Nanos,
+    /// What 1Pipe's clock follows. With [`ClockSource::Beacons`] this node exchanges clock beacons with its neighbours,
+    /// which processes need to follow them; at a switch of layer 1, the clock of a process that is ahead of the median
+    /// by more than `ahead_max` does not count
+    pub clock_source: ClockSource,
     /// 1Pipe's time when the runner's time is 0. [`Command::Clock`](crate::Command::Clock) corrects it
     pub clock: Timestamp,
     /// DSCP and ECN of beacons. The DSCP has to be that of the messages; otherwise they wait in different
@@ -272,6 +276,11 @@ pub enum ConfigError {
     /// A detour's addresses are of different IP versions, or not valid as the ends of a tunnel
     #[error("link {0}: invalid detour: {1}")]
     Detour(u16, EncapsulationError),
+    /// Clock beacons where a neighbour has a standby
+    #[error(
+        "link {0}: the clock cannot follow clock beacons where the neighbour has a standby; remove the standby, or set the machine's clock as source"
+    )]
+    ClockOfTwo(u16),
     /// Both nodes at the other end of a link have the same address
     #[error("link {0}: {1} is the address of both its ends; name another host for the standby, or remove it")]
     SameEnd(u16, IpAddr),
@@ -332,6 +341,9 @@ impl Config {
             }
             for link in [Some(link.clone()), link.to_standby()].iter().flatten() {
                 self.check_end(number, link)?;
+            }
+            if link.standby.is_some() && self.clock_source == ClockSource::Beacons {
+                return Err(ConfigError::ClockOfTwo(number));
             }
             if link.standby.is_some() && self.incarnation != Incarnation::Host {
                 return Err(ConfigError::NeedlessStandby(number));

@@ -35,6 +35,10 @@ metrics! {
         /// Times at which all links from below were ahead of the clock by more than `ahead_max`, so that their
         /// median was believed instead of the clock
         pub distrusted: Counter [times as clock_distrusted],
+        /// Clock beacons sent
+        pub clock_beacons_sent: Counter [beacons],
+        /// Clock beacons accepted
+        pub clock_beacons_taken: Counter [beacons],
         /// Beacon intervals for which the worker was running
         pub ticks: Counter [intervals as intervals],
         /// Beacon intervals missed because the worker was busy otherwise
@@ -89,6 +93,8 @@ reasons! {
         TooFarBehind = "too_far_behind",
         /// A message from a link above to a link above: no barrier covers it
         Valley = "valley",
+        /// A clock beacon that is late or invalid, or that this node does not use
+        Clock = "clock",
         /// A beacon of another incarnation than the controller has named, on a link that counts for the commit
         /// barrier. Its best-effort barrier is accepted
         OtherIncarnation = "other_incarnation",

@@ -5,6 +5,7 @@
 //! half that feeds the link. Both happen in the order in which frames arrive and leave, on one worker: the
 //! proof in docs/onepipe.md requires only that each link is FIFO.
 
+mod clocks;
 mod events;
 mod expected;
 mod incoming;
@@ -18,6 +19,7 @@ use crate::config::{Config, ConfigError, LinkId, Side};
 use crate::counters::{Counters, Refusal};
 use crate::half::{DOWN, Half, UP};
 use crate::view::{Gauges, HalfBarriers, LinkState};
+use clocks::Clocks;
 use events::Unreported;
 use expected::Expected;
 use onepipe::control::LinkValue;
@@ -151,6 +153,8 @@ pub struct Representative {
     /// Links of the inputs of both halves
     by_input: [Box<[u16]>; 2],
     discipline: Discipline,
+    /// Clock beacons; `None` if the clock follows the machine's
+    clocks: Option<Box<Clocks>>,
     /// 1Pipe's time when the runner's time is 0, by the discipline
     epoch: Timestamp,
     /// Maximum that `epoch` has had, or that the links from below have shown
@@ -234,7 +238,8 @@ impl Representative {
             links: links.into(),
             by_port: by_port.into(),
             by_input: by_input.map(Into::into),
-            discipline: Discipline::new(config.clock),
+            discipline: Discipline::of(config.clock_source, config.clock),
+            clocks: Clocks::new(&config),
             epoch: config.clock,
             epoch_max: config.clock,
             ahead_max: i64::try_from(config.ahead_max.0).unwrap_or(i64::MAX),
@@ -298,6 +303,16 @@ impl Representative {
     #[inline]
     fn clock(&self, now: Nanos) -> Timestamp {
         self.epoch.add(now.0)
+    }
+
+    /// Lets 1Pipe's clock follow a sample.
+    fn follow(&mut self, sample: &ClockSample, now: Nanos) {
+        self.discipline.sample(sample, now);
+        self.epoch = Timestamp::new(self.discipline.read(Nanos::ZERO));
+        if self.epoch_max.precedes(self.epoch) {
+            self.epoch_max = self.epoch;
+        }
+        self.next_tick = self.next_tick.map(|_| self.next_instant(now));
     }
 
     /// Returns the time with which barriers are compared. A clock that was set back is no reference: the
@@ -407,6 +422,9 @@ impl Function for Representative {
         }
         self.due = None;
         self.send_beacons(ticked, now, out);
+        if ticked && self.clocks.is_some() {
+            self.exchange_clocks(now, out);
+        }
     }
 
     #[inline]
@@ -417,14 +435,7 @@ impl Function for Representative {
     fn on_command(&mut self, command: Command, now: Nanos) {
         let input_of = |LinkId(link): LinkId| self.links.get(usize::from(link)).map(|link| link.input);
         match command {
-            Command::Clock(sample) => {
-                self.discipline.sample(&sample, now);
-                self.epoch = Timestamp::new(self.discipline.read(Nanos::ZERO));
-                if self.epoch_max.precedes(self.epoch) {
-                    self.epoch_max = self.epoch;
-                }
-                self.next_tick = self.next_tick.map(|_| self.next_instant(now));
-            }
+            Command::Clock(sample) => self.on_machine_clock(&sample, now),
             Command::Remove(link) if input_of(link).is_some() => {
                 self.leave(usize::from(link.0), Gone::Left, now);
             }

@@ -168,6 +168,7 @@ impl Load {
             join_window: Nanos::from_secs(1 << 20),
             // The capture's timestamps are unrelated to the clock.
             ahead_max: Nanos(u64::MAX),
+            clock_source: onepipe::ClockSource::Host,
             clock: Timestamp::default(),
             traffic_class: 0,
             links: (0..self.links).map(link).collect(),

@@ -212,7 +212,9 @@ fn start_runtime(
     };
     let mut process = Process::new(config)?;
     // Published before the polling thread's first turn, so that `timestamp` never goes back.
-    shared.clock.store(process.timestamp(runtime.now()).nanos(), Ordering::Release);
+    if !process.is_waiting() {
+        shared.clock.store(process.timestamp(runtime.now()).nanos(), Ordering::Release);
+    }
     let counters = process.counters();
     let membership = match (&settings.controller, ends) {
         (Some(controller), Some(ends)) => {

@@ -95,7 +95,11 @@ impl Representative {
             let link = self.link_of(packet.bth().dest_qp());
             return self.on_beacon(&packet, link, port, header, now);
         }
-        if header.opcode() == OnePipeOpcode::BEACON && self.is_forged(&packet) {
+        if header.opcode() == OnePipeOpcode::CLOCK && is_for_us() {
+            let link = self.link_of(packet.bth().dest_qp());
+            return self.on_clock_beacon(&packet, link, port, &header, now);
+        }
+        if header.opcode().is_for_one_hop() && self.is_forged(&packet) {
             return self.refuse(Refusal::WrongSource, DropReason::WrongSource);
         }
         match incarnation {
@@ -121,7 +125,7 @@ impl Representative {
     ) -> Verdict {
         let chip = self.config.incarnation == Incarnation::Chip;
         // A beacon from one neighbour for another one is forwarded.
-        let is_beacon = header.opcode() == OnePipeOpcode::BEACON;
+        let is_beacon = header.opcode().is_for_one_hop();
         let from = match self.link_at(port) {
             Some(from) => from,
             None if chip && !is_beacon => return self.refuse(Refusal::UnknownLink, DropReason::WrongSource),

@@ -16,6 +16,7 @@ use switch::memory::{FrameCollector, run_frame};
 use zerocopy::{FromBytes, IntoBytes};
 
 mod beacons;
+mod clock_beacons;
 mod clocks;
 mod commit;
 mod detours;
@@ -86,6 +87,7 @@ fn config(incarnation: Incarnation) -> Config {
         fail_after_intervals: None,
         join_window: Nanos(10 * T),
         ahead_max: Nanos::from_millis(1),
+        clock_source: onepipe::ClockSource::Host,
         clock: at(0),
         traffic_class: 0x6a,
         links: vec![link(0, Side::Below), link(1, Side::Below), link(2, Side::Above), link(3, Side::Above)],

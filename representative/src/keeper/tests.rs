@@ -40,6 +40,7 @@ fn representative() -> config::Config {
         evict_after: Nanos::ZERO,
         layer: 1,
         ahead_max: Nanos::from_millis(1),
+        clock_source: onepipe::ClockSource::Host,
         clock: Timestamp::new(1_000_000),
         traffic_class: 0,
         links: [(1, Side::Below), (2, Side::Below), (3, Side::Above)].map(link).into(),

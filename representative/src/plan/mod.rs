@@ -22,7 +22,7 @@ use crate::config::{self, BeaconForm, Config, Detour, Incarnation, Pace, Registe
 use core::net::IpAddr;
 use onepipe::control::FIRST_INCARNATION_QP;
 use onepipe::process::{self, Peer};
-use onepipe::{OnePipe, Timestamp};
+use onepipe::{ClockSource, OnePipe, Timestamp};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use routes::{Costs, Graph};
@@ -290,14 +290,21 @@ fn skeleton(topology: &Topology, layers: &[u32], representatives: &[usize]) -> P
 }
 
 impl Planner<'_> {
-    /// Refuses queue pairs that the controller gives to incarnations.
+    /// Refuses queue pairs that the controller gives to incarnations, and standbys where nodes know one representative.
     fn check_queue_pairs(&mut self) {
+        let has_standby = |planned: &&PlannedSwitch| planned.standby.is_some();
+        let with_standby: Vec<_> = (0..)
+            .zip(&self.plan.switches)
+            .filter(|(_, planned)| has_standby(planned))
+            .map(|(n, _)| n)
+            .collect();
+        if self.topology.settings.clock_source == ClockSource::Beacons {
+            self.problems.extend(with_standby.iter().copied().map(Problem::StandbyWithClocks));
+        }
         if self.topology.settings.fail_after_intervals.is_none() {
             return;
         }
-        let with_standby =
-            self.plan.switches.iter().enumerate().filter(|(_, planned)| planned.standby.is_some());
-        self.problems.extend(with_standby.map(|(switch, _)| Problem::StandbyWithController(switch)));
+        self.problems.extend(with_standby.into_iter().map(Problem::StandbyWithController));
         let last = |planned: &PlannedSwitch| planned.first_qp.get() + planned.links.len() as u32 - 1;
         let last = self.plan.switches.iter().map(last).enumerate();
         let above = last.filter(|&(_, last)| last >= FIRST_INCARNATION_QP);
@@ -472,7 +479,7 @@ impl Plan {
         config.peers = peers.collect::<Option<_>>()?;
         (config.beacon_interval, config.traffic_class) = (settings.beacon_interval, settings.traffic_class);
         (config.ahead_max, config.timeout) = (settings.ahead_max, settings.timeout);
-        config.clock_error = settings.clock_error;
+        (config.clock_error, config.clock_source) = (settings.clock_error, settings.clock_source);
         config.stall_after = Nanos(100 * settings.beacon_interval.0);
         Some((*switch, config))
     }
@@ -530,6 +537,7 @@ impl Plan {
             fail_after_intervals: topology.settings.fail_after_intervals,
             join_window,
             ahead_max,
+            clock_source: topology.settings.clock_source,
             clock: Timestamp::default(),
             traffic_class,
             links: links.iter().map(link).collect(),

@@ -65,6 +65,8 @@ pub enum Problem {
     },
     /// A switch has a standby, and the network a controller, which knows one representative of each switch
     StandbyWithController(usize),
+    /// A switch has a standby, and clocks follow clock beacons, which have one sender for each switch
+    StandbyWithClocks(usize),
     /// Beacons need a router whose MAC address is unknown
     NoMac {
         /// The router
@@ -194,6 +196,7 @@ impl Problem {
             | Self::NoMac { switch, .. }
             | Self::QueuePairs { switch, .. }
             | Self::StandbyWithController(switch)
+            | Self::StandbyWithClocks(switch)
             | Self::NoTunnel { switch, .. } => node(Node::Switch(switch)),
             Self::Disconnected { switch, host } | Self::SameHost { switch, host } => {
                 (About::Node(Node::Switch(switch)), Some(About::Node(Node::Host(host))))
@@ -286,6 +289,7 @@ impl Problem {
                     .into(),
             ),
             Self::SameHost { switch: at, host: index } => same_host(&switch(*at), &host(*index)),
+            Self::StandbyWithClocks(at) => standby_with_clocks(&switch(*at)),
             Self::StandbyWithController(at) => standby_with_controller(&switch(*at)),
             Self::QueuePairs { switch: at, last } => queue_pairs(&switch(*at), *last),
             Self::NoMac { switch: at, host: index } => (
@@ -323,6 +327,16 @@ fn standby_with_controller(switch: &str) -> (String, String) {
         format!("{switch} has a standby, and the network has a controller"),
         "remove `standby`, or remove [controller] and with it the reliable service: the controller knows one \
          representative of each switch"
+            .into(),
+    )
+}
+
+/// Describes a switch with a standby in a network whose clocks follow clock beacons.
+fn standby_with_clocks(switch: &str) -> (String, String) {
+    (
+        format!("{switch} has a standby, and `clock_from` is \"beacons\""),
+        "remove `standby`, or write `clock_from = \"host\"`: nodes exchange clock beacons with one representative of \
+         each switch"
             .into(),
     )
 }

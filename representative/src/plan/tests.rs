@@ -2,8 +2,8 @@ mod standby;
 
 use super::*;
 use crate::Representative;
-use onepipe::ProcessId;
 use onepipe::control::FIRST_INCARNATION_QP;
+use onepipe::{ClockSource, ProcessId};
 use proptest::prelude::*;
 
 fn mac(group: u8, n: usize) -> MacAddr {

@@ -3,7 +3,7 @@
 use super::problem::Problem;
 use crate::config::Registers;
 use core::net::IpAddr;
-use onepipe::{OnePipe, ProcessId};
+use onepipe::{ClockSource, OnePipe, ProcessId};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use std::collections::BTreeSet;
@@ -39,6 +39,8 @@ pub struct Settings {
     /// Largest difference between the clocks of two processes, at most `ahead_max`; see
     /// [`process::Config::clock_error`](onepipe::process::Config::clock_error)
     pub clock_error: Nanos,
+    /// What the clocks of all nodes follow
+    pub clock_source: ClockSource,
     /// Time after which a message that has not been acknowledged has failed. Longer than a process's
     /// `ack_delay`
     pub timeout: Nanos,
@@ -60,6 +62,7 @@ impl Default for Settings {
             traffic_class: 0,
             ahead_max: Nanos::from_millis(10),
             clock_error: Nanos::from_micros(100),
+            clock_source: ClockSource::Host,
             timeout: Nanos::from_millis(1),
             host_qp: Qpn::new(0x11),
             first_qp: Qpn::new(0x100),

@@ -8,7 +8,7 @@ use super::tree::{Problems, Table, Value};
 use super::words;
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
-use onepipe::ProcessId;
+use onepipe::{ClockSource, ProcessId};
 use onepipe_host::file::controller::{fail_after, refuse_address};
 use representative::MIN_DEAD_AFTER;
 use representative::plan::{self, About, Host, Link, Node, Plan, Settings, Switch, Topology};
@@ -44,6 +44,8 @@ settings::table! {
     traffic_class: u8 = whole(0..=255) => default(0);
     /// Lead over its own clock from which a node does not believe a timestamp
     ahead_max_us: Nanos = micros(1..=MAX_WAIT_US) => default(10000);
+    /// What the clocks of all nodes follow: their machines' clocks, which something else synchronises, or clock beacons
+    clock_from: ClockSource = words(&[("host", ClockSource::Host), ("beacons", ClockSource::Beacons)]) => default("host");
     /// Largest difference between the clocks of two hosts: a process that starts accepts only messages stamped later than its clock by this time. 0: it accepts all
     clock_error_us: Nanos = micros(0..=MAX_WAIT_US) => optional("100, or `ahead_max_us` if that is shorter") example(100);
     /// Time without an acknowledgement after which a message fails
@@ -283,6 +285,7 @@ fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
         traffic_class: table.read(Keys::traffic_class),
         ahead_max: table.read(Keys::ahead_max_us),
         clock_error: clock_error(&table),
+        clock_source: table.read(Keys::clock_from),
         timeout: table.read(Keys::timeout_us),
         host_qp: Qpn::new(host_qp),
         first_qp: Qpn::new(first_qp),

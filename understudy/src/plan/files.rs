@@ -4,9 +4,9 @@
 use super::File;
 use crate::config::{Controller, Network};
 use core::fmt::Write as _;
-use onepipe::ProcessId;
+use onepipe::{ClockSource, ProcessId};
 use representative::config::{BeaconForm, Registers, Side};
-use representative::plan::{Beacons, Host, Node, PlannedLink, PlannedSwitch, Standby, Uplink};
+use representative::plan::{Beacons, Host, Node, PlannedLink, PlannedSwitch, Settings, Standby, Uplink};
 use rocev2::Qpn;
 use std::path::Path;
 use switch::Nanos;
@@ -123,11 +123,12 @@ fn keeper(
     );
     _ = write!(
         text,
-        "beacon_interval_ns = {}\ndead_after_intervals = {}\ntraffic_class = {}\nahead_max_us = {}\nlayer = {}\nfirst_qp = {}\nregisters = {{ va = {}, rkey = {} }}\n",
+        "beacon_interval_ns = {}\ndead_after_intervals = {}\ntraffic_class = {}\nahead_max_us = {}\n{}layer = {}\nfirst_qp = {}\nregisters = {{ va = {}, rkey = {} }}\n",
         settings.beacon_interval.0,
         settings.dead_after_intervals,
         settings.traffic_class,
         micros(settings.ahead_max),
+        clock_from(settings),
         planned.layer,
         hex(first_qp.get().into()),
         hex(registers.va),
@@ -156,6 +157,14 @@ fn keeper(
         _ = writeln!(text, "switch = {switch}");
     }
     text
+}
+
+/// Returns the line for clocks that follow clock beacons; none by default.
+const fn clock_from(settings: &Settings) -> &'static str {
+    match settings.clock_source {
+        ClockSource::Host => "",
+        ClockSource::Beacons => "clock_from = \"beacons\"\n",
+    }
 }
 
 /// Returns the form of beacons that are WRITEs.
@@ -191,7 +200,7 @@ fn process(network: &Network, number: usize) -> File {
          # its number and queue pair, the representative that keeps the barriers of its link, and its peers.\n\n\
          {}\n\
          [[port]]\nname = \"network\"\naf_packet = {{ interface = {} }}\n\n\
-         [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nahead_max_us = {}\nclock_error_us = {}\ntimeout_us = {}\n",
+         [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nahead_max_us = {}\nclock_error_us = {}\n{}timeout_us = {}\n",
         host.name,
         runtime(network),
         quoted(&network.interfaces[number]),
@@ -204,6 +213,7 @@ fn process(network: &Network, number: usize) -> File {
         settings.traffic_class,
         micros(settings.ahead_max),
         micros(settings.clock_error),
+        clock_from(settings),
         micros(settings.timeout)
     );
     for Uplink { switch, beacons, standby } in &network.plan.hosts[number] {

@@ -2,9 +2,10 @@
 //! paper's testbed is such a tree of 32 hosts, 4 `ToR`, 4 spine and 2 core switches (1Pipe, section 7.1).
 
 use super::Behaviour;
-use super::addresses::{Addresses, REGISTERS, host_addresses, switch_addresses};
+use super::addresses::{Addresses, REGISTERS, host_addresses, shifted_clock, switch_addresses};
 use super::host::{Host, Position};
 use super::incarnations::clock_error;
+use super::variation::{clock_source, drawn_error};
 use super::{Network, Record};
 use controller::graph::{Graph, Layout};
 use core::net::{IpAddr, Ipv4Addr};
@@ -45,6 +46,11 @@ pub struct FatTree {
     pub lasts: Nanos,
     /// Behaviour of the hosts
     pub behaviour: Behaviour,
+    /// Largest drift of all clocks, in parts per billion
+    pub drift_ppb: u64,
+    /// Seed and largest error (ns) of the machines' clocks of all hosts and switches, which follow clock beacons;
+    /// `None` if nothing exchanges clock beacons
+    pub beacon_clocks: Option<(u64, u64)>,
     /// Whether a controller gives the representatives incarnations
     pub controlled: bool,
 }
@@ -101,6 +107,8 @@ impl FatTree {
             every: Nanos::from_micros(4),
             lasts: Nanos::from_micros(200),
             behaviour: Behaviour::default(),
+            drift_ppb: 0,
+            beacon_clocks: None,
             controlled: false,
         }
     }
@@ -230,8 +238,15 @@ impl FatTree {
         Config {
             fail_after_intervals: self.controlled.then_some(super::DEAD_AFTER_INTERVALS),
             layer: self.layer(number),
+            clock: shifted_clock(self.drawn_error(1 << 32 | number as u64)),
+            clock_source: clock_source(self.beacon_clocks.is_some()),
             ..config
         }
+    }
+
+    /// Returns by how many nanoseconds the machine's clock of a node is wrong.
+    fn drawn_error(&self, node: u64) -> i64 {
+        self.beacon_clocks.map_or(0, |(seed, most)| drawn_error(seed, most, node))
     }
 
     /// Returns the layer of a switch, from the hosts up.
@@ -301,7 +316,13 @@ impl FatTree {
         assert!(cores == 0 || cores.is_multiple_of(spines), "cores is no multiple of spines");
         let mut world = World::new(seed);
         let mut rng = Rng::stream(seed, 1 << 33);
-        let mut clock = |by: u64| Clock::new(rng.below(2 * by + 1) as i64 - by as i64, 0);
+        let mut clock = |by: u64| {
+            let offset = rng.below(2 * by + 1) as i64 - by as i64;
+            // No draw without drift, so that all other draws of a seed stay the same
+            let most = self.drift_ppb;
+            let drift = if most == 0 { 0 } else { rng.below(2 * most + 1) as i64 - most as i64 };
+            Clock::new(offset, drift)
+        };
         let mut ends = Vec::new();
         for n in 0..self.all_hosts() {
             let position = Position {
@@ -310,7 +331,8 @@ impl FatTree {
                 standby: None,
                 every: self.every,
                 clock_error: clock_error(self.skew_ns, self.behaviour.step_ns),
-                clock_off_by: 0,
+                clock_off_by: self.drawn_error(n as u64),
+                beacon_clock: self.beacon_clocks.is_some(),
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.incarnation == Incarnation::Chip,
                 is_old: false,

@@ -4,10 +4,12 @@
 
 use super::Behaviour;
 use super::addresses::{Addresses, BEACON_INTERVAL, CLOCK, host_addresses, shifted_clock};
+use super::clocks::Clocked;
 use super::commit::{self, Commits};
 use super::incarnations::{HostIncarnation, starts_sending};
 use super::outsider;
 use super::traffic::{Traffic, host_of};
+use super::variation::clock_source;
 use onepipe::process::{self, Event, Failure, Peer, Scattering};
 use onepipe::{ClockSample, OnePipe, OnePipeOpcode, Process, ProcessId, Timestamp};
 use rocev2::{Packet, Psn};
@@ -89,6 +91,8 @@ pub struct Host {
     pub wrong: Option<String>,
     /// Time from sending to delivery of each delivered message (ns)
     pub latencies_ns: Vec<u64>,
+    /// Times by the host's clock, and what the process's clock has shown
+    pub(super) clocked: Clocked,
     /// Each message that arrived from another host, delivered or not: its unwrapped timestamp, and the time
     /// from then to its arrival (ns)
     pub arrived: Vec<(u64, u64)>,
@@ -133,6 +137,8 @@ pub(super) struct Position {
     pub(super) clock_error: Nanos,
     /// Time by which its 1Pipe clock is wrong from the beginning (ns)
     pub(super) clock_off_by: i64,
+    /// Whether its clock follows clock beacons
+    pub(super) beacon_clock: bool,
     /// End of sending, by the host's clock
     pub(super) until: Nanos,
     /// Whether messages carry the barrier of the link
@@ -140,6 +146,9 @@ pub(super) struct Position {
     /// Whether its beacons declare nothing, as those of earlier versions
     pub(super) is_old: bool,
 }
+
+/// Time after which a process that follows clock beacons takes part
+pub(super) const SYNCHRONIZES_WITHIN: Nanos = Nanos::from_micros(2_200);
 
 /// Time for which a declaration of the switch is valid
 const LEASE: Nanos = Nanos(10 * BEACON_INTERVAL.0);
@@ -196,6 +205,7 @@ impl Host {
         config.timeout = behaviour.timeout;
         config.clock = shifted_clock(position.clock_off_by);
         config.clock_error = position.clock_error;
+        config.clock_source = clock_source(position.beacon_clock);
         config.seed = seed;
         (config.bug, config.ends_bug) = (behaviour.bug, behaviour.ends_bug);
         let mut rng = Rng::stream(seed, 1 << 32 | own as u64);
@@ -229,6 +239,7 @@ impl Host {
             delivered: Vec::new(),
             wrong: None,
             latencies_ns: Vec::new(),
+            clocked: Clocked::default(),
             arrived: Vec::new(),
             barrier: None,
             last_rise: None,
@@ -306,6 +317,7 @@ impl Host {
             let large = self.behaviour.largest > 64 && self.rng.below(8) == 0;
             let len = self.rng.between(4, if large { self.behaviour.largest } else { 8 }) as usize;
             messages.push((ProcessId(to as u32), payload(self.sent.len(), len)));
+            self.clocked.sent_at.push(now);
             self.sent.push(Sent {
                 to,
                 scattering: first as u64,
@@ -334,6 +346,7 @@ impl Host {
             Err(process::SendError::Full) => {
                 self.full += 1;
                 self.sent.truncate(first);
+                self.clocked.sent_at.truncate(first);
             }
             Err(error) => self.report(format!("the process refused a scattering: {error}")),
         }
@@ -401,6 +414,7 @@ impl Host {
             if message.payload != payload(number as usize, message.payload.len()) {
                 self.report(format!("message {number} of host {from} has a wrong payload"));
             }
+            self.clocked.delivered_at.push(now);
             self.latencies_ns.push(true_time(now).saturating_sub(ns));
             self.delivered.push((ns, from, number.into()));
         }
@@ -454,7 +468,7 @@ impl Host {
         if self.position.standby.is_none() {
             self.note_barrier(barrier, now);
         }
-        if is_beacon {
+        if is_beacon && !self.process.is_waiting() {
             self.open_incarnation(barrier, now);
         }
     }
@@ -463,7 +477,9 @@ impl Host {
     fn note_barrier(&mut self, barrier: Timestamp, now: Nanos) {
         self.went_back += u64::from(self.barrier.is_some_and(|before| barrier.precedes(before)));
         // No process delivers a message before its own clock has passed the timestamp (causality).
-        self.ahead += u64::from(self.process.timestamp(now).precedes(barrier));
+        if !self.process.is_waiting() {
+            self.ahead += u64::from(self.process.timestamp(now).precedes(barrier));
+        }
         if self.barrier.is_none_or(|before| before.precedes(barrier)) {
             self.stall = self.stall.max(now.since(self.last_rise.unwrap_or(now)));
             self.last_rise = Some(now);
@@ -482,7 +498,8 @@ impl Host {
             let kept = self.promised.is_none_or(|promised| !header.timestamp().precedes(promised));
             self.broken += u64::from(!kept);
         }
-        if let Some(barrier) = header.barrier()
+        if header.opcode() != OnePipeOpcode::CLOCK
+            && let Some(barrier) = header.barrier()
             && self.promised.is_none_or(|promised| promised.precedes(barrier))
         {
             self.promised = Some(barrier);
@@ -554,8 +571,9 @@ impl Node for Host {
             }
             None => self.process.poll_transmit(now, frame),
         };
-        if more {
+        if more && !self.process.is_waiting() {
             let clock = unwrap(self.process.timestamp(now), now);
+            self.clocked.show(clock);
             if let Some(commits) = &mut self.commits {
                 commits.write(frame, clock, self.incarnations.len(), now);
             }
@@ -570,7 +588,8 @@ impl Node for Host {
         self.start_incarnation(now);
         // Spreads the hosts' first scatterings.
         let within = self.rng.below(2 * self.position.every.0);
-        let from = sim::EPOCH + starts_sending(self.position.clock_error);
+        let synchronizes = if self.position.beacon_clock { SYNCHRONIZES_WITHIN } else { Nanos::ZERO };
+        let from = sim::EPOCH + starts_sending(self.position.clock_error) + synchronizes;
         self.next_message = self.next_tick(now.max(from) + Nanos(within));
     }
 

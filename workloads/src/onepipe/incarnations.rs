@@ -97,6 +97,7 @@ impl Host {
                 Config { seed: self.seed ^ number << 32, clock: self.machine_clock(), ..config.clone() };
             self.process = Process::new(config).expect("the configuration is valid");
             (self.barrier, self.last_rise) = (None, None);
+            self.clocked.forget();
             if self.step.is_none() && self.stepped_by < 0 {
                 // Its clock was stepped back, and stood still in the previous incarnation alone.
                 self.promised = None;

@@ -3,6 +3,7 @@
 
 mod addresses;
 mod behaviour;
+mod clocks;
 mod commit;
 mod fat_tree;
 mod host;
@@ -20,6 +21,7 @@ mod variation;
 
 pub use addresses::BEACON_INTERVAL;
 pub use behaviour::Behaviour;
+pub use clocks::ClockCost;
 pub use commit::{Controller, Counts};
 pub use fat_tree::FatTree;
 pub use host::{Arrival, Host, Message, Sent};
@@ -34,8 +36,8 @@ pub use triangle::Triangle;
 
 use addresses::{Addresses, CLOCK, FIRST_QP, REGISTERS, host_addresses, shifted_clock, switch_addresses};
 use host::Position;
+use onepipe::OnePipe;
 use onepipe::process::Failure;
-use onepipe::{ClockSample, OnePipe};
 use outsider::Forger;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
 use representative::{Command, Counters, Refusal, Representative};
@@ -46,6 +48,7 @@ use std::sync::Arc;
 use switch::forward::config::ForwardingMode;
 use switch::forward::{self, Forward};
 use switch::{Nanos, PortId, Rng};
+use variation::clock_source;
 
 /// Number of intervals after which a silent link is dead
 const DEAD_AFTER_INTERVALS: u32 = 10;
@@ -72,6 +75,7 @@ fn representative_config(
         fail_after_intervals: None,
         join_window: Nanos::from_micros(300),
         ahead_max: Nanos::from_millis(10),
+        clock_source: onepipe::ClockSource::Host,
         clock: CLOCK,
         traffic_class: 0,
         links,
@@ -145,6 +149,9 @@ pub struct Tree {
     pub standby: bool,
     /// Whether a controller gives the representatives incarnations
     pub controlled: bool,
+    /// Seed and largest error (ns) of the machines' clocks of all hosts and switches, which follow clock beacons;
+    /// `None` if nothing exchanges clock beacons
+    pub beacon_clocks: Option<(u64, u64)>,
     /// Bug to plant into the switches, to test whether the checks find it
     pub bug: Option<representative::Bug>,
 }
@@ -174,6 +181,7 @@ impl Tree {
             reincarnate: None,
             standby: false,
             controlled: false,
+            beacon_clocks: None,
             bug: None,
         }
     }
@@ -295,7 +303,8 @@ impl Tree {
             bug: self.bug,
             join_window: self.join_window,
             declares: !self.is_old(1 << 32 | n as u64),
-            clock: shifted_clock(self.keeper_off_by(n)),
+            clock: shifted_clock(self.keeper_off_by(n).wrapping_add(self.drawn_error(1 << 32 | n as u64))),
+            clock_source: clock_source(self.beacon_clocks.is_some()),
             ..config
         }
     }
@@ -321,7 +330,11 @@ impl Tree {
                 standby: self.standby_of(n),
                 every: self.every,
                 clock_error: self.clock_error(),
-                clock_off_by: self.wrong_host.map_or(0, |(wrong, by_ns)| if wrong == n { by_ns } else { 0 }),
+                clock_off_by: self
+                    .wrong_host
+                    .filter(|&(wrong, _)| wrong == n)
+                    .map_or_else(|| self.drawn_error(n as u64), |(_, by_ns)| by_ns),
+                beacon_clock: self.beacon_clocks.is_some(),
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.reincarnate.is_none()
                     && self.incarnation_of(n / self.fanout) == Incarnation::Chip,
@@ -428,13 +441,6 @@ impl Network {
             self.record.remove(Removal { at: self.world.now(), keeper: representative, link });
         }
         self.world.node_mut::<Switch<Representative>>(self.representatives[representative]).command(command);
-    }
-
-    /// Returns the command that gives a representative a sample of its clock, off by `by_ns` nanoseconds. It
-    /// believes the median of three.
-    pub fn clock_off_by(&self, representative: usize, by_ns: i64) -> Command {
-        let now = self.world.clock(self.representatives[representative]);
-        Command::Clock(ClockSample::at(CLOCK.add(now.0.wrapping_add_signed(by_ns)), now))
     }
 
     /// Returns the links of a switch in the order of its configuration: those below in order, then the one

@@ -157,6 +157,7 @@ impl Triangle {
                     every: self.every,
                     clock_error: clock_error(self.skew_ns, 0),
                     clock_off_by: 0,
+                    beacon_clock: false,
                     until: EPOCH + self.lasts,
                     barriers_in_messages: false,
                     is_old: false,

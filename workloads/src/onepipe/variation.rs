@@ -1,6 +1,8 @@
 //! Clocks of a tree: by how much they may differ, and which are wrong; and a link that is longer than others.
 
+use super::host::SYNCHRONIZES_WITHIN;
 use super::{Tree, Wire, incarnations};
+use onepipe::ClockSource;
 use switch::{Nanos, Rng};
 
 impl Tree {
@@ -12,13 +14,19 @@ impl Tree {
 
     /// Returns the age of the world at which hosts begin to send.
     pub fn starts_sending(&self) -> Nanos {
-        incarnations::starts_sending(self.clock_error())
+        let synchronizes = if self.beacon_clocks.is_some() { SYNCHRONIZES_WITHIN } else { Nanos::ZERO };
+        incarnations::starts_sending(self.clock_error()) + synchronizes
     }
 
     /// Returns the parameters of a host's link.
     pub(super) fn link_of_host(&self, n: usize) -> Wire {
         let farther = self.far_host.map_or(Nanos::ZERO, |(far, by)| if far == n { by } else { Nanos::ZERO });
         Wire { delay: self.link.delay + farther, ..self.link }
+    }
+
+    /// Returns by how many nanoseconds the machine's clock of a node is wrong where nodes exchange clock beacons.
+    pub(super) fn drawn_error(&self, node: u64) -> i64 {
+        self.beacon_clocks.map_or(0, |(seed, most)| drawn_error(seed, most, node))
     }
 
     /// Returns by how many nanoseconds the 1Pipe clock at switch `n` is wrong from the beginning.
@@ -34,4 +42,15 @@ impl Tree {
             _ => 0,
         }
     }
+}
+
+/// Returns an error of a machine's clock up to `most` nanoseconds.
+pub(super) fn drawn_error(seed: u64, most: u64, node: u64) -> i64 {
+    let mut rng = Rng::stream(seed, 1 << 43 | node);
+    rng.below(2 * most + 1) as i64 - most as i64
+}
+
+/// Returns what clocks follow.
+pub(super) const fn clock_source(beacons: bool) -> ClockSource {
+    if beacons { ClockSource::Beacons } else { ClockSource::Host }
 }

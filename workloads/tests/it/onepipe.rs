@@ -7,6 +7,7 @@ use sim::{Fault, LinkId};
 use switch::{Nanos, Probability};
 use workloads::onepipe::{BEACON_INTERVAL, Host, Message, Network, Tree};
 
+mod beacon_clocks;
 mod clocks;
 mod commit;
 mod crashes;

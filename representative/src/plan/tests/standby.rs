@@ -100,6 +100,17 @@ fn standby_is_another_host_than_the_representative() {
 }
 
 #[test]
+fn standby_is_refused_with_clock_beacons() {
+    let mut topology = with_standbys();
+    topology.settings.clock_source = ClockSource::Beacons;
+    let expected = [0, 1, 4, 8].map(Problem::StandbyWithClocks);
+    let (message, help) = expected[0].describe(&topology);
+    assert_eq!(message, "`t0` has a standby, and `clock_from` is \"beacons\"");
+    assert!(help.starts_with("remove `standby`, or write `clock_from = \"host\"`"), "{help}");
+    expect_problems(&topology, &expected);
+}
+
+#[test]
 fn standby_is_refused_with_a_controller() {
     let mut topology = with_standbys();
     topology.settings.fail_after_intervals = Some(10);

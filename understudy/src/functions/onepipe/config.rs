@@ -8,7 +8,7 @@ use crate::functions::forward::config::{self as forward, forwarding_or, router_m
 use core::net::IpAddr;
 use core::ops::Range;
 use dataplane::config::Device;
-use onepipe::Timestamp;
+use onepipe::{ClockSource, Timestamp};
 use onepipe_host::Clock;
 use representative::config::{
     BeaconForm, Config, Detour, End, Incarnation, Link, MIN_DEAD_AFTER, MIN_EVICT_AFTER, Pace, Registers,
@@ -64,6 +64,8 @@ settings::table! {
     pace: Pace = words(&[("passing", Pace::Passing), ("instants", Pace::Instants)]) => default("passing");
     /// Clock from which timestamps are taken: UTC or TAI
     clock: Clock = words(&[("realtime", Clock::Realtime), ("tai", Clock::Tai)]) => default("realtime");
+    /// What 1Pipe's clock follows: the machine's clock, which something else synchronises, or clock beacons, which are then exchanged with all neighbours that send them
+    clock_from: ClockSource = words(&[("host", ClockSource::Host), ("beacons", ClockSource::Beacons)]) => default("host");
     /// MAC address of the switch
     mac: MacAddr = mac() => optional("that of `routes`, or of the first port") example("02:00:00:00:00:fe");
     /// Addresses of the switch, from which it sends beacons, with the lengths of their subnets' prefixes
@@ -165,6 +167,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
     let layer = table.read(Keys::layer);
     let first_qp = first_qp(table, links.as_ref().map_or(0, Vec::len));
     let (names, links): (Vec<_>, Vec<_>) = links?.into_iter().unzip();
+    let clock_source = clock_source(table, &links);
     let addresses = addresses?;
     let switch = Config {
         forward: forward?,
@@ -180,6 +183,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
         fail_after_intervals: None,
         join_window,
         ahead_max,
+        clock_source,
         clock: Timestamp::default(),
         traffic_class,
         links,
@@ -197,6 +201,21 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
         controller: None,
         switch,
     })
+}
+
+/// Reads what the clock follows: not clock beacons where a neighbour has two representatives.
+fn clock_source(table: &Table<'_>, links: &[Link]) -> ClockSource {
+    let source = table.read(Keys::clock_from);
+    if source == ClockSource::Beacons
+        && links.iter().any(|link| link.standby.is_some())
+        && let Some(value) = table.value(Keys::clock_from)
+    {
+        let problem = value.problem("clocks cannot follow beacons where a neighbour has a `standby`");
+        value.add(problem.label("two senders").help(
+            "write `clock_from = \"host\"`, or remove `standby`: clock beacons are exchanged with one representative",
+        ));
+    }
+    source
 }
 
 /// Reads `mac`. A switch that routes has one MAC address: hosts that resolve the switch's IP address also

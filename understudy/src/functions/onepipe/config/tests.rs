@@ -60,6 +60,7 @@ fn defaults() -> Config {
         fail_after_intervals: None,
         join_window: Nanos::from_micros(300),
         ahead_max: Nanos::from_millis(10),
+        clock_source: onepipe::ClockSource::Host,
         clock: Timestamp::default(),
         traffic_class: 0,
         links: vec![first_link()],
@@ -139,6 +140,7 @@ fn every_key_is_read() {
         evict_after: Nanos(88_000),
         layer: 2,
         ahead_max: Nanos(5_000),
+        clock_source: onepipe::ClockSource::Host,
         traffic_class: 0x6a,
         links: vec![above, below],
         ..defaults()

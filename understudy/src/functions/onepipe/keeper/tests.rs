@@ -43,6 +43,7 @@ fn representative() -> representative::Config {
         evict_after: Nanos::ZERO,
         layer: 1,
         ahead_max: Nanos::from_millis(1),
+        clock_source: onepipe::ClockSource::Host,
         clock: onepipe::Timestamp::new(1_000_000),
         traffic_class: 0,
         links: vec![link],
