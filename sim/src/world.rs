@@ -100,6 +100,16 @@ impl World {
         self.net.schedule(at, Event::Fault { number });
     }
 
+    /// Makes what `from` sends on a link arrive later by `by` from now on: a path whose two directions differ.
+    pub fn delay_from(&mut self, link: LinkId, from: NodeId, by: Nanos) {
+        for direction in self.links[link.0] {
+            let direction = &mut self.net.directions[direction];
+            if direction.from.0 == from.0 {
+                direction.link.delay = direction.link.delay + by;
+            }
+        }
+    }
+
     /// Captures every frame that is sent on a link, in both directions, as a pcap file with nanosecond
     /// timestamps.
     pub fn capture(&mut self, link: LinkId, to: impl Write + Send + 'static) {

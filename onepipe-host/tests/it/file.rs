@@ -1,5 +1,6 @@
 //! Files with `[process]`: valid ones, and each mistake with its message and help.
 
+use onepipe::ClockSource;
 use onepipe_host::{Clock, Config, load};
 use rocev2::Qpn;
 use std::fs;
@@ -28,6 +29,9 @@ fn wrong(parts: &[&str], message: &str, help: &str) {
     assert!(found[0].1.contains(help), "{:?}", found[0].1);
 }
 
+/// Second representative, behind [`BEACONS`]
+const STANDBY: &str = "standby = { mac = \"02:00:00:00:00:fd\", address = \"10.0.0.7\", qpn = 0x203 }\n";
+
 #[test]
 fn small_file_has_defaults_for_the_rest() {
     let config = read(&[HEAD, PROCESS, BEACONS, PEER].concat()).unwrap();
@@ -49,6 +53,15 @@ fn small_file_has_defaults_for_the_rest() {
         (process.clock_error, process.stall_after),
         (Nanos::from_micros(100), Nanos::from_micros(300))
     );
+}
+
+#[test]
+fn clock_follows_beacons_where_that_is_written() {
+    let with = |lines: &str| read(&[HEAD, PROCESS, lines, BEACONS, PEER].concat()).unwrap().process.process;
+    let process = with("clock_from = \"beacons\"\nclock_limit_us = 70\n");
+    assert_eq!((process.clock_source, process.clock_limit), (ClockSource::Beacons, Nanos(70_000)));
+    let process = with("clock_from = \"host\"\n");
+    assert_eq!((process.clock_source, process.clock_limit), (ClockSource::Host, Nanos::from_millis(2_000)));
 }
 
 #[test]
@@ -162,6 +175,11 @@ fn mistakes_are_reported_with_what_to_write() {
         &[HEAD, PROCESS, "ahead_max_us = 20\nclock_error_us = 21\n", BEACONS, PEER],
         "`clock_error_us` is longer than `ahead_max_us`",
         "write 20 or less",
+    );
+    wrong(
+        &[HEAD, PROCESS, "clock_from = \"beacons\"\n", BEACONS, STANDBY, PEER],
+        "clocks cannot follow beacons where the switch has a `standby`",
+        "write `clock_from = \"host\"`, or remove `standby`",
     );
     wrong(
         &[HEAD, PROCESS, "timeout_us = 20\nack_delay_us = 20\n", BEACONS, PEER],

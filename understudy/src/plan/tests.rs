@@ -26,7 +26,7 @@ fn changed() -> Network {
     (settings.beacon_interval, settings.dead_after_intervals) = (Nanos(7_000), 77);
     (settings.traffic_class, settings.ahead_max, settings.timeout) =
         (0x68, Nanos::from_micros(70), Nanos::from_micros(700));
-    settings.clock_error = Nanos::from_micros(60);
+    (settings.clock_error, settings.clock_source) = (Nanos::from_micros(60), onepipe::ClockSource::Beacons);
     network.idle = Some("sleep");
     network
 }

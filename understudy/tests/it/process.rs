@@ -18,7 +18,7 @@ fn understudy(arguments: &[&str], config: &Path) -> Command {
 }
 
 /// Returns the switch's configuration, with a port and a link for each process.
-fn switch() -> String {
+fn switch(more: &str) -> String {
     let mut text = String::from("[runtime]\nworkers = [\"any\"]\nidle = \"sleep\"\n");
     let mut links = String::new();
     for n in 1..=PROCESSES {
@@ -35,16 +35,17 @@ fn switch() -> String {
     // A process that shares its CPU may be silent for a while, but is not dead.
     text + "[onepipe]\nincarnation = \"chip\"\naddresses = [\"10.0.0.254/24\"]\nmac = \"02:00:00:00:00:fe\"\n\
             beacon_interval_ns = 1000000\ndead_after_intervals = 1000000\nahead_max_us = 1000000\n"
+        + more
         + &links
 }
 
-fn process(own: u32) -> String {
+fn process(own: u32, more: &str) -> String {
     // The processes start one after the other, so one without `clock_error_us = 0` would refuse messages of another.
     let mut text = format!(
         "[runtime]\nworkers = [\"any\"]\nidle = \"sleep\"\n\
          [[port]]\nname = \"eth\"\nmemif = {{ socket = \"rack.sock\", id = {own}, role = \"client\" }}\n\
          [process]\nid = {own}\naddress = \"10.0.0.{own}/24\"\nmac = \"02:00:00:00:00:0{own}\"\n\
-         beacon_interval_ns = 1000000\nahead_max_us = 1000000\nclock_error_us = 0\ntimeout_us = 10000000\ninitial_window_kib = 16\n\
+         beacon_interval_ns = 1000000\nahead_max_us = 1000000\nclock_error_us = 0\ntimeout_us = 10000000\ninitial_window_kib = 16\n{more}\
          [[process.beacons]]\nmac = \"02:00:00:00:00:fe\"\naddress = \"10.0.0.254\"\nqpn = {}\n",
         // Queue pair of the link
         0x100 + own - 1
@@ -60,20 +61,35 @@ fn process(own: u32) -> String {
 
 #[test]
 fn all_processes_receive_all_messages_in_one_order() {
+    exchange("");
+}
+
+#[test]
+fn all_processes_receive_all_messages_in_one_order_with_clocks_from_beacons() {
+    for report in exchange("clock_from = \"beacons\"\n") {
+        let [sent, taken] =
+            ["clock_beacons_sent", "clock_beacons_taken"].map(|name| report["counters"][name].as_u64());
+        assert!(sent > Some(10) && taken > Some(10), "{report}");
+    }
+}
+
+/// Runs a switch and processes with more lines in their tables, and checks what they have received. Returns their
+/// reports.
+fn exchange(more: &str) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str, text: &str| {
         let path = folder.path().join(name);
         fs::write(&path, text).unwrap();
         path
     };
-    let switch = Process::start(understudy(&["run"], &path("switch.toml", &switch())));
+    let switch = Process::start(understudy(&["run"], &path("switch.toml", &switch(more))));
     let (scatterings, expected) = (SCATTERINGS.to_string(), (PROCESSES * SCATTERINGS).to_string());
     let options =
         ["process", "--print", "--json", "--send", &scatterings, "--expect", &expected, "--for", "40"];
     let report_file = folder.path().join("report");
     let processes: Vec<_> = (1..=PROCESSES)
         .map(|n| {
-            let mut command = understudy(&options, &path(&format!("{n}.toml"), &process(n)));
+            let mut command = understudy(&options, &path(&format!("{n}.toml"), &process(n, more)));
             // The others report to standard error.
             if n == 1 {
                 command.arg("--report").arg(&report_file);
@@ -83,7 +99,7 @@ fn all_processes_receive_all_messages_in_one_order() {
         .collect();
     let outputs: Vec<Output> = processes.into_iter().map(Process::finish).collect();
     drop(switch);
-    let mut first: Option<Vec<String>> = None;
+    let (mut first, mut reports) = (None::<Vec<String>>, Vec::new());
     for (n, output) in (1..).zip(&outputs) {
         let stdout = String::from_utf8_lossy(&output.stdout);
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -108,13 +124,15 @@ fn all_processes_receive_all_messages_in_one_order() {
             None => first = Some(lines),
             Some(first) => assert_eq!(first, &lines),
         }
+        reports.push(report);
     }
+    reports
 }
 
 #[test]
 fn files_for_another_subcommand_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let [own, other] = [("p.toml", process(1)), ("s.toml", switch())].map(|(name, text)| {
+    let [own, other] = [("p.toml", process(1, "")), ("s.toml", switch(""))].map(|(name, text)| {
         let path = folder.path().join(name);
         fs::write(&path, text).unwrap();
         path

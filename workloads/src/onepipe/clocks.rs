@@ -1,11 +1,11 @@
 //! Delays and clocks of networks whose clocks are wrong, in the time of the world.
 
-use super::host::{Host, unwrap};
+use super::host::{Host, true_time, unwrap};
 use super::variation::drawn_error;
 use super::{CLOCK, FatTree, Network, Sent};
 use onepipe::ClockSample;
 use representative::Command;
-use sim::NodeId;
+use sim::{EPOCH, NodeId};
 use switch::Nanos;
 
 /// Readings of a host's clock, and what its process's clock has shown.
@@ -34,6 +34,11 @@ impl Clocked {
 }
 
 impl Network {
+    /// Returns 1Pipe's time, unwrapped as in [`Message`](super::Message)s, when the world has this age.
+    pub fn time(age: Nanos) -> u64 {
+        true_time(EPOCH + age)
+    }
+
     /// Returns the command that gives a representative a sample of its clock, off by `by_ns` nanoseconds. It
     /// believes the median of three.
     pub fn clock_off_by(&self, representative: usize, by_ns: i64) -> Command {

@@ -461,11 +461,6 @@ impl Network {
         (0..self.representatives.len()).map(|representative| self.counters(representative).refused(why)).sum()
     }
 
-    /// Returns 1Pipe's time, unwrapped as in [`Message`]s, when the world has this age.
-    pub fn time(age: Nanos) -> u64 {
-        host::true_time(EPOCH + age)
-    }
-
     /// Checks what has to hold if links keep the order of frames, whichever frames are lost: barriers never
     /// go back, are never above a message that arrives later, and are never ahead of a clock; and [the order
     /// of deliveries](Self::check_order). A host that was cut off may send late when it comes back: messages

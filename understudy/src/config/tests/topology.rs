@@ -109,7 +109,9 @@ fn every_key_is_read() {
         (0x68, Qpn::new(8), Qpn::new(9))
     );
     assert_eq!((settings.ahead_max, settings.timeout), (Nanos(70_000), Nanos(4_000)));
-    assert_eq!(settings.clock_error, Nanos(60_000));
+    assert_eq!((settings.clock_error, settings.clock_source), (Nanos(60_000), onepipe::ClockSource::Host));
+    let text = valid().replace("[topology]", "[topology]\nclock_from = \"beacons\"");
+    assert_eq!(read(&text).unwrap().topology.settings.clock_source, onepipe::ClockSource::Beacons);
     assert_eq!(network.idle, Some("sleep"));
     let tor1 = &network.topology.switches[0];
     assert_eq!(

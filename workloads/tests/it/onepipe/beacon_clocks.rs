@@ -45,6 +45,26 @@ fn sender_whose_link_is_longer_is_ahead_by_its_delay() {
     assert!((9_500..10_500).contains(&ahead), "{ahead}");
 }
 
+#[test]
+fn directions_that_differ_are_compensated_exactly() {
+    const LATER: Nanos = Nanos::from_micros(10);
+    for (is_up, expected) in [(true, LATER.0 as i64), (false, 0)] {
+        let mut tree = Tree::new(super::Incarnation::Chip, 2, 3);
+        tree.beacon_clocks = Some((2, ERROR));
+        tree.drift_ppb = DRIFT;
+        tree.lasts = Nanos::from_micros(3_500);
+        let mut network = tree.build(2);
+        let (host, link) = (network.hosts[4], network.access[4]);
+        let from = if is_up { host } else { network.switches[1] };
+        network.world.delay_from(link, from, LATER);
+        network.world.run_until(Nanos::from_micros(4_000));
+        assert_eq!(network.check(None).and_then(|()| network.check_clocks()), Ok(()));
+        let errors = network.clock_errors();
+        let ahead = errors[4] - errors[0];
+        assert!((ahead - expected).abs() < 500, "from host: {is_up}, ahead by {ahead} ns");
+    }
+}
+
 /// Draws a network whose nodes exchange clock beacons, with a far and a wrong host in some, and outages in most.
 fn draw(seed: u64) -> Trial {
     let mut rng = Rng::stream(seed, 0x6265_6163_6f6e);

@@ -202,6 +202,21 @@ fn times_and_numbers_have_a_range() {
 }
 
 #[test]
+fn clock_follows_beacons_where_that_is_written() {
+    assert_eq!(
+        switch(&onepipe("clock_from = \"beacons\"")).switch.clock_source,
+        onepipe::ClockSource::Beacons
+    );
+    assert_eq!(switch(&onepipe("")).switch.clock_source, onepipe::ClockSource::Host);
+    let standby = "standby = { mac = \"02:00:00:00:00:09\", address = \"10.0.0.9\", qpn = 0x109 }\nqpn";
+    fails(
+        &onepipe("clock_from = \"beacons\" #!").replace("\"chip\"", "\"host\"").replace("qpn", standby),
+        "clocks cannot follow beacons where a neighbour has a `standby`",
+        "write `clock_from = \"host\"`, or remove `standby`: clock beacons are exchanged with one representative",
+    );
+}
+
+#[test]
 fn standby_is_another_node_beside_a_representative_on_a_host() {
     let with = |address: &str| {
         let standby =
