@@ -112,7 +112,8 @@ pub struct Handle(Arc<Running>);
 impl Handle {
     /// Returns 1Pipe's time (1Pipe, Table 1, `onepipe_get_timestamp`) as last published by the polling
     /// thread, at most a beacon interval ago. It never goes back. It is later than every message received,
-    /// and every message sent afterwards has the same or a later timestamp.
+    /// and every message sent afterwards has the same or a later timestamp. 0 while the process waits for the time of
+    /// its network (`clock_from = "beacons"`).
     pub fn timestamp(&self) -> Timestamp {
         Timestamp::new(self.0.shared.clock.load(Ordering::Acquire))
     }

@@ -359,7 +359,7 @@ impl Process {
         if instant_has_come {
             self.intervals += 1;
             self.receiver.sweep(now);
-            if !self.sender.has_left() {
+            if !self.sender.has_left() && !self.is_waiting() {
                 self.stall.check(self.receiver.barrier(), now, &self.counters);
             }
         }

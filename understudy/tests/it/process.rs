@@ -69,7 +69,7 @@ fn all_processes_receive_all_messages_in_one_order_with_clocks_from_beacons() {
     for report in exchange("clock_from = \"beacons\"\n") {
         let [sent, taken] =
             ["clock_beacons_sent", "clock_beacons_taken"].map(|name| report["counters"][name].as_u64());
-        assert!(sent > Some(10) && taken > Some(10), "{report}");
+        assert!(sent > Some(2) && taken > Some(2), "{report}");
     }
 }
 

@@ -405,6 +405,11 @@ impl Member {
     }
 
     fn register(&mut self, process: &mut Process, now: Nanos) {
+        if process.is_waiting() {
+            // Its clock may be set back until it has the time of its network, and asking for it would fix it.
+            self.registration.take(now);
+            return;
+        }
         // A request that was sent may be granted: it is repeated also by a process that leaves.
         if (!self.is_leaving() || self.awaits_answer) && self.registration.take(now) {
             self.awaits_answer |= self.is_connected;

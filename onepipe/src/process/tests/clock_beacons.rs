@@ -3,6 +3,7 @@
 use super::*;
 use crate::ClockSource;
 use crate::clock_sync::{ClockBody, Neighbour, Times};
+use crate::control::Message;
 use zerocopy::{FromBytes, IntoBytes};
 
 const TURN: Nanos = Nanos(3_000 * crate::clock_sync::INTERVALS);
@@ -199,6 +200,21 @@ fn clock_beacons_are_refused_with_the_right_reason() {
     standby.clock_source = ClockSource::Beacons;
     standby.standby = Some(BeaconPeer { address: ip(false, 0xfe), ..standby.tor.clone() });
     assert_eq!(Process::new(standby).err(), Some(ConfigError::ClockOfTwo));
+}
+
+#[test]
+fn process_registers_with_the_groups_time() {
+    let mut link = Link::new(-1_000_000_000, |_| ());
+    let mut member = Member::new(member::Config::new([7; 16], 77), &link.process).unwrap();
+    member.on_connected(&mut link.process, link.now);
+    assert!(member.poll_envelope(&mut link.process, link.now).is_none(), "its clock would be fixed");
+    link.run(2_500);
+    // Registrations are repeated after times that double.
+    let at = link.now + Nanos::from_millis(1_000);
+    member.on_timer(&mut link.process, at);
+    let envelope = member.poll_envelope(&mut link.process, at).unwrap();
+    let Message::Register { clock: Some(clock), .. } = envelope.message else { panic!("{envelope:?}") };
+    assert_eq!(clock.distance(link.group().add(at.0)), 0);
 }
 
 #[cfg(debug_assertions)]
