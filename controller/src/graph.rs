@@ -65,6 +65,8 @@ pub struct Switch {
     /// Links in the order of the representative's configuration. `None`: a second link of a host, whose
     /// process uses the first
     pub ports: Vec<Option<Port>>,
+    /// Whether it may have two representatives
+    pub standby: bool,
 }
 
 /// The place of a process.
@@ -89,6 +91,8 @@ pub struct Layout {
     pub below: Vec<u16>,
     /// Switches above
     pub above: Vec<u16>,
+    /// Whether it may have two representatives
+    pub standby: bool,
 }
 
 /// The routing graph.
@@ -106,7 +110,7 @@ impl Graph {
     /// Returns the graph of a planned topology. `id` returns the process of a host.
     pub fn of(topology: &Topology, plan: &Plan, id: impl Fn(usize) -> ProcessId) -> Self {
         let layout = |(number, switch): (usize, &plan::PlannedSwitch)| {
-            let mut layout = Layout::default();
+            let mut layout = Layout { standby: switch.standby.is_some(), ..Layout::default() };
             for link in &switch.links {
                 match link.to {
                     plan::Node::Host(host) => {
@@ -136,10 +140,11 @@ impl Graph {
             switches: Vec::new(),
             processes: BTreeMap::new(),
         };
-        for switch in 0..layouts.len() as u16 {
+        for (switch, layout) in (0..).zip(layouts) {
             let (up, down) = (graph.node(Node::Up(switch)), graph.node(Node::Down(switch)));
             let loopback = graph.link(up, down);
-            graph.switches.push(Switch { up, down, loopback, ports: Vec::new() });
+            let standby = layout.standby;
+            graph.switches.push(Switch { up, down, loopback, ports: Vec::new(), standby });
         }
         let mut between = BTreeMap::new();
         for (number, layout) in layouts.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Requests of an operator to a controller, and their answers, over a connection of the management network.
 //!
 //! ```text
-//! 0   version, 1
+//! 0   version, 2
 //! 1   kind
 //! 2.. fields of the kind, in the order of their declaration
 //! ```
@@ -15,7 +15,7 @@ use onepipe::control::{Incarnation, Wire, WireError};
 use onepipe::{wire_enum, wire_structs};
 
 /// Version of requests and answers
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Entries of a list in one answer
 const ENTRIES: usize = 250;
 /// Longest text, in bytes
@@ -79,6 +79,8 @@ wire_structs! {
     pub struct RepStatus {
         /// Switch
         switch: u16,
+        /// Which of the switch's representatives it is: 0, or 1 for the standby
+        seat: u8,
         /// Incarnation
         incarnation: Incarnation,
         /// State
@@ -367,10 +369,10 @@ mod tests {
         }
         let longer = [&fail[..], &[0]].concat();
         assert_eq!(Request::decode(&longer), Err(Refusal::Fields(WireError::TooLong(1))));
-        assert_eq!(Request::decode(&[1, 1, 0]), Err(Refusal::Fields(WireError::TooLong(1))));
-        assert_eq!(Request::decode(&[2, 1]), Err(Refusal::Version(2)));
-        assert_eq!(Request::decode(&[1, 3]), Err(Refusal::Kind(3)));
-        assert_eq!(Answer::decode(&[1, 10]), Err(Refusal::Kind(10)));
-        assert_eq!(Answer::decode(&[1, 8, 0]), Err(Refusal::Fields(WireError::TooLong(1))));
+        assert_eq!(Request::decode(&[2, 1, 0]), Err(Refusal::Fields(WireError::TooLong(1))));
+        assert_eq!(Request::decode(&[1, 1]), Err(Refusal::Version(1)));
+        assert_eq!(Request::decode(&[2, 3]), Err(Refusal::Kind(3)));
+        assert_eq!(Answer::decode(&[2, 10]), Err(Refusal::Kind(10)));
+        assert_eq!(Answer::decode(&[2, 8, 0]), Err(Refusal::Fields(WireError::TooLong(1))));
     }
 }

@@ -7,7 +7,8 @@
 //! 11      1 with a secret, 0 without
 //! 12      controller: 0, or the number of the reason for which it refuses
 //! 13      node: kind of the peer: 0 operator, 1 process, 2 switch
-//! 14..16  reserved, 0
+//! 14      node: which of a switch's representatives it is
+//! 15      reserved, 0
 //! 16..20  node: number of the process or switch
 //! 20..24  reserved, 0
 //! 24..32  hash of the topology; 0 of an operator, which has none
@@ -20,7 +21,7 @@
 use crate::Reason;
 
 /// Version of the protocol
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Length, in bytes
 pub(crate) const LEN: usize = 96;
 /// Length of what the tag covers
@@ -32,8 +33,8 @@ const MAGIC: [u8; 8] = *b"1PIPE-MN";
 pub enum Peer {
     /// A process
     Process(u32),
-    /// The representative of a switch
-    Switch(u16),
+    /// A representative of a switch: the first one, 0, or its standby, 1
+    Switch(u16, u8),
     /// An operator's command
     Operator,
 }
@@ -42,27 +43,28 @@ impl core::fmt::Display for Peer {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Process(id) => write!(f, "process {id}"),
-            Self::Switch(id) => write!(f, "switch {id}"),
+            Self::Switch(id, 0) => write!(f, "switch {id}"),
+            Self::Switch(id, _) => write!(f, "standby of switch {id}"),
             Self::Operator => f.write_str("operator"),
         }
     }
 }
 
 impl Peer {
-    fn kind(self) -> (u8, u32) {
+    fn kind(self) -> (u8, u8, u32) {
         match self {
-            Self::Operator => (0, 0),
-            Self::Process(id) => (1, id),
-            Self::Switch(id) => (2, id.into()),
+            Self::Operator => (0, 0, 0),
+            Self::Process(id) => (1, 0, id),
+            Self::Switch(id, seat) => (2, seat, id.into()),
         }
     }
 
-    fn of(kind: u8, number: u32) -> Result<Self, Reason> {
-        match (kind, u16::try_from(number)) {
-            (0, Ok(0)) => Ok(Self::Operator),
-            (1, _) => Ok(Self::Process(number)),
-            (2, Ok(id)) => Ok(Self::Switch(id)),
-            (0 | 2, _) => Err(Reason::Reserved),
+    fn of(kind: u8, seat: u8, number: u32) -> Result<Self, Reason> {
+        match (kind, seat, u16::try_from(number)) {
+            (0, 0, Ok(0)) => Ok(Self::Operator),
+            (1, 0, _) => Ok(Self::Process(number)),
+            (2, 0 | 1, Ok(id)) => Ok(Self::Switch(id, seat)),
+            (0..=2, ..) => Err(Reason::Reserved),
             _ => Err(Reason::UnknownPeer(kind)),
         }
     }
@@ -95,8 +97,8 @@ impl Hello {
         bytes[10] = if self.side == Side::Node { 1 } else { 2 };
         bytes[11] = self.secret.into();
         bytes[12] = self.status;
-        let (kind, number) = self.peer.kind();
-        bytes[13] = kind;
+        let (kind, seat, number) = self.peer.kind();
+        (bytes[13], bytes[14]) = (kind, seat);
         bytes[16..20].copy_from_slice(&number.to_be_bytes());
         bytes[24..32].copy_from_slice(&self.topology.to_be_bytes());
         bytes[32..].copy_from_slice(&self.random);
@@ -131,7 +133,7 @@ impl Hello {
             return Err(Reason::SameSide);
         }
         let status_allowed = side == Side::Controller || bytes[12] == 0;
-        if bytes[11] > 1 || !status_allowed || bytes[14..16] != [0; 2] || bytes[20..24] != [0; 4] {
+        if bytes[11] > 1 || !status_allowed || bytes[15] != 0 || bytes[20..24] != [0; 4] {
             return Err(Reason::Reserved);
         }
         let number = u32::from_be_bytes(bytes[16..20].try_into().expect("four bytes"));
@@ -139,7 +141,7 @@ impl Hello {
             side,
             secret: bytes[11] == 1,
             status: bytes[12],
-            peer: Peer::of(bytes[13], number)?,
+            peer: Peer::of(bytes[13], bytes[14], number)?,
             topology: u64::from_be_bytes(bytes[24..32].try_into().expect("eight bytes")),
             random: bytes[32..UNTAGGED].try_into().expect("32 bytes"),
         })

@@ -57,6 +57,8 @@ pub enum Bug {
     OtherEnd,
     /// The group follows the clock of any process, however far it is ahead
     FollowsAnyClock,
+    /// A representative that is not named any more gets commit barriers
+    RetiredFed,
 }
 
 impl Bug {

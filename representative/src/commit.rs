@@ -47,11 +47,24 @@ pub(crate) struct Setting {
     pub(crate) link: u16,
     pub(crate) counted: bool,
     pub(crate) frozen: bool,
-    pub(crate) muted: bool,
+    /// By end of the link: whether beacons to it carry no commit barrier
+    pub(crate) muted: [bool; 2],
     /// Whether beacons leave from the queue pair of this incarnation
     pub(crate) introduced: bool,
     /// Ends of the link, with their queue pairs, from which commit barriers are taken
     pub(crate) sources: Vec<(u8, Qpn)>,
+}
+
+/// Node from which commit barriers are taken.
+#[derive(Debug)]
+struct Named {
+    /// Its end of the link
+    end: u8,
+    qpn: Qpn,
+    /// Tick of its last beacon, or of the moment since when it is listened to
+    heard_at: u64,
+    /// Whether it is not heard
+    quiet: bool,
 }
 
 /// Register of a link.
@@ -62,20 +75,38 @@ struct Input {
     place: (usize, usize),
     counted: bool,
     frozen: bool,
-    muted: bool,
+    /// By end
+    muted: [bool; 2],
     /// Whether the register has reached the floor, if the link counts
     caught: bool,
-    /// Whether none of the sources is heard. A link that does not count has to be heard first.
-    silent: bool,
-    /// Whether a change of `caught` or `silent` was not reported yet
+    /// Whether a change of `caught` or of what is heard was not reported yet
     changed: bool,
     /// Unwrapped
     floor: u64,
     /// Latest commit barrier, unwrapped; 0 if there was none
     register: u64,
-    /// Tick of the last beacon from one of the sources, or of the moment since when the link counts
-    heard_at: u64,
-    sources: Vec<(u8, Qpn)>,
+    /// A link that does not count has to be heard first.
+    sources: Vec<Named>,
+}
+
+impl Input {
+    /// Returns whether none of the sources is heard.
+    fn is_silent(&self) -> bool {
+        !self.sources.is_empty() && self.sources.iter().all(|source| source.quiet)
+    }
+
+    /// Sets the sources. Those that were there are listened to for as long as before, unless the link begins to count;
+    /// new ones of a link that counts and is not silent count as heard at first. Two sources need no allocation.
+    fn listen(&mut self, to: &[(u8, Qpn)], begins: bool, tick: u64) {
+        let is_quiet = !self.counted || self.is_silent() && !begins;
+        let is = |named: &Named, &(end, qpn): &(u8, Qpn)| (named.end, named.qpn) == (end, qpn);
+        self.sources.retain(|named| !begins && to.iter().any(|source| is(named, source)));
+        for source in to {
+            if !self.sources.iter().any(|named| is(named, source)) {
+                self.sources.push(Named { end: source.0, qpn: source.1, heard_at: tick, quiet: is_quiet });
+            }
+        }
+    }
 }
 
 /// Result of a beacon.
@@ -95,7 +126,7 @@ pub(crate) struct Commit {
     inputs: Box<[Input]>,
     /// Inputs with changes, each once
     changed: VecDeque<u16>,
-    /// Number of outputs without a commit barrier
+    /// Number of outputs without a commit barrier at an end
     muted: usize,
     /// Latest timestamp, unwrapped; 0 if there was none
     latest: u64,
@@ -120,14 +151,12 @@ impl Commit {
             place,
             counted: false,
             frozen: false,
-            muted: false,
+            muted: [false; 2],
             caught: false,
-            silent: false,
             changed: false,
             floor: 0,
             register: 0,
-            heard_at: 0,
-            sources: Vec::new(),
+            sources: Vec::with_capacity(2),
         };
         let inputs: Box<[Input]> = places.chain([loopback]).map(input).collect();
         let of_half = |half: usize| inputs.iter().filter(|input| input.place.0 == half).count();
@@ -165,9 +194,9 @@ impl Commit {
         self.muted > 0
     }
 
-    /// Returns whether beacons on a link carry no commit barrier.
-    pub(crate) fn is_muted(&self, link: usize) -> bool {
-        self.inputs[link].muted && !self.has_bug(Bug::MutedSpeaks)
+    /// Returns whether beacons to an end of a link carry no commit barrier.
+    pub(crate) fn is_muted(&self, link: usize, end: usize) -> bool {
+        self.inputs[link].muted[end] && !self.has_bug(Bug::MutedSpeaks)
     }
 
     /// Unwraps a timestamp, next to the latest one.
@@ -197,14 +226,17 @@ impl Commit {
         let any_end = self.has_bug(Bug::OtherEnd);
         let input = &mut self.inputs[link];
         let counted = input.counted;
-        let is_named =
-            |(end, qpn)| input.sources.iter().any(|&(of, named)| named == qpn && (of == end || any_end));
-        if !source.is_some_and(is_named) && !any_source {
+        let named = source.and_then(|(end, qpn)| {
+            let is_named = |of: &&mut Named| of.qpn == qpn && (of.end == end || any_end);
+            input.sources.iter_mut().find(is_named)
+        });
+        if let Some(named) = named {
+            named.heard_at = self.ticks;
+            if core::mem::take(&mut named.quiet) {
+                self.report(link);
+            }
+        } else if !any_source {
             return if counted { Source::Unknown } else { Source::Known };
-        }
-        input.heard_at = self.ticks;
-        if core::mem::take(&mut input.silent) {
-            self.report(link);
         }
         if let Some(commit) = commit.filter(|_| counted) {
             let time = self.reach(commit);
@@ -251,7 +283,7 @@ impl Commit {
                 self.set(link, setting, &floors);
             }
         }
-        self.muted = self.inputs.iter().filter(|input| input.muted).count();
+        self.muted = self.inputs.iter().filter(|input| input.muted != [false; 2]).count();
         self.halves.iter_mut().for_each(Plane::follow);
         self.loop_back();
         to.outputs = [UP, DOWN].map(|half| self.timestamp(self.halves[half].output));
@@ -264,16 +296,13 @@ impl Commit {
         let ignores_floor = self.has_bug(Bug::FloorIgnored);
         let input = &mut self.inputs[link];
         let (half, place) = input.place;
-        if setting.counted && !input.counted {
+        let begins = setting.counted && !input.counted;
+        if begins {
             input.floor = floors[half].max(self.halves[half].output);
             input.caught = input.register >= input.floor || ignores_floor;
-            (input.heard_at, input.silent) = (self.ticks, false);
-        }
-        if !setting.counted && input.sources != setting.sources {
-            input.silent = !setting.sources.is_empty();
         }
         (input.counted, input.frozen, input.muted) = (setting.counted, setting.frozen, setting.muted);
-        core::mem::swap(&mut input.sources, &mut setting.sources);
+        input.listen(&setting.sources, begins, self.ticks);
         let register = match input {
             Input { counted: false, .. } => ABSENT,
             Input { caught: false, .. } => AWAITED,
@@ -293,9 +322,12 @@ impl Commit {
         for _ in 0..links.div_ceil(CHECKED_WITHIN) {
             let link = self.next;
             self.next = if link + 1 < links { link + 1 } else { 0 };
-            let input = &mut self.inputs[link];
-            let is_late = self.ticks - input.heard_at > self.fail_after_ticks;
-            if !input.sources.is_empty() && is_late && !core::mem::replace(&mut input.silent, true) {
+            let mut falls_silent = false;
+            for source in &mut self.inputs[link].sources {
+                let is_late = self.ticks - source.heard_at > self.fail_after_ticks;
+                falls_silent |= is_late && !core::mem::replace(&mut source.quiet, true);
+            }
+            if falls_silent {
                 self.report(link);
             }
         }
@@ -331,7 +363,12 @@ impl Commit {
         LinkValue {
             link: if link + 1 == self.inputs.len() { LOOPBACK } else { link as u16 },
             caught: input.counted && input.caught,
-            silent: input.silent,
+            silent: input.is_silent(),
+            quiet: input
+                .sources
+                .iter()
+                .filter(|source| source.quiet)
+                .fold(0, |ends, source| ends | 1 << source.end),
             raw: self.timestamp(input.register),
         }
     }

@@ -33,6 +33,8 @@ use switch::Nanos;
 pub struct Config {
     /// Number of the switch in the topology
     pub switch: u16,
+    /// Which of the switch's representatives this is: 0, or 1 for the standby
+    pub seat: u8,
     /// Number drawn at the start: each start needs another one
     pub boot: Boot,
     /// Hash of the topology ([`Topology::hash`](crate::plan::Topology::hash))
@@ -77,6 +79,8 @@ pub struct Status {
     pub silent: usize,
     /// Reason for which the controller does not give an incarnation
     pub waits: Option<Reason>,
+    /// Whether the switch's other representative serves alone: this one has to end
+    pub retired: bool,
 }
 
 /// Keeper of a switch's links.
@@ -213,6 +217,7 @@ impl Keeper {
                 self.retry.stop();
             }
             Message::ReportAck { .. } => {}
+            Message::Retire {} => self.status.retired = true,
             Message::Ping { number } => self.send(Message::Pong { number }),
             _ => self.refused.unexpected += 1,
         }
@@ -241,9 +246,9 @@ impl Keeper {
     /// Sends the registration or report that is not answered, and schedules its repetition.
     fn send_unanswered(&mut self, now: Nanos) {
         if !self.is_registered() {
-            let Config { switch, boot, topology, .. } = self.config;
+            let Config { switch, seat, boot, topology, .. } = self.config;
             let address = self.representative.addresses.first().copied().map_or([0; 16], address);
-            self.send(Message::RegisterRep { switch, boot, address, topology });
+            self.send(Message::RegisterRep { switch, seat, boot, address, topology });
         } else if self.unreported.is_empty() {
             return self.retry.stop();
         } else {
@@ -306,7 +311,9 @@ impl Keeper {
         }
     }
 
-    /// Returns a setting with the queue pairs of those sources that are at the link's neighbour.
+    /// Returns a setting with the queue pairs of those sources that are at the link's neighbour. Of two ends, one at
+    /// which there is no source gets no commit barrier: so a representative that does not serve any more, and does
+    /// not know it, states no later one.
     fn setting(&self, setting: LinkSetting) -> Setting {
         let LinkSetting { link, counted, frozen, muted, introduced, sources } = setting;
         let at = self.representative.links.get(usize::from(link));
@@ -314,7 +321,10 @@ impl Keeper {
         let end_of = |of: Address| ends.iter().position(|&end| end.is_some_and(|end| address(end) == of));
         let sources =
             sources.into_iter().filter_map(|source| Some((end_of(source.address)? as u8, source.qpn)));
-        let sources = sources.collect();
+        let sources: Vec<(u8, rocev2::Qpn)> = sources.collect();
+        let is_named = |end: u8| sources.iter().any(|&(of, _)| of == end);
+        let has_standby = ends[1].is_some() && !self.has_bug(Bug::RetiredFed);
+        let muted = [0, 1].map(|end| muted || has_standby && !is_named(end));
         Setting { link, counted, frozen, muted, introduced, sources }
     }
 
@@ -327,7 +337,7 @@ impl Keeper {
         }
         self.counted = links.iter().filter(|link| link.counted).map(|link| link.link).collect();
         let frozen = links.iter().filter(|link| link.counted && link.frozen).count();
-        let muted = links.iter().filter(|link| link.muted).count();
+        let muted = links.iter().filter(|link| link.muted[0] && link.muted[1]).count();
         self.status = Status { version, frozen, muted, ..self.status };
         self.send(Message::Configured { version, outputs, links: values });
     }

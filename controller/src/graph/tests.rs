@@ -17,9 +17,10 @@ pub(crate) fn fabric(racks: &[usize], spines: usize) -> Vec<Layout> {
         processes: (0..count).map(&mut process).collect(),
         below: Vec::new(),
         above: above.clone(),
+        standby: true,
     };
     let mut layouts: Vec<_> = racks.iter().map(tor).collect();
-    let spine = Layout { processes: Vec::new(), below, above: Vec::new() };
+    let spine = Layout { below, standby: true, ..Layout::default() };
     layouts.extend(std::iter::repeat_n(spine, spines));
     layouts
 }

@@ -34,6 +34,10 @@ pub enum Bug {
     UnheardCounts,
     /// Cases wait for the answers of processes whose links are not heard
     UnheardAnswer,
+    /// What one representative of a switch has answered is evidence, whatever the other one states
+    FrozenAtOneSeat,
+    /// What a representative has stated before it was retired is no evidence
+    RetiredForgotten,
     /// Each member's recalls are written as soon as possible, so that others need further writes
     RecallsOneByOne,
 }

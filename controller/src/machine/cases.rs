@@ -190,14 +190,16 @@ impl Machine {
             || leader.suspicion.is_some()
             || leader.writes.contains(Then::Links)
             || leader.writes.contains(Then::Completed(case))
-            || !self.paths_without(&dead, &failed);
+            || !self.paths_without(&dead, &failed)
+            || self.is_left_below(&failed);
         if waits {
             return;
         }
         let unmuted = self.unmuted(&dead, &failed);
         if !unmuted.is_empty() {
             let since = self.leader().progress.get(&case).map_or(self.now, |progress| progress.resuming);
-            let late = unmuted.into_iter().map(NodeKey::Rep).filter(|&node| self.is_overdue(node, since));
+            let late = unmuted.into_iter().flat_map(|switch| self.unmuted_reps(switch));
+            let late = late.filter(|&node| self.is_overdue(node, since));
             return late.collect::<Vec<_>>().into_iter().for_each(|node| self.suspect_node(node));
         }
         let changes = self.departures(&dead, &failed);
@@ -222,7 +224,7 @@ impl Machine {
         }
         self.refresh();
         let nodes = &self.leader().nodes;
-        let is_needed = |node: &NodeKey| matches!(node, NodeKey::Rep(switch) if self.is_needed(*switch));
+        let is_needed = |node: &NodeKey| matches!(node, NodeKey::Rep(switch, _) if self.is_needed(*switch));
         let missing = nodes.iter().filter(|(node, state)| is_needed(node) && !state.is_settled());
         let missing: Vec<_> = missing.map(|(&node, _)| node).collect();
         let since = self.leader().progress.get(&case).map_or(Nanos(0), |progress| progress.resuming);
@@ -235,6 +237,23 @@ impl Machine {
         for node in missing {
             self.suspect_node(node);
         }
+    }
+
+    /// Returns whether a representative leaves that may state barriers to one of these processes.
+    fn is_left_below(&self, failed: &[ProcessId]) -> bool {
+        let mut places = failed.iter().filter_map(|&id| self.graph.place(id));
+        places.any(|place| self.leader().has_leaving(place.switch))
+    }
+
+    /// Returns the representatives of a switch that have not acknowledged their present states.
+    fn unmuted_reps(&self, switch: u16) -> Vec<NodeKey> {
+        let leader = self.leader();
+        let nodes = leader.serving(switch).map(|seat| NodeKey::Rep(switch, seat));
+        let mut nodes: Vec<_> = nodes.collect();
+        if nodes.iter().any(|&node| !leader.is_settled(node)) {
+            nodes.retain(|&node| !leader.is_settled(node));
+        }
+        nodes
     }
 
     /// Returns the switches that get barriers also when these links have left, and have not acknowledged yet that a

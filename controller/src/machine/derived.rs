@@ -1,6 +1,6 @@
 //! What follows from the records alone. It is computed when they change, and not at every input.
 
-use super::{Machine, NodeKey};
+use super::Machine;
 use crate::decide::Fence;
 use crate::graph::LinkId;
 use crate::record::{Image, LinkState, RepState, Stage};
@@ -22,8 +22,10 @@ pub(super) struct Derived {
     pub(super) fence: Fence,
     /// Cases that are not closed
     pub(super) open: Vec<u64>,
-    /// Switches whose representatives' floors are not known
-    pub(super) registering: Vec<u16>,
+    /// Switches with a representative whose floors are not known, or that leaves
+    pub(super) changing: Vec<u16>,
+    /// Representatives that have not taken their first state
+    pub(super) configuring: Vec<(u16, u8)>,
 }
 
 impl Machine {
@@ -33,11 +35,12 @@ impl Machine {
         let image: &Image = &leader.image;
         let absent = |link: LinkId| image.links.get(&link.0) == Some(&LinkState::Absent);
         let counted = self.graph.counted(|id| leader.takes_part(id), absent);
-        let keeps = |link: LinkId| matches!(self.key(self.graph.ends(link).to), NodeKey::Rep(_));
+        let keeps = |link: LinkId| self.graph.at(self.graph.ends(link).to).switch().is_some();
         let pending = counted.iter().copied().filter(|link| !image.links.contains_key(&link.0));
         let decided = image.cases.values().filter(|case| case.stage == Stage::Decided);
-        let is_registering =
-            |&switch: &u16| image.rep(switch).is_some_and(|(_, rep)| rep.state == RepState::Registering);
+        let is_configuring = |&(switch, seat): &(u16, u8)| {
+            image.rep(switch, seat).is_some_and(|(_, rep)| rep.state == RepState::Configuring)
+        };
         let derived = Derived {
             revision: leader.derived.revision + 1,
             pending: pending.filter(|&link| keeps(link)).collect(),
@@ -49,7 +52,8 @@ impl Machine {
                 .filter(|(_, case)| case.stage != Stage::Resumed)
                 .map(|(&case, _)| case)
                 .collect(),
-            registering: (0..self.graph.switches().len() as u16).filter(is_registering).collect(),
+            configuring: self.seats().filter(is_configuring).collect(),
+            changing: self.switches().filter(|&switch| leader.is_changing(switch)).collect(),
             counted: Arc::new(counted),
         };
         self.leader_mut().derived = derived;

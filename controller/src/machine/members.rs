@@ -7,7 +7,9 @@
 use super::writes::Then;
 use super::{Alarm, Bug, Leader, Machine, NodeKey};
 use crate::graph::LinkId;
-use crate::record::{Key, LinkRecord, LinkState, MemberRecord, MemberState, RecallRecord, Stage, Value};
+use crate::record::{
+    Key, LinkRecord, LinkState, MemberRecord, MemberState, RecallRecord, RepState, Stage, Value,
+};
 use crate::store::MAX_CHANGES;
 use onepipe::control::{Address, Boot, Incarnation, Message, Peer, Reason};
 use onepipe::{ProcessId, Timestamp};
@@ -121,7 +123,7 @@ impl Machine {
             }
             // Nothing depends on an incarnation that no member knows.
             let living = living && !self.is_listening(id);
-            if living && !self.leader().is_silent(place.up) {
+            if living && !self.is_silent(place.up) {
                 self.alarm(Alarm::Living(id));
                 return self.send(node, Message::Refused { reason: Reason::Living });
             }
@@ -364,6 +366,9 @@ impl Machine {
         let acked = self.leader().nodes.values().filter_map(|state| state.acked.as_ref());
         let values = acked.flat_map(|acked| acked.outputs.into_iter().chain(acked.raws.values().copied()));
         let earlier = self.leader().image.member(id).map_or(0, |(_, record)| record.joined);
+        // What representatives have stated that are retired
+        let reps = self.leader().image.reps.values().filter(|rep| rep.state == RepState::Active);
+        let values = values.chain(reps.flat_map(|rep| [rep.up, rep.down]));
         let joined = values.chain([earlier, self.recent()]).max().unwrap_or(0);
         Some(Phase::Announcing { joined, answered: BTreeSet::new() })
     }
@@ -375,7 +380,7 @@ impl Machine {
         let (leader, counted) = (self.leader(), self.counted());
         let mut members = leader.members();
         members.push(id);
-        let usable = |link: LinkId| counted.contains(&link) && !leader.is_silent(link);
+        let usable = |link: LinkId| counted.contains(&link) && !self.is_silent(link);
         self.graph.unconnected_pair(&members, usable).is_none()
     }
 

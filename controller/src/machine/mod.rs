@@ -12,6 +12,7 @@ mod cases;
 mod clocks;
 mod departures;
 mod derived;
+mod evidence;
 mod forward;
 mod lag;
 mod links;
@@ -19,6 +20,7 @@ mod members;
 mod nodes;
 mod recover;
 mod reps;
+mod seats;
 mod status;
 mod suspicion;
 mod writes;
@@ -26,13 +28,13 @@ mod writes;
 pub use bug::Bug;
 
 use crate::decide::Fence;
-use crate::graph::{Graph, LinkId};
+use crate::graph::Graph;
 use crate::record::Image;
 use crate::store::{Change, Records, StoreError, Term};
 use cases::Progress;
 use clocks::Ahead;
 use derived::Derived;
-use nodes::{LinkStatus, NodeState};
+use nodes::{At, LinkStatus, NodeState};
 use onepipe::control::{Envelope, Incarnation, Message, Source};
 use onepipe::{ProcessId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -46,8 +48,8 @@ use writes::Writes;
 pub enum NodeKey {
     /// A process
     Process(ProcessId),
-    /// The representative of a switch
-    Rep(u16),
+    /// A representative of a switch, by its seat: 0, or 1 for the standby
+    Rep(u16, u8),
 }
 
 /// What happened.
@@ -121,6 +123,11 @@ pub enum Alarm {
     /// A process or switch that the topology does not have
     #[error("{0} is not in the topology")]
     Unknown(NodeKey),
+    /// A representative of a switch that hears less than the other one
+    #[error(
+        "{0} does not hear a link that the switch's other representative hears, and is retired; mend its path"
+    )]
+    Deaf(NodeKey),
     /// A join waits for a representative
     #[error("joins wait for the representative of switch {0}")]
     JoinWaits(u16),
@@ -203,15 +210,17 @@ struct Leader {
     nodes: BTreeMap<NodeKey, NodeState>,
     /// What the desired states in `nodes` were computed from: records, epoch, and what stands still
     refreshed: Option<(u64, u32, Fence)>,
-    links: BTreeMap<LinkId, LinkStatus>,
+    /// By link and seat of its keeper; a process has seat 0
+    links: BTreeMap<At, LinkStatus>,
     /// Those whose keepers hear nothing, for longer than their senders may need to become audible
-    silent: BTreeSet<LinkId>,
+    silent: BTreeSet<At>,
     /// Those whose keepers hear nothing, but whose senders may not be audible yet
-    unheard: BTreeSet<LinkId>,
-    /// When the sender that a keeper has to listen to last changed
-    introduced: BTreeMap<LinkId, Nanos>,
-    /// By process: sender of its link's beacons that it has acknowledged
-    given: BTreeMap<ProcessId, Source>,
+    unheard: BTreeSet<At>,
+    /// When a keeper last had to listen to a new sender
+    introduced: BTreeMap<At, Nanos>,
+    /// By process: senders of its link's beacons that it has acknowledged
+    given: BTreeMap<ProcessId, Vec<Source>>,
+    seats: seats::Watch,
     joins: BTreeMap<ProcessId, members::Join>,
     departures: BTreeMap<ProcessId, departures::Departure>,
     /// Number of desired states that were sent
@@ -291,6 +300,7 @@ impl Machine {
             }
             Input::Down(node) => {
                 self.up.remove(&node);
+                self.part(node);
                 self.forget_ahead(node);
             }
             Input::FromNode(node, envelope) => self.on_envelope(node, envelope),
@@ -309,7 +319,9 @@ impl Machine {
             return;
         }
         self.advance_reps();
+        self.activate_reps();
         self.hear_links();
+        self.watch_seats();
         self.ask_again();
         self.take_declared();
         self.scan_links();
@@ -319,6 +331,7 @@ impl Machine {
         self.advance_departures();
         self.advance_recoveries();
         self.settle_links();
+        self.ask_for_registers();
         self.check_forwards();
         self.watch_clocks();
         self.refresh();
@@ -349,6 +362,7 @@ impl Machine {
             unheard: BTreeSet::new(),
             introduced: BTreeMap::new(),
             given: BTreeMap::new(),
+            seats: seats::Watch::default(),
             joins: BTreeMap::new(),
             departures: BTreeMap::new(),
             versions: 0,
@@ -393,8 +407,8 @@ impl Machine {
                     self.register(id, boot, address, topology);
                 }
             }
-            (NodeKey::Rep(switch), Message::RegisterRep { boot, address, topology, .. }) => {
-                self.register_rep(switch, boot, address, topology);
+            (NodeKey::Rep(switch, seat), Message::RegisterRep { boot, address, topology, .. }) => {
+                self.register_rep((switch, seat), boot, address, topology);
             }
             (node, message) if self.incarnation(node) == Some(incarnation) => self.on_message(node, message),
             _ => self.counts.ignored += 1,
@@ -403,11 +417,11 @@ impl Machine {
 
     fn on_message(&mut self, node: NodeKey, message: Message) {
         match (node, message) {
-            (NodeKey::Rep(switch), Message::Configured { version, outputs, links }) => {
-                self.configured(switch, version, outputs, &links);
+            (NodeKey::Rep(switch, seat), Message::Configured { version, outputs, links }) => {
+                self.configured((switch, seat), version, outputs, &links);
             }
-            (NodeKey::Process(id), Message::DesiredAck { version, barrier, silent }) => {
-                self.desired_ack(id, version, barrier, silent);
+            (NodeKey::Process(id), Message::DesiredAck { version, barrier, silent, quiet }) => {
+                self.desired_ack(id, version, barrier, (silent, quiet));
             }
             (node, Message::Report { number, links }) => self.report(node, number, &links),
             (NodeKey::Process(id), Message::MemberAck { id: of, incarnation, barrier }) => {
@@ -448,12 +462,20 @@ impl Machine {
         }
     }
 
+    /// Returns the seat of a representative; 0 for a process.
+    const fn seat(node: NodeKey) -> u8 {
+        match node {
+            NodeKey::Process(_) => 0,
+            NodeKey::Rep(_, seat) => seat,
+        }
+    }
+
     /// Returns a node's present incarnation, as stored.
     fn incarnation(&self, node: NodeKey) -> Option<Incarnation> {
         let image = &self.leader.as_ref()?.image;
         match node {
             NodeKey::Process(id) => image.member(id).map(|(incarnation, _)| incarnation),
-            NodeKey::Rep(switch) => image.rep(switch).map(|(incarnation, _)| incarnation),
+            NodeKey::Rep(switch, seat) => image.rep(switch, seat).map(|(incarnation, _)| incarnation),
         }
     }
 

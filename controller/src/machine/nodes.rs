@@ -1,10 +1,10 @@
 //! Desired states of nodes, their versions and answers.
 
 use super::{Bug, Leader, Machine, NodeKey};
-use crate::decide::{Acknowledged, Fence};
+use crate::decide::Fence;
 use crate::graph::{LinkId, Node, NodeId};
-use crate::record::{LinkState, MemberState, RepState, Stage};
-use onepipe::control::{LOOPBACK, LinkSetting, LinkValue, Message, Source};
+use crate::record::{LinkState, MemberRecord, MemberState, RepState, Stage};
+use onepipe::control::{LOOPBACK, LinkSetting, LinkValue, Message, SEATS, Source};
 use onepipe::{ProcessId, Timestamp};
 use rocev2::Qpn;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ pub(super) enum Desired {
 #[derive(Clone, Debug)]
 pub(super) struct Acked {
     version: u64,
-    desired: Desired,
+    pub(super) desired: Desired,
     /// Of the upper and the lower node
     pub(super) outputs: [u64; 2],
     /// Of a representative's inputs
@@ -63,17 +63,29 @@ pub(super) struct NodeState {
 }
 
 impl NodeState {
+    /// Gives the state another version, so that the node has to answer again.
+    pub(super) fn renew(&mut self, version: u64, now: Nanos) {
+        (self.version, self.since) = (version, now);
+    }
+
     /// Returns whether the node has the state that it has to have.
     pub(super) fn is_settled(&self) -> bool {
         self.acked.as_ref().is_some_and(|acked| acked.version == self.version)
     }
 }
 
+/// A link at its keeper with this seat.
+pub(super) type At = (LinkId, u8);
+
 /// What its keeper says about a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct LinkStatus {
     pub(super) silent: bool,
     pub(super) caught: bool,
+    /// Ends whose source is not heard, as bits
+    pub(super) quiet: u8,
+    /// Register, of a representative
+    pub(super) raw: u64,
 }
 
 impl Leader {
@@ -81,12 +93,8 @@ impl Leader {
         self.nodes.get(&node).is_some_and(NodeState::is_settled)
     }
 
-    pub(super) fn is_silent(&self, link: LinkId) -> bool {
-        self.silent.contains(&link)
-    }
-
     /// Takes what a link's keeper says about it.
-    fn set_status(&mut self, link: LinkId, status: LinkStatus) {
+    fn set_status(&mut self, link: At, status: LinkStatus) {
         self.links.insert(link, status);
         if !status.silent {
             self.silent.remove(&link);
@@ -96,11 +104,11 @@ impl Leader {
         }
     }
 
-    /// Notes the links whose keeper has to listen to another sender than before, as its state says. The first
+    /// Notes the links whose keeper has to listen to a new sender, as its state says. The first
     /// state that this leader sends to a keeper is one of another sender only where the link is not relied.
-    fn introduce(&mut self, links: impl Iterator<Item = (LinkId, bool)>, is_first: bool, now: Nanos) {
+    fn introduce(&mut self, links: impl Iterator<Item = (At, bool)>, is_first: bool, now: Nanos) {
         for (link, is_known) in links {
-            let relied = self.image.links.get(&link.0) == Some(&LinkState::Relied);
+            let relied = self.image.links.get(&link.0.0) == Some(&LinkState::Relied);
             if !(is_known || is_first && relied) {
                 self.introduced.insert(link, now);
             }
@@ -159,16 +167,31 @@ impl Machine {
         suspicion.union(&leader.derived.fence)
     }
 
-    /// Returns the node that keeps the graph's node.
-    pub(super) fn key(&self, node: NodeId) -> NodeKey {
+    /// Returns the nodes that keep the graph's node: a process, or those representatives of a switch that have a state.
+    pub(super) fn keys(&self, node: NodeId) -> Vec<NodeKey> {
         match self.graph.at(node) {
-            Node::Process(id) => NodeKey::Process(id),
-            Node::Up(switch) | Node::Down(switch) => NodeKey::Rep(switch),
+            Node::Process(id) => vec![NodeKey::Process(id)],
+            Node::Up(switch) | Node::Down(switch) => {
+                self.leader().serving(switch).map(|seat| NodeKey::Rep(switch, seat)).collect()
+            }
+        }
+    }
+
+    /// Returns whether all keepers of a link hear nothing.
+    pub(super) fn is_silent(&self, link: LinkId) -> bool {
+        let leader = self.leader();
+        let is_silent = |seat: u8| leader.silent.contains(&(link, seat));
+        match self.graph.at(self.graph.ends(link).to).switch() {
+            None => is_silent(0),
+            Some(switch) => {
+                let mut seats = leader.serving(switch).peekable();
+                seats.peek().is_some() && seats.all(is_silent)
+            }
         }
     }
 
     /// Returns the input of a switch with this number.
-    fn input(&self, switch: u16, number: u16) -> Option<LinkId> {
+    pub(super) fn input(&self, switch: u16, number: u16) -> Option<LinkId> {
         let switch = self.graph.switch(switch);
         if number == LOOPBACK {
             return Some(switch.loopback);
@@ -176,23 +199,31 @@ impl Machine {
         switch.ports.get(usize::from(number)).copied().flatten().map(|port| port.input)
     }
 
-    /// Returns the sender of a link's beacons.
-    fn source(&self, link: LinkId) -> Option<Source> {
-        let image = &self.leader().image;
-        let from = self.graph.ends(link).from;
-        let source = |address, qpn| Source { address, qpn };
-        match self.graph.at(from) {
+    /// Returns the senders of a link's beacons.
+    pub(super) fn sources(&self, link: LinkId) -> Vec<Source> {
+        match self.graph.at(self.graph.ends(link).from) {
             Node::Process(id) => {
-                let (_, member) = image.member(id)?;
-                member.state.is_present().then(|| source(member.address, member.qpn))
+                let member = self.leader().image.member(id).map(|(_, member)| member);
+                let member = member.filter(|member| member.state.is_present());
+                let source = |member: &MemberRecord| Source { address: member.address, qpn: member.qpn };
+                member.map(source).into_iter().collect()
             }
-            Node::Up(number) | Node::Down(number) => {
-                let (_, rep) = image.rep(number)?;
-                let ports = &self.graph.switch(number).ports;
-                let at = ports.iter().position(|port| port.is_some_and(|port| port.output == link))?;
-                Some(source(rep.address, Qpn::new(rep.first_qp.get() + at as u32)))
+            Node::Up(switch) | Node::Down(switch) => {
+                (0..SEATS).filter_map(|seat| self.source(link, switch, seat)).collect()
             }
         }
+    }
+
+    /// Returns the sender of a switch's beacons on a link, if the switch has a representative there that does not
+    /// leave.
+    fn source(&self, link: LinkId, switch: u16, seat: u8) -> Option<Source> {
+        let (_, rep) = self.leader().image.rep(switch, seat)?;
+        if matches!(rep.state, RepState::Leaving | RepState::Retired) {
+            return None;
+        }
+        let ports = &self.graph.switch(switch).ports;
+        let at = ports.iter().position(|port| port.is_some_and(|port| port.output == link))?;
+        Some(Source { address: rep.address, qpn: Qpn::new(rep.first_qp.get() + at as u32) })
     }
 
     /// Returns whether a process must not get a commit barrier.
@@ -200,22 +231,27 @@ impl Machine {
         !self.leader().is_unfailed(id)
     }
 
-    /// Returns whether the receiver of an output knows the incarnation of its sender. A switch takes best-effort
+    /// Returns whether the receiver of an output knows the incarnation of this sender. A switch takes best-effort
     /// barriers from any queue pair, a process from that of its file and those that it has been given.
-    fn is_introduced(&self, output: LinkId) -> bool {
+    fn is_introduced(&self, output: LinkId, switch: u16, seat: u8) -> bool {
         let Node::Process(id) = self.graph.at(self.graph.ends(output).to) else { return true };
         let leader = self.leader();
         let is_given = match leader.given.get(&id) {
-            Some(source) => self.source(output).as_ref() == Some(source),
+            Some(given) => self.source(output, switch, seat).is_some_and(|source| given.contains(&source)),
             // An earlier leader has given it to a member.
             None => leader.state(id) == Some(MemberState::Member),
         };
         leader.is_unfailed(id) && is_given
     }
 
-    fn want_rep(&self, switch: u16, counted: &BTreeSet<LinkId>, fence: &Fence) -> Option<Desired> {
+    fn want_rep(
+        &self,
+        (switch, seat): (u16, u8),
+        counted: &BTreeSet<LinkId>,
+        fence: &Fence,
+    ) -> Option<Desired> {
         let leader = self.leader();
-        let (_, rep) = leader.image.rep(switch)?;
+        let (_, rep) = leader.image.rep(switch, seat)?;
         if !matches!(rep.state, RepState::Configuring | RepState::Active) {
             return None;
         }
@@ -226,7 +262,7 @@ impl Machine {
             frozen: fence.frozen.contains(&input),
             muted,
             introduced,
-            sources: self.source(input).into_iter().collect(),
+            sources: self.sources(input),
         };
         let muted = |output: LinkId| {
             let to = self.graph.at(self.graph.ends(output).to);
@@ -238,7 +274,8 @@ impl Machine {
         };
         let ports = node.ports.iter().enumerate().filter_map(|(number, port)| {
             let port = (*port)?;
-            Some(setting(number as u16, port.input, muted(port.output), self.is_introduced(port.output)))
+            let introduced = self.is_introduced(port.output, switch, seat);
+            Some(setting(number as u16, port.input, muted(port.output), introduced))
         });
         let mut links: Vec<_> = ports.collect();
         links.push(LinkSetting { sources: Vec::new(), ..setting(LOOPBACK, node.loopback, false, false) });
@@ -252,7 +289,7 @@ impl Machine {
         }
         let place = self.graph.place(id)?;
         let held = state == MemberState::Failed || fence.held.contains(&id);
-        Some(Desired::Process { held, sources: self.source(place.down).into_iter().collect() })
+        Some(Desired::Process { held, sources: self.sources(place.down) })
     }
 
     /// Sends each node the state that it has to have, if that has changed.
@@ -265,8 +302,9 @@ impl Machine {
             return;
         }
         leader.refreshed = Some(from);
-        let reps = (0..self.graph.switches().len() as u16)
-            .filter_map(|switch| Some((NodeKey::Rep(switch), self.want_rep(switch, &counted, &fence)?)));
+        let reps = self.seats().filter_map(|at @ (switch, seat)| {
+            Some((NodeKey::Rep(switch, seat), self.want_rep(at, &counted, &fence)?))
+        });
         let processes = self
             .graph
             .processes()
@@ -291,27 +329,30 @@ impl Machine {
         }
     }
 
-    /// Returns the links to which a keeper has to listen, and whether it has to listen to the same sender as in
+    /// Returns the links to which a keeper has to listen, and whether it has to listen to no other senders than in
     /// an earlier state.
-    fn listening(&self, node: NodeKey, before: Option<&Desired>, desired: &Desired) -> Vec<(LinkId, bool)> {
+    fn listening(&self, node: NodeKey, before: Option<&Desired>, desired: &Desired) -> Vec<(At, bool)> {
+        let are_in = |now: &[Source], before: &[Source]| now.iter().all(|source| before.contains(source));
         match (node, desired) {
             (NodeKey::Process(id), Desired::Process { sources, .. }) => {
-                let is_known = |before: &Desired| matches!(before, Desired::Process { sources: of, .. } if of == sources);
+                let is_known = |before: &Desired| matches!(before, Desired::Process { sources: of, .. } if are_in(sources, of));
                 let place = self.graph.place(id);
-                place.map(|place| (place.down, before.is_some_and(is_known))).into_iter().collect()
+                place.map(|place| ((place.down, 0), before.is_some_and(is_known))).into_iter().collect()
             }
-            (NodeKey::Rep(switch), Desired::Rep { links, .. }) => {
+            (NodeKey::Rep(switch, seat), Desired::Rep { links, .. }) => {
                 let before = match before {
                     Some(Desired::Rep { links, .. }) => &links[..],
                     _ => &[],
                 };
                 let is_known = |setting: &LinkSetting| {
                     let mut same = before.iter().filter(|before| before.link == setting.link);
-                    same.any(|before| before.counted && before.sources == setting.sources)
+                    same.any(|before| before.counted && are_in(&setting.sources, &before.sources))
                 };
                 let counted = links.iter().filter(|setting| setting.counted);
                 counted
-                    .filter_map(|setting| Some((self.input(switch, setting.link)?, is_known(setting))))
+                    .filter_map(|setting| {
+                        Some(((self.input(switch, setting.link)?, seat), is_known(setting)))
+                    })
                     .collect()
             }
             _ => Vec::new(),
@@ -325,7 +366,7 @@ impl Machine {
         if leader.unheard.is_empty() {
             return;
         }
-        let is_due = |link: &LinkId| leader.introduced.get(link).is_none_or(|&since| self.is_late(since));
+        let is_due = |link: &At| leader.introduced.get(link).is_none_or(|&since| self.is_late(since));
         let due: Vec<_> = leader.unheard.iter().copied().filter(is_due).collect();
         let leader = self.leader_mut();
         for link in due {
@@ -363,13 +404,23 @@ impl Machine {
             self.resend_member(id);
             self.resend_notices(id);
         }
+        if let NodeKey::Rep(switch, seat) = node {
+            self.send_retirement(switch, seat);
+        }
         self.send_desired(node);
     }
 
     /// Forgets what an earlier incarnation of a node has answered.
     pub(super) fn forget_node(&mut self, node: NodeKey) {
-        let kept: Vec<_> =
-            self.graph.links().filter(|&link| self.key(self.graph.ends(link).to) == node).collect();
+        let (place, seat) = match node {
+            NodeKey::Process(id) => (Node::Process(id), 0),
+            NodeKey::Rep(switch, seat) => (Node::Up(switch), seat),
+        };
+        let is_kept = |&link: &LinkId| {
+            let to = self.graph.at(self.graph.ends(link).to);
+            to == place || to.switch().is_some() && to.switch() == place.switch()
+        };
+        let kept: BTreeSet<_> = self.graph.links().filter(is_kept).map(|link| (link, seat)).collect();
         let leader = self.leader_mut();
         leader.nodes.remove(&node);
         leader.ahead.remove(&node);
@@ -384,12 +435,12 @@ impl Machine {
 
     pub(super) fn configured(
         &mut self,
-        switch: u16,
+        (switch, seat): (u16, u8),
         version: u64,
         outputs: [Option<Timestamp>; 2],
         links: &[LinkValue],
     ) {
-        let node = NodeKey::Rep(switch);
+        let node = NodeKey::Rep(switch, seat);
         let outputs = outputs.map(|output| self.time(output));
         let values: BTreeMap<_, _> = links
             .iter()
@@ -402,15 +453,14 @@ impl Machine {
         if !self.acknowledge(node, version, outputs, raws, 0) {
             return;
         }
-        for (link, (_, value)) in values {
-            let status = LinkStatus { silent: value.silent, caught: value.caught };
-            self.leader_mut().set_status(link, status);
+        for (link, (raw, value)) in values {
+            let status = LinkStatus { silent: value.silent, caught: value.caught, quiet: value.quiet, raw };
+            self.leader_mut().set_status((link, seat), status);
         }
         if self.leader().image.members.values().any(|member| member.state == MemberState::Failed) {
             // What it has muted decides what others may send to it.
             self.leader_mut().refreshed = None;
         }
-        self.rep_configured(switch);
     }
 
     pub(super) fn desired_ack(
@@ -418,7 +468,7 @@ impl Machine {
         id: ProcessId,
         version: u64,
         barrier: Option<Timestamp>,
-        silent: bool,
+        (silent, quiet): (bool, u8),
     ) {
         let node = NodeKey::Process(id);
         let barrier = self.time(barrier);
@@ -429,11 +479,12 @@ impl Machine {
         }
         self.note_given(id);
         if let Some(place) = self.graph.place(id) {
-            self.leader_mut().set_status(place.down, LinkStatus { silent, caught: true });
+            let status = LinkStatus { silent, caught: true, quiet, raw: 0 };
+            self.leader_mut().set_status((place.down, 0), status);
         }
     }
 
-    /// Notes the source of its link that a process has acknowledged.
+    /// Notes the sources of its link that a process has acknowledged.
     fn note_given(&mut self, id: ProcessId) {
         let leader = self.leader_mut();
         let Some(Desired::Process { sources, .. }) =
@@ -441,8 +492,8 @@ impl Machine {
         else {
             return;
         };
-        let Some(source) = sources.first().cloned() else { return };
-        if leader.given.insert(id, source.clone()) != Some(source) {
+        let sources = sources.clone();
+        if leader.given.insert(id, sources.clone()) != Some(sources) {
             leader.refreshed = None;
         }
     }
@@ -473,82 +524,38 @@ impl Machine {
             return;
         }
         for value in links {
-            let link = match node {
-                NodeKey::Rep(switch) => self.input(switch, value.link),
-                NodeKey::Process(id) => self.graph.place(id).map(|place| place.down),
+            let (link, seat) = match node {
+                NodeKey::Rep(switch, seat) => (self.input(switch, value.link), seat),
+                NodeKey::Process(id) => (self.graph.place(id).map(|place| place.down), 0),
             };
             if let Some(link) = link {
-                let status = LinkStatus { silent: value.silent, caught: value.caught };
-                self.leader_mut().set_status(link, status);
+                let (silent, caught, raw) = (value.silent, value.caught, self.time(value.raw));
+                let status = LinkStatus { silent, caught, quiet: value.quiet, raw };
+                self.leader_mut().set_status((link, seat), status);
             }
         }
         self.send(node, Message::ReportAck { number });
     }
 
-    /// Returns whether the representative that sends on a link has acknowledged that the link carries no commit
+    /// Returns whether all representatives that send on a link have acknowledged that the link carries no commit
     /// barrier.
     pub(super) fn has_muted(&self, output: LinkId) -> bool {
-        let Some(number) = self.graph.at(self.graph.ends(output).from).switch() else { return false };
-        let ports = &self.graph.switch(number).ports;
-        let at = ports.iter().position(|port| port.is_some_and(|port| port.output == output));
-        let state = self.leader().nodes.get(&NodeKey::Rep(number));
-        match (at, state.and_then(|state| state.acked.as_ref()).map(|acked| &acked.desired)) {
-            (Some(at), Some(Desired::Rep { links, .. })) => {
-                links.iter().any(|setting| usize::from(setting.link) == at && setting.muted)
-            }
-            _ => false,
-        }
-    }
-
-    /// Returns the values that nodes acknowledged together with what stands still.
-    pub(super) fn acknowledged(&self) -> Acknowledged {
-        let leader = self.leader();
-        let mut values = Acknowledged::default();
-        for (&node, state) in &leader.nodes {
-            let Some(acked) = &state.acked else { continue };
-            match (&acked.desired, node) {
-                (Desired::Process { held: true, .. }, NodeKey::Process(id)) => {
-                    values.held.insert(id, acked.barrier);
-                }
-                (Desired::Rep { floors, links, .. }, NodeKey::Rep(switch)) => {
-                    for setting in links {
-                        self.acknowledged_link(switch, *floors, acked, setting, &mut values);
-                    }
-                }
-                _ => {}
-            }
-        }
-        values
-    }
-
-    fn acknowledged_link(
-        &self,
-        switch: u16,
-        floors: [u64; 2],
-        acked: &Acked,
-        setting: &LinkSetting,
-        to: &mut Acknowledged,
-    ) {
-        let Some(input) = self.input(switch, setting.link) else { return };
-        let raw = acked.raws.get(&input).copied().unwrap_or(0);
-        let lower = |node: NodeId| usize::from(matches!(self.graph.at(node), Node::Down(_)));
-        if setting.frozen || self.has(Bug::NoFreeze) {
-            let floor = floors[lower(self.graph.ends(input).to)];
-            to.frozen.insert(input, raw.max(floor));
-        }
-        let from = self.graph.at(self.graph.ends(input).from);
-        let replaced = |number: u16| {
-            let rep = self.leader().image.rep(number);
-            rep.is_some_and(|(_, rep)| rep.state != RepState::Active)
+        let Some(switch) = self.graph.at(self.graph.ends(output).from).switch() else { return false };
+        let ports = &self.graph.switch(switch).ports;
+        let Some(at) = ports.iter().position(|port| port.is_some_and(|port| port.output == output)) else {
+            return false;
         };
-        if setting.link != LOOPBACK && from.switch().is_some_and(replaced) {
-            to.replaced.insert(input, raw);
-        }
-        let port = self.graph.switch(switch).ports.get(usize::from(setting.link)).copied().flatten();
-        if let Some(port) = port.filter(|_| setting.muted) {
-            // One that has not caught up sends nothing yet; earlier incarnations have sent at most the floor.
-            let half = lower(self.graph.ends(port.output).from);
-            to.muted.insert(port.output, acked.outputs[half].max(floors[half]));
-        }
+        let leader = self.leader();
+        let has_muted = |seat: u8| {
+            let state = leader.nodes.get(&NodeKey::Rep(switch, seat));
+            match state.and_then(|state| state.acked.as_ref()).map(|acked| &acked.desired) {
+                Some(Desired::Rep { links, .. }) => {
+                    links.iter().any(|setting| usize::from(setting.link) == at && setting.muted)
+                }
+                _ => false,
+            }
+        };
+        let mut seats = leader.serving(switch).peekable();
+        seats.peek().is_some() && seats.all(has_muted)
     }
 }

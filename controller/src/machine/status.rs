@@ -16,7 +16,8 @@ impl core::fmt::Display for NodeKey {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Process(id) => write!(f, "process {id}"),
-            Self::Rep(switch) => write!(f, "switch {switch}"),
+            Self::Rep(switch, 0) => write!(f, "switch {switch}"),
+            Self::Rep(switch, _) => write!(f, "standby of switch {switch}"),
         }
     }
 }
@@ -38,14 +39,14 @@ impl Machine {
     /// Returns the last incarnation of each representative that the store knows.
     pub fn rep_status(&self) -> Vec<RepStatus> {
         let Some(leader) = &self.leader else { return Vec::new() };
-        let switches: BTreeSet<_> = leader.image.reps.keys().map(|&(switch, _)| switch).collect();
-        let status = |switch: u16| {
-            let (incarnation, record) = leader.image.rep(switch)?;
-            let node = NodeKey::Rep(switch);
+        let seats: BTreeSet<_> = leader.image.reps.keys().map(|&(switch, seat, _)| (switch, seat)).collect();
+        let status = |(switch, seat): (u16, u8)| {
+            let (incarnation, record) = leader.image.rep(switch, seat)?;
+            let node = NodeKey::Rep(switch, seat);
             let (connected, settled) = (self.up.contains(&node), leader.is_settled(node));
-            Some(RepStatus { switch, incarnation, state: record.state, connected, settled })
+            Some(RepStatus { switch, seat, incarnation, state: record.state, connected, settled })
         };
-        switches.into_iter().filter_map(status).collect()
+        seats.into_iter().filter_map(status).collect()
     }
 
     /// Returns the cases that are not closed.
@@ -85,9 +86,11 @@ impl Machine {
             Node::Up(switch) => format!("switch {switch} up"),
             Node::Down(switch) => format!("switch {switch} down"),
         };
-        let silent = leader.links.iter().filter(|(_, status)| status.silent);
+        let silent: BTreeSet<_> =
+            leader.links.iter().filter(|(_, status)| status.silent).map(|((link, _), _)| *link).collect();
         silent
-            .map(|(&link, _)| {
+            .into_iter()
+            .map(|link| {
                 let ends = self.graph.ends(link);
                 SilentLink { from: name(ends.from), to: name(ends.to) }
             })
@@ -122,6 +125,7 @@ impl Machine {
             || !leader.writes.is_empty()
             || !leader.forwards.is_empty()
             || !leader.ahead.is_empty()
-            || self.has_registering()
+            || self.has_changing()
+            || self.watches_seats()
     }
 }

@@ -6,8 +6,9 @@ use super::{Bug, Leader, Machine, NodeKey};
 use crate::decide::{Decision, Earlier, Fence};
 use crate::graph::{LinkId, Node, NodeId};
 use crate::operator;
-use crate::record::{CaseRecord, FailedMember, Key, MemberState, Stage, Value};
+use crate::record::{CaseRecord, FailedMember, Key, MemberState, RepState, Stage, Value};
 use onepipe::ProcessId;
+use onepipe::control::SEATS;
 use std::collections::BTreeSet;
 use switch::Nanos;
 
@@ -69,6 +70,11 @@ impl Suspicion {
         }
     }
 
+    /// Returns whether a node did not answer.
+    pub(super) fn has(&self, node: NodeKey) -> bool {
+        self.nodes.contains(&node)
+    }
+
     /// Returns the nodes that did not answer, or that the operator declared failed.
     pub(super) fn suspects(&self) -> Vec<NodeKey> {
         self.nodes.iter().copied().collect()
@@ -95,11 +101,14 @@ impl Machine {
         })
     }
 
-    /// Suspects a node that did not answer.
+    /// Suspects a node that did not answer. One of two representatives is retired instead.
     pub(super) fn suspect_node(&mut self, node: NodeKey) {
+        if self.without_retired(vec![node]).is_empty() {
+            return;
+        }
         let living = match node {
             NodeKey::Process(id) => self.leader().is_unfailed(id),
-            NodeKey::Rep(_) => true,
+            NodeKey::Rep(..) => true,
         };
         if living && !self.leader().suspicion_is_writing() {
             let suspicion = self.suspicion();
@@ -157,8 +166,8 @@ impl Machine {
             let known = leader.suspicion.as_ref().is_some_and(|suspicion| suspicion.links.contains(link));
             !known && !handled.contains(link) && !of_failed(ends.from) && !of_failed(ends.to)
         };
-        let silent: Vec<_> =
-            leader.silent.iter().copied().filter(|link| counted.contains(link)).filter(is_new).collect();
+        let silent = leader.silent.iter().map(|&(link, _)| link).filter(|link| counted.contains(link));
+        let silent: Vec<_> = silent.filter(is_new).filter(|&link| self.is_silent(link)).collect();
         if !silent.is_empty() {
             self.suspicion().links.extend(silent);
             self.new_round();
@@ -198,7 +207,7 @@ impl Machine {
         for &node in &suspicion.nodes {
             match node {
                 NodeKey::Process(id) => suspects.extend(self.graph.place(id).map(|place| place.node)),
-                NodeKey::Rep(switch) => {
+                NodeKey::Rep(switch, _) => {
                     let switch = self.graph.switch(switch);
                     suspects.extend([switch.up, switch.down]);
                 }
@@ -236,15 +245,28 @@ impl Machine {
         let late =
             |node: &NodeKey| leader.suspicion.as_ref().is_some_and(|suspicion| suspicion.late.contains(node));
         let nodes = leader.nodes.iter().filter(|(_, state)| !state.is_settled()).map(|(&node, _)| node);
-        // One that registers has no state yet.
-        let new = (0..self.graph.switches().len() as u16).filter(|&switch| self.is_registering(switch));
-        let new = new.filter(|&switch| !self.is_fenced_around(switch));
-        let new = new.map(NodeKey::Rep).filter(|node| !leader.nodes.contains_key(node));
+        // One that registers has no state yet, and one that leaves has none any more.
+        let new = leader.derived.changing.iter().filter(|&&switch| !self.is_fenced_around(switch));
+        let new = new.flat_map(|&switch| self.changing_reps(switch));
+        let new = new.filter(|node| !leader.nodes.contains_key(node));
         let is_needed = |node: &NodeKey| match node {
-            NodeKey::Rep(switch) => self.is_needed(*switch) || self.keeps_fence(*switch),
+            NodeKey::Rep(switch, _) => self.is_needed(*switch) || self.keeps_fence(*switch),
             NodeKey::Process(_) => true,
         };
-        nodes.chain(new).filter(|node| is_needed(node) && !late(node)).collect()
+        let is_enough = |node: &NodeKey| match *node {
+            NodeKey::Rep(switch, seat) if self.has(Bug::FrozenAtOneSeat) => {
+                leader.is_settled(NodeKey::Rep(switch, (seat + 1) % SEATS))
+            }
+            _ => false,
+        };
+        nodes.chain(new).filter(|node| is_needed(node) && !late(node) && !is_enough(node)).collect()
+    }
+
+    /// Returns the representatives of a switch that register or leave.
+    fn changing_reps(&self, switch: u16) -> Vec<NodeKey> {
+        let changes = |state| matches!(state, RepState::Registering | RepState::Leaving);
+        let states = self.leader().rep_states(switch).filter(|&(_, state)| changes(state));
+        states.map(|(seat, _)| NodeKey::Rep(switch, seat)).collect()
     }
 
     /// Returns whether something that has to stand still is kept by a switch's representative.
@@ -268,7 +290,7 @@ impl Machine {
         let suspects = self.suspects_of();
         let is_suspected = |node: &NodeKey| match *node {
             NodeKey::Process(id) => self.graph.place(id).is_some_and(|place| suspects.contains(&place.node)),
-            NodeKey::Rep(number) => {
+            NodeKey::Rep(number, _) => {
                 let switch = self.graph.switch(number);
                 suspects.contains(&switch.up) && suspects.contains(&switch.down)
             }
@@ -276,8 +298,8 @@ impl Machine {
         if waited_for.is_empty() || !waited_for.iter().all(is_suspected) || self.has(Bug::RegisteringIsLost) {
             return false;
         }
-        let registering = self.leader().derived.registering.iter().map(|&switch| self.graph.switch(switch));
-        let nodes: Vec<_> = registering.flat_map(|switch| [switch.up, switch.down]).collect();
+        let changing = self.leader().derived.changing.iter().map(|&switch| self.graph.switch(switch));
+        let nodes: Vec<_> = changing.flat_map(|switch| [switch.up, switch.down]).collect();
         let suspicion = self.suspicion();
         let before = suspicion.more.len();
         suspicion.more.extend(nodes);
@@ -317,12 +339,12 @@ impl Machine {
         let unsettled = self.unsettled();
         // A suspected node is waited for only as far as the outcome depends on it.
         let required =
-            unsettled.iter().filter(|node| matches!(node, NodeKey::Rep(switch) if !suspected(*switch)));
+            unsettled.iter().filter(|node| matches!(node, NodeKey::Rep(switch, _) if !suspected(*switch)));
         let required: Vec<_> = required.copied().collect();
         if !required.is_empty() && !self.has(Bug::NoFreeze) {
             return self.give_up(&required, suspicion.since);
         }
-        if suspicion.nodes.is_empty() && suspicion.links.iter().all(|&link| !self.leader().is_silent(link)) {
+        if suspicion.nodes.is_empty() && suspicion.links.iter().all(|&link| !self.is_silent(link)) {
             self.counts.thawed += 1;
             self.leader_mut().suspicion = None;
             return self.refresh();
@@ -347,7 +369,14 @@ impl Machine {
         if self.distrusts_clock() {
             return;
         }
-        let nodes: Vec<_> = nodes.iter().copied().filter(|&node| self.is_overdue(node, since)).collect();
+        // The floors of one that registers or leaves wait for other nodes, which are given up for themselves.
+        let other_serves = |switch| self.leader().serving(switch).next().is_some();
+        let waits = |node: &NodeKey| {
+            matches!(*node, NodeKey::Rep(switch, _)
+            if !self.leader().nodes.contains_key(node) && other_serves(switch))
+        };
+        let nodes = nodes.iter().copied().filter(|node| !waits(node) && self.is_overdue(*node, since));
+        let nodes = self.without_retired(nodes.collect());
         if nodes.is_empty() {
             return;
         }
@@ -363,13 +392,18 @@ impl Machine {
         let leader = self.leader();
         let suspicion = leader.suspicion.as_ref().expect("a suspicion is being decided");
         let lost = |node: NodeId| {
-            let key = self.key(node);
-            suspicion.nodes.contains(&key) || missing.contains(&key)
+            let is_lost = |key: &NodeKey| suspicion.nodes.contains(key) || missing.contains(key);
+            match self.graph.at(node) {
+                Node::Process(id) => is_lost(&NodeKey::Process(id)),
+                Node::Up(switch) | Node::Down(switch) => {
+                    (0..SEATS).any(|seat| is_lost(&NodeKey::Rep(switch, seat)))
+                }
+            }
         };
         let counted = self.counted();
         let is_dead = |link: &LinkId| {
             let ends = self.graph.ends(*link);
-            leader.is_silent(*link) || lost(ends.from) || lost(ends.to)
+            self.is_silent(*link) || lost(ends.from) || lost(ends.to)
         };
         let dead: BTreeSet<_> = counted.iter().copied().filter(is_dead).collect();
         let relied_only = suspicion.phase == Phase::AwaitingPath && self.is_over(suspicion.since);
@@ -442,10 +476,16 @@ impl Machine {
             let fenced = &self.leader().suspicion.as_ref().expect("a suspicion is being decided").fence;
             let helps = |node: &&NodeKey| match node {
                 NodeKey::Process(id) => fenced.held.contains(id),
-                NodeKey::Rep(_) => true,
+                NodeKey::Rep(..) => true,
             };
             let missing: Vec<_> = unsettled.iter().filter(helps).copied().collect();
             if !missing.is_empty() && !late {
+                return;
+            }
+            let count = missing.len();
+            let missing = self.without_retired(missing);
+            if missing.len() < count {
+                // What those have stated is known when they are retired.
                 return;
             }
             if self.widen(missing, &unstopped) {

@@ -10,8 +10,8 @@ mod world;
 use super::Bug;
 use understudy_tests::planted;
 use world::{
-    Planted, World, run, run_double_death, run_during_callbacks, run_late_command, run_unheard,
-    run_wrong_clock, run_wrong_members,
+    Planted, World, run, run_ahead, run_double_death, run_during_callbacks, run_late_command, run_seats,
+    run_unheard, run_unseat, run_wrong_clock, run_wrong_members,
 };
 
 /// Seeds in `cargo test`; `FROM=1000 SEEDS=5000` runs others
@@ -38,7 +38,7 @@ fn drawn_faults_never_break_a_decision() {
 }
 
 /// Returns what is found by the first seed that fails with a bug, and does not without.
-fn found(planted: Planted) -> Option<String> {
+fn found(planted: Planted, run: fn(u64, Option<Planted>) -> Result<usize, String>) -> Option<String> {
     let found = planted::find(PLANTED, "controller", &planted, 0..1_500, |seed| {
         let error = run(seed, Some(planted)).err()?;
         run(seed, None).ok().map(|_| error)
@@ -49,7 +49,7 @@ fn found(planted: Planted) -> Option<String> {
 #[test]
 fn planted_bugs_of_the_controller_are_found() {
     for bug in Bug::ALL {
-        assert!(found(Planted::Controller(bug)).is_some(), "{bug:?} is found by no seed");
+        assert!(found(Planted::Controller(bug), run).is_some(), "{bug:?} is found by no seed");
     }
 }
 
@@ -150,5 +150,34 @@ fn no_barrier_passes_a_failure_while_members_call_back() {
         let planted = Some(Planted::Controller(bug));
         let found = (0..40).any(|seed| run_during_callbacks(seed, planted).is_err());
         assert!(found, "{bug:?} is found by no seed");
+    }
+}
+
+#[test]
+fn drawn_faults_of_two_representatives_never_break_a_decision() {
+    for seed in number("FROM", 0)..number("FROM", 0) + number("SEEDS", 150) {
+        run_seats(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+}
+
+#[test]
+fn what_a_dead_representative_has_stated_bounds_a_decision() {
+    for seed in number("FROM", 0)..number("FROM", 0) + number("SEEDS", 60) {
+        run_ahead(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    let found = found(Planted::Controller(Bug::RetiredForgotten), run_ahead);
+    assert!(found.is_some(), "it is found by no seed");
+}
+
+#[test]
+fn an_answer_of_one_of_two_representatives_is_not_enough() {
+    let found = found(Planted::Controller(Bug::FrozenAtOneSeat), run_seats);
+    assert!(found.is_some(), "it is found by no seed");
+}
+
+#[test]
+fn one_of_two_representatives_is_enough() {
+    for seed in number("FROM", 0)..number("FROM", 0) + number("SEEDS", 60) {
+        run_unseat(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
 }

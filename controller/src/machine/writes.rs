@@ -20,11 +20,13 @@ pub struct WriteId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
     /// A representative has an incarnation
-    RepKnown(u16),
+    RepKnown(u16, u8),
     /// Floors are known
     FloorsKnown,
     /// A representative has been configured
-    RepActive(u16),
+    RepActive(u16, u8),
+    /// A representative leaves
+    Leaves(u16, u8),
     /// A process has an incarnation
     Joining(ProcessId),
     /// A process is a member
@@ -270,8 +272,9 @@ impl Machine {
         match then {
             Then::SomeRecalls
             | Then::Forgotten
-            | Then::RepKnown(_)
-            | Then::RepActive(_)
+            | Then::RepKnown(..)
+            | Then::RepActive(..)
+            | Then::Leaves(..)
             | Then::Part(_)
             | Then::Links
             | Then::Resumed(_) => {}

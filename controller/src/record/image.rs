@@ -1,8 +1,8 @@
 //! All records of a store, parsed.
 
 use super::{
-    CaseRecord, Key, LinkRecord, LinkState, MemberRecord, MemberState, NextRecord, RecallRecord, RepRecord,
-    Value,
+    CaseRecord, FORMAT, Key, LinkRecord, LinkState, MemberRecord, MemberState, NextRecord, RecallRecord,
+    RepRecord, Value,
 };
 use crate::store::{Change, Records};
 use onepipe::ProcessId;
@@ -34,8 +34,8 @@ pub struct Image {
     pub next: NextRecord,
     /// Incarnations of processes
     pub members: BTreeMap<(ProcessId, Incarnation), MemberRecord>,
-    /// Incarnations of representatives
-    pub reps: BTreeMap<(u16, Incarnation), RepRecord>,
+    /// Incarnations of representatives, by switch and seat
+    pub reps: BTreeMap<(u16, u8, Incarnation), RepRecord>,
     /// Cases
     pub cases: BTreeMap<u64, CaseRecord>,
     /// Links that are not pending
@@ -68,7 +68,10 @@ impl Image {
             let bad = |error| Bad { key: key.clone(), error };
             Key::parse(key).and_then(|key| image.put(key, value)).err().map(bad)
         };
-        let bad: Vec<_> = records.iter().filter_map(put).collect();
+        // Those of earlier formats first: a later one of the same incarnation has another key.
+        let (earlier, present): (Vec<_>, Vec<_>) =
+            records.iter().partition(|(_, value)| value.get(1).is_none_or(|&format| format < FORMAT));
+        let bad: Vec<_> = earlier.into_iter().chain(present).filter_map(put).collect();
         if bad.is_empty() { Ok(image) } else { Err(bad) }
     }
 
@@ -78,8 +81,8 @@ impl Image {
             Key::Member(id, incarnation) => {
                 self.members.insert((id, incarnation), Value::read(value)?);
             }
-            Key::Rep(switch, incarnation) => {
-                self.reps.insert((switch, incarnation), Value::read(value)?);
+            Key::Rep(switch, seat, incarnation) => {
+                self.reps.insert((switch, seat, incarnation), Value::read(value)?);
             }
             Key::Case(number) => {
                 let case = CaseRecord::read(value)?;
@@ -113,7 +116,7 @@ impl Image {
         match key {
             Key::Next => {}
             Key::Member(id, incarnation) => drop(self.members.remove(&(id, incarnation))),
-            Key::Rep(switch, incarnation) => drop(self.reps.remove(&(switch, incarnation))),
+            Key::Rep(switch, seat, incarnation) => drop(self.reps.remove(&(switch, seat, incarnation))),
             Key::Case(number) => drop(self.cases.remove(&number)),
             Key::Link(number) => drop(self.links.remove(&number)),
             Key::Recall(id, incarnation, from, of, first) => {
@@ -146,9 +149,9 @@ impl Image {
         all.last().map(|(&(_, incarnation), record)| (incarnation, record))
     }
 
-    /// Returns the last incarnation of a switch's representative, with its record.
-    pub fn rep(&self, switch: u16) -> Option<(Incarnation, &RepRecord)> {
-        let all = self.reps.range((switch, Incarnation(0))..=(switch, Incarnation(u32::MAX)));
-        all.last().map(|(&(_, incarnation), record)| (incarnation, record))
+    /// Returns the last incarnation of a seat of a switch, with its record.
+    pub fn rep(&self, switch: u16, seat: u8) -> Option<(Incarnation, &RepRecord)> {
+        let all = self.reps.range((switch, seat, Incarnation(0))..=(switch, seat, Incarnation(u32::MAX)));
+        all.last().map(|(&(.., incarnation), record)| (incarnation, record))
     }
 }

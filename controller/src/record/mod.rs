@@ -4,6 +4,8 @@
 //! order of the keys. A value begins with the kind and the version of its format; its fields follow in the
 //! order of their declaration. Times have 64 bits, in nanoseconds since the Unix epoch, so that they stay
 //! unambiguous after the 78 hours of the times in packets.
+//!
+//! Format 1 knew one representative of each switch; its records are read as those of seat 0.
 
 mod image;
 
@@ -15,8 +17,10 @@ use onepipe::control::{Address, Boot, Incarnation, Wire, WireError};
 use onepipe::{wire_enum, wire_structs};
 use rocev2::Qpn;
 
-/// Version of the format of all records
-pub const FORMAT: u8 = 1;
+/// Version of the format of all records that are written
+pub const FORMAT: u8 = 2;
+/// Length of an incarnation at the end of a key, in bytes
+const INCARNATION_LEN: usize = 4;
 
 /// Name of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,8 +29,8 @@ pub enum Key {
     Next,
     /// An incarnation of a process
     Member(ProcessId, Incarnation),
-    /// An incarnation of a switch's representative
-    Rep(u16, Incarnation),
+    /// An incarnation of a switch's representative: switch, seat, incarnation
+    Rep(u16, u8, Incarnation),
     /// A case: failures that were decided together
     Case(u64),
     /// A link that is not pending
@@ -44,8 +48,9 @@ impl Wire for Key {
                 id.put(to);
                 incarnation.put(to);
             }
-            Self::Rep(switch, incarnation) => {
+            Self::Rep(switch, seat, incarnation) => {
                 switch.put(to);
+                seat.put(to);
                 incarnation.put(to);
             }
             Self::Case(number) => number.put(to),
@@ -62,7 +67,12 @@ impl Wire for Key {
         Ok(match u8::take(from)? {
             1 => Self::Next,
             2 => Self::Member(Wire::take(from)?, Wire::take(from)?),
-            3 => Self::Rep(Wire::take(from)?, Wire::take(from)?),
+            3 => {
+                let switch = Wire::take(from)?;
+                let is_of_format_1 = from.len() == INCARNATION_LEN;
+                let seat = if is_of_format_1 { 0 } else { Wire::take(from)? };
+                Self::Rep(switch, seat, Wire::take(from)?)
+            }
             4 => Self::Case(Wire::take(from)?),
             5 => Self::Link(Wire::take(from)?),
             6 => Self::Recall(
@@ -127,8 +137,10 @@ wire_enum! {
         Configuring = 2,
         /// It has been configured
         Active = 3,
-        /// A later incarnation has its place
+        /// A later incarnation has its place, or the switch's other representative serves alone
         Retired = 4,
+        /// Its neighbours are not to listen to it any more; some may not know it yet
+        Leaving = 5,
     }
 }
 
@@ -278,7 +290,7 @@ pub trait Value: Wire {
         if kind != Self::KIND {
             return Err(WireError::Value { field: "kind of record", value: kind.into() });
         }
-        if format != FORMAT {
+        if !(1..=FORMAT).contains(&format) {
             return Err(WireError::Value { field: "format of record", value: format.into() });
         }
         Self::parse(rest)

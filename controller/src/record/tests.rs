@@ -48,7 +48,7 @@ fn key() -> impl Strategy<Value = Key> {
     prop_oneof![
         Just(Key::Next),
         (number(), number()).prop_map(|(id, n)| Key::Member(ProcessId(id), Incarnation(n))),
-        (any::<u16>(), number()).prop_map(|(switch, n)| Key::Rep(switch, Incarnation(n))),
+        (any::<u16>(), 0u8..2, number()).prop_map(|(switch, seat, n)| Key::Rep(switch, seat, Incarnation(n))),
         any::<u64>().prop_map(Key::Case),
         number().prop_map(Key::Link),
         (number(), number(), number(), number(), 0u32..1 << 24).prop_map(|(a, b, c, d, first)| {
@@ -67,11 +67,12 @@ fn stored<V: Value>(value: &V, key: Key) -> Vec<u8> {
 #[test]
 fn bytes_of_a_record_stay_those_of_its_format() {
     let next = NextRecord { incarnation: Incarnation(2), case: 3, qpn: Qpn::new(0x104) };
-    assert_eq!(stored(&next, Key::Next), [1, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 1, 4]);
+    assert_eq!(stored(&next, Key::Next), [1, 2, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 1, 4]);
     let link = LinkRecord { state: LinkState::Absent };
-    assert_eq!(stored(&link, Key::Link(7)), [5, 1, 2]);
+    assert_eq!(stored(&link, Key::Link(7)), [5, 2, 2]);
     assert_eq!(Key::Link(7).to_bytes(), [5, 0, 0, 0, 7]);
     assert_eq!(Key::Member(ProcessId(1), Incarnation(2)).to_bytes(), [2, 0, 0, 0, 1, 0, 0, 0, 2]);
+    assert_eq!(Key::Rep(4, 1, Incarnation(2)).to_bytes(), [3, 0, 4, 1, 0, 0, 0, 2]);
 }
 
 #[test]
@@ -100,6 +101,34 @@ fn bad_records_are_all_named() {
     }
 }
 
+/// Returns the record of a representative as a program with format 1 has written it.
+fn rep_of_format_1(state: RepState, switch: u16, incarnation: u32) -> (Vec<u8>, Vec<u8>) {
+    let key = [&[3][..], &switch.to_be_bytes(), &incarnation.to_be_bytes()].concat();
+    let qpn = [0, 0, 0x12, 0x34];
+    let floors = [&7u64.to_be_bytes()[..], &8u64.to_be_bytes()].concat();
+    (key, [&[3, 1, state as u8][..], &[5; 16], &[6; 16], &qpn, &floors].concat())
+}
+
+#[test]
+fn representatives_of_format_1_have_seat_0() {
+    let link = (Key::Link(7).to_bytes(), vec![5, 1, 2]);
+    let mut records: Records = [rep_of_format_1(RepState::Active, 4, 9), link].into();
+    let image = Image::load(&records).expect("an earlier format");
+    let (incarnation, rep) = image.rep(4, 0).expect("it is there");
+    assert_eq!((incarnation, rep.state, rep.first_qp), (Incarnation(9), RepState::Active, Qpn::new(0x1234)));
+    assert_eq!((rep.boot, rep.address, rep.up, rep.down), ([5; 16], [6; 16], 7, 8));
+    assert_eq!(image.links, [(7, LinkState::Absent)].into());
+    // What is written later about the same incarnation counts, whatever the order of the keys.
+    for incarnation in [9, 0xff00_0009] {
+        records.extend([rep_of_format_1(RepState::Active, 4, incarnation)]);
+        let retired = RepRecord { state: RepState::Retired, ..rep.clone() };
+        let changes = [retired.put_at(Key::Rep(4, 0, Incarnation(incarnation)))];
+        crate::store::apply(&mut records, &changes);
+        let image = Image::load(&records).expect("both formats");
+        assert_eq!(image.reps[&(4, 0, Incarnation(incarnation))], retired);
+    }
+}
+
 #[test]
 fn the_last_incarnation_is_the_present_one() {
     let mut image = Image::default();
@@ -112,11 +141,11 @@ fn the_last_incarnation_is_the_present_one() {
         down: 0,
     };
     let changes: Vec<_> = [(3, 9), (4, 5), (3, 2)]
-        .map(|(switch, n)| rep(n).put_at(Key::Rep(switch, Incarnation(n as u32))))
+        .map(|(switch, n)| rep(n).put_at(Key::Rep(switch, 0, Incarnation(n as u32))))
         .into();
     image.apply(&changes);
-    assert_eq!(image.rep(3).map(|(n, rep)| (n, rep.up)), Some((Incarnation(9), 9)));
-    assert_eq!(image.rep(5), None);
+    assert_eq!(image.rep(3, 0).map(|(n, rep)| (n, rep.up)), Some((Incarnation(9), 9)));
+    assert_eq!((image.rep(5, 0), image.rep(3, 1)), (None, None));
 }
 
 proptest! {

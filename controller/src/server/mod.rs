@@ -105,7 +105,7 @@ impl Controller {
     /// the loopback interface.
     pub fn start(graph: Graph, config: &Config, store: Box<dyn Store>) -> io::Result<Self> {
         let (inputs, happened): (_, Receiver<Happened>) = bounded(EVENTS);
-        let nodes = graph.processes().count() + graph.switches().len();
+        let nodes = graph.processes().count() + graph.switches().len() * usize::from(onepipe::control::SEATS);
         let listen = ServerConfig {
             listen: config.listen,
             secret: config.secret.clone(),

@@ -137,7 +137,7 @@ fn has_alarm(status: &Status, text: &str) -> bool {
 }
 
 fn register_rep() -> Message {
-    Message::RegisterRep { switch: 0, boot: [1; 16], address: [1; 16], topology: NETWORK }
+    Message::RegisterRep { switch: 0, seat: 0, boot: [1; 16], address: [1; 16], topology: NETWORK }
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn a_full_store_raises_an_alarm_and_decides_nothing_until_there_is_room() {
     let controller = start(&store);
     let operator = Node::connect(&controller, Peer::Operator);
     operator.wait("leads", |status| status.summary.term == 1);
-    let rep = Node::connect(&controller, Peer::Switch(0));
+    let rep = Node::connect(&controller, Peer::Switch(0, 0));
     rep.send(register_rep());
     let status = operator.wait("alarm", |status| has_alarm(status, "no space is left for the store"));
     assert!(status.reps.is_empty(), "{status:?}");
@@ -176,7 +176,7 @@ fn a_deposed_controller_campaigns_again_and_keeps_what_was_stored() {
     let store = MemoryStore::default();
     let controller = start(&store);
     let operator = Node::connect(&controller, Peer::Operator);
-    let rep = Node::connect(&controller, Peer::Switch(0));
+    let rep = Node::connect(&controller, Peer::Switch(0, 0));
     let welcome = rep.welcome();
     // Another controller leads, and ends.
     assert!(store.clone().campaign(Duration::ZERO).unwrap().is_some());
@@ -236,14 +236,14 @@ fn unknown_nodes_other_topologies_and_other_names_are_refused_by_name() {
 fn a_controller_that_stops_leaves_its_store_to_the_next() {
     let store = MemoryStore::default();
     let mut first = start(&store);
-    let rep = Node::connect(&first, Peer::Switch(0));
+    let rep = Node::connect(&first, Peer::Switch(0, 0));
     let welcome = rep.welcome();
     assert_eq!(welcome.term, 1);
     drop(rep);
     first.stop();
     assert!(!first.is_running());
     let second = start(&store);
-    let rep = Node::connect(&second, Peer::Switch(0));
+    let rep = Node::connect(&second, Peer::Switch(0, 0));
     let again = rep.welcome();
     assert_eq!((again.term, again.incarnation), (2, welcome.incarnation));
 }

@@ -353,7 +353,7 @@ impl Worker {
 fn node(peer: Peer) -> Option<NodeKey> {
     match peer {
         Peer::Process(id) => Some(NodeKey::Process(ProcessId(id))),
-        Peer::Switch(switch) => Some(NodeKey::Rep(switch)),
+        Peer::Switch(switch, seat) => Some(NodeKey::Rep(switch, seat)),
         Peer::Operator => None,
     }
 }
@@ -362,7 +362,7 @@ fn node(peer: Peer) -> Option<NodeKey> {
 fn is_of_other(message: &Message, from: NodeKey) -> bool {
     match *message {
         Message::Register { id, .. } => from != NodeKey::Process(id),
-        Message::RegisterRep { switch, .. } => from != NodeKey::Rep(switch),
+        Message::RegisterRep { switch, seat, .. } => from != NodeKey::Rep(switch, seat),
         _ => false,
     }
 }
@@ -383,6 +383,7 @@ fn kind(alarm: &Alarm) -> (String, Urgency) {
         Alarm::Behind(id, _) => (format!("behind, {}", NodeKey::Process(*id)), Urgency::Warning),
         Alarm::OtherTopology(node) => (format!("other topology, {node}"), Urgency::Warning),
         Alarm::Unknown(node) => (format!("unknown, {node}"), Urgency::Warning),
+        Alarm::Deaf(node) => (format!("deaf, {node}"), Urgency::Warning),
         Alarm::JoinWaits(switch) => (format!("join waits, {switch}"), Urgency::Warning),
         Alarm::JoinUnheard(id) => (format!("join unheard, {id}"), Urgency::Warning),
         Alarm::Unfenced(case, _) => (format!("unfenced, {case}"), Urgency::Error),

@@ -205,13 +205,14 @@ fn another_version_protocol_or_peer_is_refused_by_name() {
     let hello = output(&mut Connection::node(identity(SECRET), Peer::Process(1), [1; 32], NOW));
     for (at, byte, reason) in [
         (0, b'G', Reason::NotHello),
-        (9, 2, Reason::Version(2)),
+        (9, 1, Reason::Version(1)),
         (10, 2, Reason::SameSide),
         (10, 3, Reason::SameSide),
         (11, 2, Reason::Reserved),
         (12, 1, Reason::Reserved),
         (13, 3, Reason::UnknownPeer(3)),
         (14, 1, Reason::Reserved),
+        (15, 1, Reason::Reserved),
         (23, 1, Reason::Reserved),
     ] {
         let mut changed = hello.clone();
@@ -223,7 +224,7 @@ fn another_version_protocol_or_peer_is_refused_by_name() {
     }
     // The first wrong byte is enough, and the start of another version.
     let mut controller = Connection::controller(identity(SECRET), [2; 32], NOW);
-    assert_eq!(controller.on_bytes(b"1PIPE-MN\x00\x02", NOW), Err(Reason::Version(2)));
+    assert_eq!(controller.on_bytes(b"1PIPE-MN\x00\x01", NOW), Err(Reason::Version(1)));
     let mut node = Connection::node(identity(SECRET), Peer::Process(1), [1; 32], NOW);
     assert_eq!(node.on_bytes(b"1P", NOW), Ok(()));
     assert_eq!(node.on_bytes(b"X", NOW), Err(Reason::NotHello));

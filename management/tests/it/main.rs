@@ -33,13 +33,13 @@ fn messages_go_both_ways_in_order() {
 fn a_client_comes_back_to_a_server_that_has_restarted() {
     let server = Servers::start(None);
     let address = server.server.address();
-    let node = Node::start(config(&server, Peer::Switch(1)));
-    server.connected(Peer::Switch(1));
+    let node = Node::start(config(&server, Peer::Switch(1, 1)));
+    server.connected(Peer::Switch(1, 1));
     node.wait(|event| matches!(event, ClientEvent::Connected(_)));
     drop(server);
     node.wait(|event| matches!(event, ClientEvent::Disconnected(at, _) if *at == address));
     let server = Servers::start_at(address, None);
-    let id = server.connected(Peer::Switch(1));
+    let id = server.connected(Peer::Switch(1, 1));
     server.server.send(id, b"welcome back");
     assert_eq!(node.message(), b"welcome back");
 }

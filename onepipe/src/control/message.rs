@@ -13,6 +13,8 @@ pub type Boot = [u8; 16];
 /// First queue pair of incarnations, which the controller gives out; configured ones are below it. So nothing that
 /// has not reached the controller is taken for an incarnation
 pub const FIRST_INCARNATION_QP: u32 = 0x1_0000;
+/// Number of representatives that a switch has at most
+pub const SEATS: u8 = 2;
 /// Number of the link from a switch's upper node to its lower one, among the switch's links
 pub const LOOPBACK: u16 = 0xffff;
 
@@ -85,8 +87,11 @@ wire_structs! {
         link: u16,
         /// Whether the input has reached the value from which it counts
         caught: bool,
-        /// Whether the input is silent
+        /// Whether the input is silent: none of its sources is heard
         silent: bool,
+        /// Ends of the link whose source is not heard: bit 0 for the switch's representative, or a process, bit 1 for
+        /// the standby
+        quiet: u8,
         /// Register
         raw: Option<Timestamp>,
     }
@@ -239,6 +244,8 @@ messages! {
     8 RegisterRep {
         /// Switch
         switch: u16,
+        /// Which of the switch's representatives it is: 0, or 1 for the standby
+        seat: u8,
         /// Number drawn at its start
         boot: Boot,
         /// Its address
@@ -290,6 +297,8 @@ messages! {
         barrier: Option<Timestamp>,
         /// Whether the process's link is silent
         silent: bool,
+        /// Ends of the link whose source is not heard, as in a link's value
+        quiet: u8,
     }
     /// Changed states of links at their keeper, repeated until acknowledged.
     14 Report {
@@ -459,6 +468,8 @@ messages! {
         /// Clock of the process when it answers
         clock: Timestamp,
     }
+    /// The other representative of the switch serves alone from now on: this one ends.
+    40 Retire {}
 }
 
 impl Wire for [Option<Timestamp>; 2] {

@@ -5,7 +5,7 @@
 //! answer names what it answers. An [`Envelope`] is
 //!
 //! ```text
-//!  0      version, 1
+//!  0      version, 2
 //!  1      kind
 //!  2..4   reserved, 0
 //!  4..12  term of the controller; 0 if the node knows none
@@ -77,7 +77,7 @@ pub enum Refusal {
 }
 
 /// Version of this protocol
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Length of the longest [`Envelope`], in bytes
 pub const MAX_LEN: usize = 65_500;
 

@@ -24,7 +24,7 @@ fn notice_has_these_bytes() {
         Failed { id: ProcessId(3), incarnation: Incarnation(5), time: Timestamp::new(0x0a0b_0c0d_0e0f) };
     let bytes = envelope(Message::Notice { case: 7, failed: vec![failed] }).encode().expect("short");
     let expected = [
-        [1, 16, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 9].as_slice(),
+        [2, 16, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 9].as_slice(),
         &[0, 0, 0, 0, 0, 0, 0, 7, 0, 1],
         &[0, 0, 0, 3, 0, 0, 0, 5, 0x0a, 0x0b, 0x0c, 0x0d, 0x0e, 0x0f],
     ];
@@ -60,10 +60,10 @@ fn refusals_name_what_is_wrong() {
         bytes[at] = value;
         Envelope::decode(&bytes).expect_err("bad").to_string()
     };
-    assert_eq!(with(0, 2), "version 2 of the control protocol; this program has version 1");
+    assert_eq!(with(0, 1), "version 1 of the control protocol; this program has version 2");
     assert_eq!(with(1, 200), "unknown kind of message 200");
     assert_eq!(with(3, 1), "reserved bits are not 0");
-    let reason = [&[1, 3, 0, 0][..], &[0; 12], &[99]].concat();
+    let reason = [&[2, 3, 0, 0][..], &[0; 12], &[99]].concat();
     let error = Envelope::decode(&reason).expect_err("bad").to_string();
     assert_eq!(error, "message of kind 3: 99 is not a value of the field Reason");
     assert_eq!(Envelope::decode(&vec![1; MAX_LEN + 1]), Err(Refusal::Long(MAX_LEN + 1)));

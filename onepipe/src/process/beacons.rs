@@ -60,12 +60,14 @@ struct Standby {
     header: OnePipe,
     /// What is pending then
     then: Pending,
+    /// Whether each of both nodes gets no commit value: the controller has not named a source there
+    mutes: [bool; 2],
 }
 
 impl Standby {
     fn new(config: &Config, to: &BeaconPeer) -> Result<Box<Self>, ConfigError> {
         let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
-        Ok(Box::new(Self { to: To::new(config, to, 0)?, header, then: Pending::None }))
+        Ok(Box::new(Self { to: To::new(config, to, 0)?, header, then: Pending::None, mutes: [false; 2] }))
     }
 }
 
@@ -112,6 +114,14 @@ impl Beacons {
             }
             template.is_ok()
         })
+    }
+
+    /// Has commit values sent to those nodes alone at which there is a source of the link, as bits, if there are two:
+    /// so one that does not serve any more, and does not know it, states no later commit barrier.
+    pub(super) fn mute(&mut self, named: u8) {
+        if let Some(standby) = &mut self.standby {
+            standby.mutes = [0, 1].map(|end| named & (1 << end) == 0);
+        }
     }
 
     /// Returns whether this bug was planted. Release builds have no bugs.
@@ -224,11 +234,22 @@ impl Beacons {
         if self.declares {
             header.declare(true, true);
         }
-        self.tor.emit(frame, &header, &[]);
-        if let Some(standby) = &mut self.standby {
-            (standby.header, standby.then) = (header, self.pending);
-            self.pending = Pending::Standby;
+        if self.standby.is_some() {
+            return self.send_to_first(header, frame);
         }
+        self.tor.emit(frame, &header, &[]);
+    }
+
+    /// Writes a beacon to the first of two nodes; the standby gets it next.
+    #[cold]
+    fn send_to_first(&mut self, mut header: OnePipe, frame: &mut Vec<u8>) {
+        let Some(standby) = &mut self.standby else { return };
+        (standby.header, standby.then) = (header, self.pending);
+        self.pending = Pending::Standby;
+        if standby.mutes[0] {
+            header.set_commit(None);
+        }
+        self.tor.emit(frame, &header, &[]);
     }
 
     /// Writes the last beacon to the standby.
@@ -237,6 +258,9 @@ impl Beacons {
         self.pending = Pending::None;
         if let Some(standby) = &mut self.standby {
             self.pending = standby.then;
+            if standby.mutes[1] {
+                standby.header.set_commit(None);
+            }
             standby.to.emit(frame, &standby.header, &[]);
         }
     }

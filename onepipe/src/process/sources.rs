@@ -19,8 +19,8 @@ pub(super) enum Takes {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sources {
     named: Option<Box<[(IpAddr, Qpn)]>>,
-    /// Number of beacons of these sources
-    heard: u64,
+    /// Number of beacons of these sources, by end of the link
+    heard: [u64; 2],
 }
 
 impl Sources {
@@ -31,15 +31,20 @@ impl Sources {
         is_new
     }
 
-    /// Returns the number of beacons that have come from them.
-    pub(super) const fn heard(&self) -> u64 {
+    /// Returns whether a source at this address is named, or none has been named yet.
+    pub(super) fn is_at(&self, address: IpAddr) -> bool {
+        self.named.as_ref().is_none_or(|named| named.iter().any(|&(at, _)| at == address))
+    }
+
+    /// Returns the number of beacons that have come from them, by end of the link.
+    pub(super) const fn heard(&self) -> [u64; 2] {
         self.heard
     }
 
     /// Returns what a beacon counts for, by the configured ends of the link.
     #[inline]
     pub(super) fn classify(&mut self, config: &Config, source: (IpAddr, Qpn)) -> Takes {
-        match self.classify_of_end((config.tor.address, config.tor.qpn), source) {
+        match self.classify_of_end(0, (config.tor.address, config.tor.qpn), source) {
             Takes::Nothing => self.classify_of_standby(config, source),
             takes => takes,
         }
@@ -49,16 +54,16 @@ impl Sources {
     #[cold]
     fn classify_of_standby(&mut self, config: &Config, source: (IpAddr, Qpn)) -> Takes {
         let Some(standby) = &config.standby else { return Takes::Nothing };
-        self.classify_of_end((standby.address, standby.qpn), source)
+        self.classify_of_end(1, (standby.address, standby.qpn), source)
     }
 
     /// Returns what a beacon counts for, by one end of the link.
     #[inline]
-    fn classify_of_end(&mut self, end: (IpAddr, Qpn), source: (IpAddr, Qpn)) -> Takes {
+    fn classify_of_end(&mut self, number: usize, end: (IpAddr, Qpn), source: (IpAddr, Qpn)) -> Takes {
         match &self.named {
             None if source == end => Takes::Both,
-            Some(named) if named.contains(&source) => {
-                self.heard += 1;
+            Some(named) if named.contains(&source) && source.0 == end.0 => {
+                self.heard[number] += 1;
                 Takes::Both
             }
             Some(_) if source == end => Takes::BestEffort,
@@ -88,11 +93,15 @@ mod tests {
         assert_eq!(sources.classify(&config, source(2, 2)), Takes::Both, "the switch's standby");
         assert_eq!(sources.classify(&config, source(2, 3)), Takes::Nothing);
         assert!(sources.set(vec![source(1, 7)]) && !sources.set(vec![source(1, 7)]));
-        assert_eq!((sources.classify(&config, end), sources.heard()), (Takes::BestEffort, 0));
-        assert_eq!((sources.classify(&config, source(1, 7)), sources.heard()), (Takes::Both, 1));
+        assert_eq!((sources.classify(&config, end), sources.heard()), (Takes::BestEffort, [0; 2]));
+        assert_eq!((sources.classify(&config, source(1, 7)), sources.heard()), (Takes::Both, [1, 0]));
         assert_eq!(sources.classify(&config, source(2, 7)), Takes::Nothing, "another address");
         assert!(sources.set(Vec::new()));
         assert_eq!(sources.classify(&config, end), Takes::BestEffort, "none is named");
         assert_eq!(sources.classify(&config, source(2, 2)), Takes::BestEffort);
+        assert!(!sources.is_at(source(1, 0).0));
+        sources.set(vec![source(1, 7), source(2, 8)]);
+        assert_eq!(sources.classify(&config, source(2, 8)), Takes::Both);
+        assert_eq!((sources.heard(), sources.is_at(source(2, 0).0)), ([1, 1], true));
     }
 }

@@ -19,7 +19,7 @@ fn setting(link: u16, counted: bool) -> Setting {
         link,
         counted,
         frozen: false,
-        muted: false,
+        muted: [false; 2],
         introduced: true,
         sources: vec![(0, Qpn::new(SOURCE))],
     }
@@ -35,7 +35,7 @@ fn beacon(commit: &mut Commit, link: usize, time: u64) -> Source {
 }
 
 fn value(link: u16, caught: bool, silent: bool, raw: u64) -> LinkValue {
-    LinkValue { link, caught, silent, raw: (raw != 0).then(|| at(raw)) }
+    LinkValue { link, caught, silent, quiet: silent.into(), raw: (raw != 0).then(|| at(raw)) }
 }
 
 fn changes(commit: &mut Commit) -> Vec<LinkValue> {
@@ -309,4 +309,44 @@ fn queue_pair_is_a_source_at_its_end_alone() {
 #[test]
 fn source_at_any_end_is_found() {
     assert_ne!(from_other_end(Some(Bug::OtherEnd)), (Source::Unknown, None));
+}
+
+#[test]
+fn each_source_of_a_link_is_heard_or_not() {
+    let mut commit = commit();
+    let both = |counted| Setting {
+        sources: vec![(0, Qpn::new(SOURCE)), (1, Qpn::new(SOURCE + 1))],
+        ..setting(0, counted)
+    };
+    let quiet = |commit: &mut Commit, setting| {
+        let mut wanted = state([0; 2], vec![setting]);
+        commit.configure(&mut wanted);
+        (wanted.values[0].silent, wanted.values[0].quiet)
+    };
+    assert_eq!(quiet(&mut commit, both(false)), (true, 3), "none is heard before the link counts");
+    beacon(&mut commit, 0, 50);
+    assert_eq!(quiet(&mut commit, both(false)), (false, 2));
+    assert_eq!(quiet(&mut commit, both(true)), (false, 0), "silence begins when it counts");
+    changes(&mut commit);
+    for _ in 0..20 {
+        commit.tick(at(5));
+        beacon(&mut commit, 0, 50);
+    }
+    let value = |quiet| LinkValue { quiet, ..value(0, true, false, 50) };
+    assert_eq!(changes(&mut commit), [value(2)]);
+    // A source that stays is heard for as long as before, also if the other one is replaced.
+    let other = vec![(0, Qpn::new(SOURCE)), (1, Qpn::new(SOURCE + 2))];
+    assert_eq!(quiet(&mut commit, Setting { sources: other, ..setting(0, true) }), (false, 0));
+    commit.on_beacon(0, Some((1, Qpn::new(SOURCE + 2))), None);
+    assert_eq!(
+        quiet(&mut commit, setting(0, true)),
+        (false, 0),
+        "one that is not named any more is not missed"
+    );
+    for _ in 0..20 {
+        commit.tick(at(5));
+    }
+    assert_eq!(quiet(&mut commit, setting(0, true)), (true, 1));
+    let replaced = Setting { sources: vec![(0, Qpn::new(SOURCE + 3))], ..setting(0, true) };
+    assert_eq!(quiet(&mut commit, replaced), (true, 1), "a silent link stays silent until it is heard");
 }

@@ -117,7 +117,7 @@ impl Representative {
             if !announcement.is_due_for(link) {
                 continue;
             }
-            if link.beacon.send(announcement.contents_for(number, muting), out).is_err() {
+            if link.beacon.send(announcement.contents_for(number, 0, muting), out).is_err() {
                 self.counters.unsent.add(1);
                 continue;
             }
@@ -200,11 +200,11 @@ pub(super) struct Announcement {
 }
 
 impl Announcement {
-    /// Returns what a link's beacon contains. The registers are those that mute links, if there are any.
+    /// Returns what a beacon to an end of a link contains. The registers are those that mute links, if there are any.
     #[inline]
-    pub(super) fn contents_for(&self, link: usize, muting: Option<&Commit>) -> &BeaconHeader {
+    pub(super) fn contents_for(&self, link: usize, end: usize, muting: Option<&Commit>) -> &BeaconHeader {
         match (&self.without_commit, muting) {
-            (Some(contents), Some(commit)) if commit.is_muted(link) => contents,
+            (Some(contents), Some(commit)) if commit.is_muted(link, end) => contents,
             _ => &self.contents,
         }
     }

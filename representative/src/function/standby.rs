@@ -133,7 +133,7 @@ impl Representative {
             if !announcement.is_due_for(link) {
                 continue;
             }
-            match standby.beacon.send(announcement.contents_for(number, muting), out) {
+            match standby.beacon.send(announcement.contents_for(number, 1, muting), out) {
                 Ok(()) => sent += 1,
                 Err(_) => self.counters.unsent.add(1),
             }

@@ -50,7 +50,7 @@ fn representative() -> config::Config {
 }
 
 fn keeper() -> Keeper {
-    let config = Config { switch: 4, boot: BOOT, topology: 77, retry_after: RETRY };
+    let config = Config { switch: 4, seat: 1, boot: BOOT, topology: 77, retry_after: RETRY };
     Keeper::new(config, representative())
 }
 
@@ -104,7 +104,7 @@ fn versions(keeper: &mut Keeper) -> Vec<u64> {
 }
 
 fn value(link: u16, caught: bool, silent: bool) -> LinkValue {
-    LinkValue { link, caught, silent, raw: None }
+    LinkValue { link, caught, silent, quiet: silent.into(), raw: None }
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn registration_is_repeated_until_it_is_answered() {
     assert_eq!((keeper.next_timer(), sent(&mut keeper).len()), (None, 0), "nothing is connected");
     keeper.on_connected(Nanos(10));
     let address = address(Ipv4Addr::new(10, 0, 0, 9).into());
-    let register = Message::RegisterRep { switch: 4, boot: BOOT, address, topology: 77 };
+    let register = Message::RegisterRep { switch: 4, seat: 1, boot: BOOT, address, topology: 77 };
     let register = Envelope { term: 0, incarnation: Incarnation(0), message: register };
     assert_eq!(sent(&mut keeper), core::slice::from_ref(&register));
     for (at, next) in [(1_010, 3_010), (3_010, 7_010), (7_010, 15_010)] {
@@ -260,4 +260,20 @@ fn sources_are_assigned_to_both_ends_of_a_link() {
     receive(&mut keeper, 2, OWN, Message::Configure { version: 1, floors: [None; 2], links });
     let Some(Command::Configure(state)) = keeper.poll_command() else { panic!("no state") };
     assert_eq!(state.links[0].sources, [(0, Qpn::new(0x51)), (1, Qpn::new(0x52))]);
+    assert_eq!(state.links[0].muted, [false; 2]);
+    // An end without a source is fed no more. A link with one end does not depend on sources.
+    let links = vec![setting(0, &[(3, 0x52)]), setting(1, &[])];
+    receive(&mut keeper, 2, OWN, Message::Configure { version: 2, floors: [None; 2], links });
+    let Some(Command::Configure(state)) = keeper.poll_command() else { panic!("no state") };
+    assert_eq!(state.links[0].muted, [true, false]);
+    assert_eq!(state.links[1].muted, [false; 2]);
+}
+
+#[test]
+fn retirement_is_of_the_present_incarnation() {
+    let mut keeper = welcomed();
+    receive(&mut keeper, 2, Incarnation(8), Message::Retire {});
+    assert!(!keeper.status().retired);
+    receive(&mut keeper, 2, OWN, Message::Retire {});
+    assert!(keeper.status().retired);
 }

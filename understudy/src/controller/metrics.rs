@@ -130,8 +130,9 @@ impl Metrics {
             Row::of(cells, &Values::of(&Member { number: member.incarnation.0 }))
         });
         let reps = self.snapshot.reps.iter().map(|rep| {
-            let cells = [rep.switch.to_string().as_str(), rep_state(rep.state), connected(rep.connected)]
-                .map(str::to_owned);
+            let standby = if rep.seat == 0 { "" } else { " standby" };
+            let name = format!("{}{standby}", rep.switch);
+            let cells = [name.as_str(), rep_state(rep.state), connected(rep.connected)].map(str::to_owned);
             Row::of(cells, &Values::of(&Representative { number: rep.incarnation.0 }))
         });
         let ended =

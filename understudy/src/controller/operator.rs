@@ -154,6 +154,7 @@ pub(super) const fn rep_state(state: RepState) -> &'static str {
         RepState::Configuring => "configuring",
         RepState::Active => "active",
         RepState::Retired => "retired",
+        RepState::Leaving => "leaving",
     }
 }
 
@@ -189,7 +190,7 @@ fn json(status: &Status) -> Value {
         .iter()
         .map(|rep| {
             json!({
-                "switch": rep.switch, "incarnation": rep.incarnation.0, "state": rep_state(rep.state),
+                "switch": rep.switch, "seat": rep.seat, "incarnation": rep.incarnation.0, "state": rep_state(rep.state),
                 "connected": rep.connected, "settled": rep.settled,
             })
         })
@@ -237,11 +238,12 @@ fn nodes(text: &mut String, status: &Status) {
     section(text, "Processes", &columns, 4, members);
     let reps = status.reps.iter().map(|rep| {
         let state = rep_state(rep.state);
-        let words = [&rep.switch.to_string(), state, yes(rep.connected), yes(rep.settled)];
+        let words =
+            [&rep.switch.to_string(), &rep.seat.to_string(), state, yes(rep.connected), yes(rep.settled)];
         row(&words, &[rep.incarnation.0.into()])
     });
-    let columns = ["switch", "state", "connected", "configured", "incarnation"];
-    section(text, "Representatives", &columns, 4, reps);
+    let columns = ["switch", "seat", "state", "connected", "configured", "incarnation"];
+    section(text, "Representatives", &columns, 5, reps);
 }
 
 fn text(status: &Status) -> String {

@@ -93,7 +93,8 @@ fn representative(network: &Network, switch: usize) -> File {
 /// Returns the configuration of the standby of a switch's representative, if it has one.
 fn standby(network: &Network, switch: usize) -> Option<File> {
     let Standby { host, first_qp, registers, links } = network.plan.switches[switch].standby.as_ref()?;
-    let content = keeper(network, switch, "also kept by host", &(*host, *first_qp, *registers), links);
+    let mut content = keeper(network, switch, "also kept by host", &(*host, *first_qp, *registers), links);
+    content.extend(network.controller.as_ref().map(|_| "seat = 1\n"));
     Some(File { name: format!("{}.standby.toml", network.topology.switches[switch].name), content })
 }
 

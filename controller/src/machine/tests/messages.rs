@@ -127,17 +127,22 @@ fn bad_registrations_are_refused_by_name() {
         topology,
         clock: None,
     };
-    let rep =
-        |switch| Message::RegisterRep { switch, boot: [0xee; 16], address: [0; 16], topology: NETWORK + 1 };
+    let rep = |switch| Message::RegisterRep {
+        switch,
+        seat: 0,
+        boot: [0xee; 16],
+        address: [0; 16],
+        topology: NETWORK + 1,
+    };
     world.tell(process(1), register(1, NETWORK));
     world.tell(process(1), register(1, NETWORK + 1));
-    world.tell(NodeKey::Rep(0), rep(0));
+    world.tell(NodeKey::Rep(0, 0), rep(0));
     assert_eq!(
         world.alarms,
         [
             Alarm::Living(ProcessId(1)),
             Alarm::OtherTopology(process(1)),
-            Alarm::OtherTopology(NodeKey::Rep(0)),
+            Alarm::OtherTopology(NodeKey::Rep(0, 0)),
         ]
     );
     world.steps(1_000).expect("no fault");
@@ -155,7 +160,7 @@ fn a_time_far_ahead_of_the_clock_is_refused() {
         panic!("process 1 has received no desired state");
     };
     let barrier = Some(world.now().add(3_600_000_000_000));
-    let message = Message::DesiredAck { version: *version, barrier, silent: true };
+    let message = Message::DesiredAck { version: *version, barrier, silent: true, quiet: 1 };
     world.tell(process(1), message);
     assert!(matches!(world.alarms[..], [Alarm::Ahead(node, _)] if node == process(1)), "{:?}", world.alarms);
     world.steps(1_000).expect("no fault");

@@ -55,10 +55,27 @@ pub(super) struct Input {
     caught: bool,
     floor: u64,
     pub(super) raw: u64,
-    pub(super) silent: bool,
+    /// Ends of the link whose source is not heard, as bits
+    pub(super) quiet: u8,
     /// Whether it counts since its last beacon: its silence begins now
     pub(super) fresh: bool,
     sources: Vec<Source>,
+}
+
+/// Returns the end of a link at which a source is, as a bit: representatives have their seats as addresses.
+fn end(address: Address) -> u8 {
+    1 << (address[0] & 1)
+}
+
+impl Input {
+    /// Returns the ends with a source, as bits.
+    pub(super) fn named(&self) -> u8 {
+        self.sources.iter().fold(0, |ends, source| ends | end(source.address))
+    }
+
+    fn is_silent(&self) -> bool {
+        self.named() != 0 && self.named() & !self.quiet == 0
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -78,6 +95,12 @@ pub(super) struct Rep {
 }
 
 impl Rep {
+    /// Returns whether beacons on an output to the representative at a seat carry a commit barrier, where switches have two: a source
+    /// there is named.
+    pub(super) fn feeds(&self, number: u16, seat: u8) -> bool {
+        self.inputs.get(&number).is_none_or(|input| input.named() & (1 << seat) != 0)
+    }
+
     /// Returns what the switch sends on its output with this number, and from which queue pair.
     pub(super) fn sends(&self, number: u16, lower: bool) -> Option<(u64, u32)> {
         let sent = self.outputs[usize::from(lower)];
@@ -105,11 +128,13 @@ impl Rep {
     /// source of the input.
     pub(super) fn hear(&mut self, number: u16, qpn: Option<u32>) -> bool {
         let Some(input) = self.inputs.get(&number) else { return false };
-        let is_known = qpn.is_none_or(|qpn| input.sources.iter().any(|source| source.qpn.get() == qpn));
-        if is_known && !input.counted && number != LOOPBACK {
-            self.set_silent(number, false);
+        let Some(qpn) = qpn else { return true };
+        let source = input.sources.iter().find(|source| source.qpn.get() == qpn);
+        let Some(at) = source.map(|source| end(source.address)) else { return false };
+        if !input.counted && number != LOOPBACK {
+            self.set_quiet(number, at, false);
         }
-        is_known
+        true
     }
 
     /// Takes a commit barrier from an input.
@@ -141,11 +166,13 @@ impl Rep {
         }
     }
 
-    pub(super) fn set_silent(&mut self, number: u16, silent: bool) {
+    /// Notes whether the source at an end is heard.
+    pub(super) fn set_quiet(&mut self, number: u16, end: u8, is_quiet: bool) {
         if let Some(input) = self.inputs.get_mut(&number)
-            && input.silent != silent
+            && (input.quiet & end != 0) != is_quiet
+            && input.named() & end != 0
         {
-            input.silent = silent;
+            input.quiet ^= end;
             self.report += 1;
             self.unreported.insert(number);
         }
@@ -156,7 +183,8 @@ impl Rep {
         LinkValue {
             link: number,
             caught: input.counted && input.caught,
-            silent: input.silent,
+            silent: input.is_silent(),
+            quiet: input.quiet & input.named(),
             raw: stamp(input.raw),
         }
     }
@@ -182,10 +210,14 @@ impl Rep {
                     if setting.counted && !input.counted {
                         input.floor = time(floors[half]).max(self.outputs[half]);
                         input.caught = input.raw >= input.floor;
-                        (input.fresh, input.silent) = (true, false);
+                        (input.fresh, input.quiet) = (true, 0);
                     }
-                    if !setting.counted && input.sources != setting.sources {
-                        input.silent = !setting.sources.is_empty();
+                    let new = setting.sources.iter().filter(|source| !input.sources.contains(source));
+                    let new = new.fold(0, |ends, source| ends | end(source.address));
+                    if !setting.counted || input.is_silent() {
+                        input.quiet |= new;
+                    } else {
+                        input.quiet &= !new;
                     }
                     (input.counted, input.frozen, input.sources) =
                         (setting.counted, setting.frozen, setting.sources);
@@ -224,7 +256,13 @@ impl Rep {
 
     pub(super) fn register(&self, switch: u16) -> Message {
         let address = self.address;
-        Message::RegisterRep { switch, boot: [self.boot; 16], address, topology: NETWORK }
+        Message::RegisterRep {
+            switch,
+            seat: self.address[0],
+            boot: [self.boot; 16],
+            address,
+            topology: NETWORK,
+        }
     }
 }
 
@@ -251,11 +289,13 @@ pub(super) struct Process {
     held: bool,
     sources: Vec<Source>,
     pub(super) silent: bool,
+    /// Ends of its link whose source is not heard, as bits
+    pub(super) quiet: u8,
     /// Whether its link was heard in this incarnation
     pub(super) was_heard: bool,
     /// What the last acknowledged report and the last report say
-    reported: Option<bool>,
-    reports: bool,
+    reported: Option<(bool, u8)>,
+    reports: (bool, u8),
     report: u32,
     /// By case: the highest answer
     pub(super) cases: BTreeMap<u64, (Answer, Vec<Failed>)>,
@@ -277,6 +317,11 @@ impl Process {
         Some((self.announced, self.qpn))
     }
 
+    /// Returns the ends of its link with a source, as bits.
+    pub(super) fn named(&self) -> u8 {
+        self.sources.iter().fold(0, |ends, source| ends | end(source.address))
+    }
+
     /// Hears a beacon. Returns whether its sender is a source of the link.
     pub(super) fn hear(&mut self, qpn: u32) -> bool {
         let is_known = self.sources.iter().any(|source| source.qpn == Qpn::new(qpn));
@@ -293,11 +338,18 @@ impl Process {
     }
 
     pub(super) fn report(&mut self) -> Option<Message> {
-        if self.reported == Some(self.silent) || self.terms.incarnation == Incarnation(0) {
+        let state = (self.silent, self.quiet & self.named());
+        if self.reported == Some(state) || self.terms.incarnation == Incarnation(0) {
             return None;
         }
-        (self.report, self.reports) = (self.report + 1, self.silent);
-        let value = LinkValue { link: 0, caught: true, silent: self.silent, raw: None };
+        (self.report, self.reports) = (self.report + 1, state);
+        let value = LinkValue {
+            link: 0,
+            caught: true,
+            silent: self.silent,
+            quiet: self.quiet & self.named(),
+            raw: None,
+        };
         Some(Message::Report { number: self.report, links: vec![value] })
     }
 
@@ -364,7 +416,8 @@ impl Process {
                     return None;
                 }
                 (self.held, self.sources) = (held, sources);
-                Some(Message::DesiredAck { version, barrier, silent: self.silent })
+                let quiet = self.quiet & self.named();
+                Some(Message::DesiredAck { version, barrier, silent: self.silent, quiet })
             }
             Message::ReportAck { number } => {
                 if number == self.report {

@@ -90,7 +90,7 @@ fn a_new_leader_waits_for_nodes_that_connect_late() {
     world.check_settled().expect("all have joined");
     world.kill_process(1);
     // All but its switch need longer than the time in which a node has to answer.
-    world.replace_controller_late(2_500, |node| node != NodeKey::Rep(0));
+    world.replace_controller_late(2_500, |node| node != NodeKey::Rep(0, 0));
     world.keeps_memory = true;
     world.steps(12_000).expect("one failure");
     let failed: Vec<_> = world.failures().into_iter().map(|(id, _)| id).collect();
@@ -120,7 +120,7 @@ fn deaf_rack(seed: u64, planted: Option<Planted>) -> Result<(), String> {
     let mut world = World::new(seed, &[2, 1], 1, planted);
     world.steps(6_000)?;
     world.check_settled()?;
-    world.part_for_good(NodeKey::Rep(0));
+    world.part_for_good(NodeKey::Rep(0, 0));
     world.cut_outputs(0, true);
     for _ in 0..3_000 {
         if world.silent_links() == 3 {
@@ -158,7 +158,7 @@ fn floors_and_values_that_are_days_old_are_not_times_of_the_future() {
     world.restart_rep(0);
     world.steps(12_000).expect("at most its rack fails");
     world.check_settled().expect("all are members");
-    let of_rep = |world: &World| world.inbox[&NodeKey::Rep(0)].len();
+    let of_rep = |world: &World| world.inbox[&NodeKey::Rep(0, 0)].len();
     let before = of_rep(&world);
     // More than half of the time after which timestamps repeat
     world.skip(40 * 3_600 * 1_000_000_000);
@@ -167,7 +167,7 @@ fn floors_and_values_that_are_days_old_are_not_times_of_the_future() {
     world.steps(12_000).expect("one failure");
     world.check_settled().expect("it has joined again");
     let mut floors = 0;
-    for message in &world.inbox[&NodeKey::Rep(0)][before..] {
+    for message in &world.inbox[&NodeKey::Rep(0, 0)][before..] {
         let Message::Configure { floors: sent, .. } = message else { continue };
         for floor in sent.iter().flatten() {
             floors += 1;

@@ -1,17 +1,20 @@
 //! The network, its faults, and what has to hold.
 
 mod callbacks;
+mod carry;
 mod leaders;
 mod runs;
+mod seats;
 mod unheard;
 
 pub(super) use callbacks::run_during_callbacks;
 pub(super) use runs::{run, run_double_death, run_late_command, run_wrong_clock, run_wrong_members};
+pub(super) use seats::{run_ahead, run_seats, run_unseat};
 pub(super) use unheard::run_unheard;
 
-use super::nodes::{Answer, Process, Rep, keeper, sender, time};
+use super::nodes::{Answer, Process, Rep, time};
 use crate::graph::tests::fabric;
-use crate::graph::{Graph, LinkId, Node};
+use crate::graph::{Graph, LinkId};
 use crate::machine::{Alarm, Bug, Config, Effect, Input, Machine, NodeKey, WriteId};
 use crate::record::{CaseRecord, Image, MemberState, Stage};
 use crate::store::{Change, MemoryStore, Store, StoreError, Term};
@@ -65,6 +68,10 @@ struct Decided {
     audience: BTreeSet<(ProcessId, Incarnation)>,
 }
 
+/// A link, with the seats of its sender and of its keeper; those of a process are 0.
+type Way = (LinkId, u8, u8);
+
+#[allow(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub(super) struct World {
     graph: Graph,
     rng: Rng,
@@ -73,12 +80,15 @@ pub(super) struct World {
     skipped: u64,
     pub(super) store: MemoryStore,
     controllers: Vec<Controller>,
-    reps: BTreeMap<u16, Rep>,
+    /// By switch and seat
+    reps: BTreeMap<(u16, u8), Rep>,
     processes: BTreeMap<ProcessId, Process>,
     dead: BTreeSet<NodeKey>,
     cut: BTreeSet<LinkId>,
-    /// By link: when its keeper last heard it, or began to listen
-    heard: BTreeMap<LinkId, u64>,
+    /// Links that are cut between two representatives alone, by their seats
+    cut_seats: BTreeSet<Way>,
+    /// When a keeper last heard a sender, or began to listen
+    heard: BTreeMap<Way, u64>,
     boots: u8,
     image: Image,
     applied: usize,
@@ -95,6 +105,8 @@ pub(super) struct World {
     pub(super) pauses: u64,
     /// Whether members have a recall to store for each failed process
     pub(super) stores_recalls: bool,
+    /// Whether switches may have two representatives
+    has_standbys: bool,
     /// Nanoseconds that a write takes at least
     pub(super) store_takes: u64,
     pub(super) alarms: Vec<Alarm>,
@@ -104,11 +116,24 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(seed: u64, racks: &[usize], spines: usize, planted: Option<Planted>) -> Self {
+        Self::with_seats(seed, racks, spines, &[0], planted)
+    }
+
+    /// Creates a network whose switches have a representative at each of these seats.
+    pub(super) fn with_seats(
+        seed: u64,
+        racks: &[usize],
+        spines: usize,
+        seats: &[u8],
+        planted: Option<Planted>,
+    ) -> Self {
         let spines = if racks.len() > 1 { spines } else { 0 };
         let graph = Graph::new(&fabric(racks, spines));
         let store = MemoryStore::default();
         let mut world = Self {
-            reps: (0..graph.switches().len() as u16).map(|switch| (switch, Rep::default())).collect(),
+            reps: (0..graph.switches().len() as u16)
+                .flat_map(|switch| seats.iter().map(move |&seat| ((switch, seat), Rep::default())))
+                .collect(),
             processes: graph.processes().map(|(id, _)| (id, Process::default())).collect(),
             graph,
             rng: Rng::new(seed),
@@ -118,6 +143,8 @@ impl World {
             store,
             dead: BTreeSet::new(),
             cut: BTreeSet::new(),
+            cut_seats: BTreeSet::new(),
+            has_standbys: seats.len() > 1,
             heard: BTreeMap::new(),
             boots: 0,
             image: Image::default(),
@@ -143,7 +170,7 @@ impl World {
     }
 
     fn nodes(&self) -> Vec<NodeKey> {
-        let reps = self.reps.keys().map(|&switch| NodeKey::Rep(switch));
+        let reps = self.reps.keys().map(|&(switch, seat)| NodeKey::Rep(switch, seat));
         reps.chain(self.processes.keys().map(|&id| NodeKey::Process(id))).collect()
     }
 
@@ -161,11 +188,11 @@ impl World {
         self.boots += 1;
         let obeys_old = self.planted == Some(Planted::OldTermObeyed);
         match node {
-            NodeKey::Rep(switch) => {
+            NodeKey::Rep(switch, seat) => {
                 let mut rep = Rep::default();
-                rep.boot = self.boots;
+                (rep.boot, rep.address) = (self.boots, [seat; 16]);
                 rep.terms.obeys_old = obeys_old;
-                self.reps.insert(switch, rep);
+                self.reps.insert((switch, seat), rep);
             }
             NodeKey::Process(id) => {
                 let mut process = Process::default();
@@ -252,7 +279,10 @@ impl World {
 
     fn reply(&mut self, n: usize, node: NodeKey, message: Message) {
         let (term, incarnation) = match node {
-            NodeKey::Rep(switch) => (self.reps[&switch].terms.seen, self.reps[&switch].terms.incarnation),
+            NodeKey::Rep(switch, seat) => {
+                let terms = &self.reps[&(switch, seat)].terms;
+                (terms.seen, terms.incarnation)
+            }
             NodeKey::Process(id) => (self.processes[&id].terms.seen, self.processes[&id].terms.incarnation),
         };
         let envelope = Envelope { term, incarnation, message };
@@ -271,9 +301,13 @@ impl World {
         self.inbox.entry(node).or_default().push(envelope.message.clone());
         self.check_times(&envelope.message)?;
         let answer = match node {
-            NodeKey::Rep(switch) => {
-                let rep = self.reps.get_mut(&switch).expect("a switch of the graph");
+            NodeKey::Rep(switch, seat) => {
+                let rep = self.reps.get_mut(&(switch, seat)).expect("a switch of the graph");
                 if !rep.terms.takes(&envelope) {
+                    return Ok(());
+                }
+                if envelope.message == (Message::Retire {}) {
+                    self.end_retired(node);
                     return Ok(());
                 }
                 rep.on(&self.graph, switch, envelope.message)
@@ -322,8 +356,8 @@ impl World {
             return;
         }
         let message = match node {
-            NodeKey::Rep(switch) => {
-                let rep = self.reps.get_mut(&switch).expect("a switch of the graph");
+            NodeKey::Rep(switch, seat) => {
+                let rep = self.reps.get_mut(&(switch, seat)).expect("a switch of the graph");
                 if rep.terms.incarnation == Incarnation(0) {
                     Some(rep.register(switch))
                 } else {
@@ -362,91 +396,6 @@ impl World {
         if let Some(message) = message {
             self.reply(n, node, message);
         }
-    }
-
-    fn lives(&self, link: LinkId) -> bool {
-        let ends = self.graph.ends(link);
-        let key = |node| match self.graph.at(node) {
-            Node::Process(id) => NodeKey::Process(id),
-            Node::Up(switch) | Node::Down(switch) => NodeKey::Rep(switch),
-        };
-        !self.cut.contains(&link)
-            && !self.dead.contains(&key(ends.from))
-            && !self.dead.contains(&key(ends.to))
-    }
-
-    /// A link carries its sender's barrier, or its keeper finds it silent.
-    fn carry(&mut self, link: LinkId) -> Result<(), String> {
-        let ends = self.graph.ends(link);
-        let clock = self.clock();
-        let lives = self.lives(link);
-        let loopback =
-            keeper(&self.graph, link).is_some_and(|(_, number)| number == onepipe::control::LOOPBACK);
-        let sent = match self.graph.at(ends.from) {
-            Node::Process(id) => {
-                self.processes.get_mut(&id).expect("there").sends(clock).map(|(sent, qpn)| (sent, Some(qpn)))
-            }
-            Node::Up(switch) if loopback => {
-                let sent = self.reps[&switch].outputs[0];
-                (sent != 0).then_some((sent, None))
-            }
-            node => {
-                let (switch, number) = sender(&self.graph, link).expect("a switch sends");
-                let sent = self.reps[&switch].sends(number, matches!(node, Node::Down(_)));
-                sent.map(|(sent, qpn)| (sent, Some(qpn)))
-            }
-        };
-        // Beacons without a commit barrier are heard, too.
-        let source = match self.graph.at(ends.from) {
-            Node::Process(id) => Some(self.processes[&id].qpn),
-            _ => sender(&self.graph, link).and_then(|(switch, number)| self.reps[&switch].queue_pair(number)),
-        };
-        // A restarted process is silent until it has an incarnation.
-        let mute = matches!(self.graph.at(ends.from), Node::Process(_)) && sent.is_none();
-        let speaks = lives && !mute;
-        let heard = self.heard.entry(link).or_insert(self.now);
-        if speaks {
-            *heard = self.now;
-        }
-        let silent = self.now - *heard > SILENT_AFTER;
-        match (self.graph.at(ends.to), keeper(&self.graph, link)) {
-            (Node::Process(id), _) => {
-                if self.dead.contains(&NodeKey::Process(id)) {
-                    return Ok(());
-                }
-                let process = self.processes.get_mut(&id).expect("there");
-                if process.terms.incarnation == Incarnation(0) {
-                    self.heard.remove(&link);
-                } else {
-                    if speaks && let Some(qpn) = source {
-                        process.hear(qpn);
-                    }
-                    process.silent = silent || !process.was_heard;
-                }
-                if let Some((sent, Some(qpn))) = sent.filter(|_| speaks) {
-                    process.accept(sent, qpn);
-                    return self.check_barrier(id);
-                }
-            }
-            (_, Some((switch, number))) if !self.dead.contains(&NodeKey::Rep(switch)) => {
-                let rep = self.reps.get_mut(&switch).expect("there");
-                if speaks && source.is_some() {
-                    rep.hear(number, source);
-                }
-                let input = rep.inputs.get_mut(&number);
-                let fresh = input.map(|input| core::mem::take(&mut input.fresh) || !input.counted);
-                if fresh != Some(false) {
-                    self.heard.remove(&link);
-                } else if !loopback {
-                    rep.set_silent(number, silent);
-                }
-                if let Some((sent, qpn)) = sent.filter(|_| speaks) {
-                    rep.accept(&self.graph, switch, number, sent, qpn);
-                }
-            }
-            _ => {}
-        }
-        Ok(())
     }
 
     /// Looks at what was stored since.

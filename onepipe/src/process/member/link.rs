@@ -17,9 +17,13 @@ pub(super) struct Link {
     /// Time between two ticks before a beacon has come
     first_tick: Nanos,
     tick_at: Nanos,
-    /// Number of beacons at the last tick, and of ticks without one
-    heard: u64,
-    quiet: u32,
+    /// By end of the link: number of beacons at the last tick, and of ticks without one
+    heard: [u64; 2],
+    quiet: [u32; 2],
+    /// Ends with a named source, as bits
+    named: u8,
+    /// Those of them that are not heard, as the last report says
+    quiet_ends: u8,
     is_silent: bool,
     /// Whether a beacon has come in this incarnation
     was_heard: bool,
@@ -37,8 +41,10 @@ impl Link {
             tick,
             first_tick: interval,
             tick_at: Nanos::ZERO,
-            heard: 0,
-            quiet: 0,
+            heard: [0; 2],
+            quiet: [0; 2],
+            named: 1,
+            quiet_ends: 0,
             is_silent: false,
             was_heard: false,
             number: 0,
@@ -49,25 +55,29 @@ impl Link {
 
     /// Starts to listen in a new incarnation, after `heard` beacons. The link is silent until a beacon comes: it counts
     /// from then on.
-    pub(super) fn join(&mut self, heard: u64, now: Nanos) {
+    pub(super) fn join(&mut self, heard: [u64; 2], now: Nanos) {
         self.was_heard = false;
-        self.restart(heard, now);
+        self.restart(heard, self.named, now);
     }
 
-    /// Starts to listen to another source, after `heard` beacons.
-    pub(super) fn restart(&mut self, heard: u64, now: Nanos) {
-        (self.tick_at, self.heard) = (now + self.tick(), heard);
-        self.quiet = if self.was_heard { 0 } else { TICKS };
-        self.set_silent(!self.was_heard, now);
+    /// Starts to listen to other sources, after `heard` beacons, at the ends `named`.
+    pub(super) fn restart(&mut self, heard: [u64; 2], named: u8, now: Nanos) {
+        (self.tick_at, self.heard, self.named) = (now + self.tick(), heard, named);
+        self.quiet = [if self.was_heard { 0 } else { TICKS }; 2];
+        self.set_silent(now);
     }
 
     const fn tick(&self) -> Nanos {
         if self.was_heard { self.tick } else { self.first_tick }
     }
 
-    fn set_silent(&mut self, is_silent: bool, now: Nanos) {
-        if self.is_silent != is_silent || self.number == 0 {
-            self.is_silent = is_silent;
+    /// Reports the ends that are not heard, if that has changed.
+    fn set_silent(&mut self, now: Nanos) {
+        let is_silent = self.quiet.iter().all(|&quiet| quiet >= TICKS);
+        let quiet = |end: usize| u8::from(self.quiet[end] >= TICKS) << end;
+        let quiet_ends = (quiet(0) | quiet(1)) & self.named;
+        if (self.is_silent, self.quiet_ends) != (is_silent, quiet_ends) || self.number == 0 {
+            (self.is_silent, self.quiet_ends) = (is_silent, quiet_ends);
             self.number += 1;
             self.repeat.restart(now);
         }
@@ -78,17 +88,23 @@ impl Link {
         self.is_silent
     }
 
-    /// Counts a tick if it is due. `heard` is the number of beacons so far.
-    pub(super) fn check(&mut self, heard: u64, now: Nanos) {
+    /// Returns the ends with a named source that is not heard, as bits.
+    pub(super) const fn quiet_ends(&self) -> u8 {
+        self.quiet_ends
+    }
+
+    /// Counts a tick if it is due. `heard` is the number of beacons so far, by end.
+    pub(super) fn check(&mut self, heard: [u64; 2], now: Nanos) {
         if now < self.tick_at {
             return;
         }
-        let is_quiet = heard == self.heard;
-        self.was_heard |= !is_quiet;
+        self.was_heard |= heard != self.heard;
         self.tick_at = now + self.tick();
-        self.quiet = if is_quiet { self.quiet.saturating_add(1) } else { 0 };
+        for (quiet, is_heard) in self.quiet.iter_mut().zip([0, 1].map(|end| heard[end] != self.heard[end])) {
+            *quiet = if is_heard { 0 } else { quiet.saturating_add(1) };
+        }
         self.heard = heard;
-        self.set_silent(self.quiet >= TICKS, now);
+        self.set_silent(now);
     }
 
     /// Returns the report if it is not acknowledged and due.
@@ -96,7 +112,8 @@ impl Link {
         if self.acknowledged == self.number || !self.repeat.take(now) {
             return None;
         }
-        let value = LinkValue { link: 0, caught: true, silent: self.is_silent, raw: None };
+        let value =
+            LinkValue { link: 0, caught: true, silent: self.is_silent, quiet: self.quiet_ends, raw: None };
         Some(Message::Report { number: self.number, links: vec![value] })
     }
 

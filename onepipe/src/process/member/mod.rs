@@ -506,10 +506,11 @@ impl Member {
         self.version = version;
         let sources = sources.iter().map(|source| (from_wire(source.address), source.qpn)).collect();
         if process.set_commit_sources(sources) {
-            self.link.restart(process.commit_beacons(), now);
+            self.link.restart(process.commit_beacons(), process.commit_ends(), now);
         }
         let barrier = process.hold(held);
-        self.send(Message::DesiredAck { version, barrier, silent: self.link.is_silent() });
+        let (silent, quiet) = (self.link.is_silent(), self.link.quiet_ends());
+        self.send(Message::DesiredAck { version, barrier, silent, quiet });
         Ok(())
     }
 

@@ -357,7 +357,8 @@ fn a_barrier_that_is_held_stands_still() {
     let desired = |version, held| Message::Desired { version, held, sources: vec![source.clone()] };
     node.give(desired(7, true)).unwrap();
     // The link is checked at the next tick.
-    let ack = |version, barrier| Message::DesiredAck { version, barrier: Some(barrier), silent: true };
+    let ack =
+        |version, barrier| Message::DesiredAck { version, barrier: Some(barrier), silent: true, quiet: 1 };
     assert_eq!(node.sent(), [ack(7, first)]);
     node.beacon(SOURCE, later).unwrap();
     assert_eq!(node.process.delivered_up_to(), Some(first));
@@ -374,7 +375,7 @@ fn silence_is_reported_until_it_is_acknowledged() {
     let mut node = Node::admitted();
     let report = |number, silent| Message::Report {
         number,
-        links: vec![control::LinkValue { link: 0, caught: true, silent, raw: None }],
+        links: vec![control::LinkValue { link: 0, caught: true, silent, quiet: silent.into(), raw: None }],
     };
     let reports = |sent: Vec<Message>| {
         sent.into_iter().filter(|sent| matches!(sent, Message::Report { .. })).collect::<Vec<_>>()

@@ -9,6 +9,7 @@ use zerocopy::FromBytes;
 
 use super::super::Process;
 use super::super::bug::Bug;
+use super::super::config::BeaconPeer;
 use super::super::counters::Refusal;
 use super::super::relay::Relayed;
 use super::super::types::{Message, ProcessId, Scattering, SendError};
@@ -362,16 +363,26 @@ impl Process {
         self.reliable.0.as_ref().map_or_else(Vec::new, |service| service.sender.unanswered().collect())
     }
 
-    /// Sets the sources of the commit barrier: those in other beacons do not count from now on. Returns whether
-    /// the sources have changed.
+    /// Sets the sources of the commit barrier: those in other beacons do not count from now on. Of two
+    /// representatives of the switch, one at which there is no source gets no commit value. Returns whether the
+    /// sources have changed.
     pub fn set_commit_sources(&mut self, sources: Vec<(IpAddr, Qpn)>) -> bool {
-        self.sources.set(sources)
+        let is_new = self.sources.set(sources);
+        self.beacons.mute(self.commit_ends());
+        is_new
     }
 
     /// Returns the number of beacons that have come from the [sources](Self::set_commit_sources) of the commit
-    /// barrier.
-    pub const fn commit_beacons(&self) -> u64 {
+    /// barrier, by end of the link: the switch's representative, and its standby.
+    pub const fn commit_beacons(&self) -> [u64; 2] {
         self.sources.heard()
+    }
+
+    /// Returns the ends of the link that have a source of the commit barrier: bit 0 for the switch's representative,
+    /// bit 1 for its standby.
+    pub fn commit_ends(&self) -> u8 {
+        let has = |end: Option<&BeaconPeer>| end.is_some_and(|end| self.sources.is_at(end.address));
+        u8::from(has(Some(&self.config.tor))) | u8::from(has(self.config.standby.as_ref())) << 1
     }
 
     /// Returns the next frame for a member that does not answer, for the controller to carry (1Pipe, section 5.2,

@@ -97,3 +97,25 @@ fn standby_with_the_address_of_the_first_node_is_refused() {
     config.standby = Some(BeaconPeer { qpn: Qpn::new(0x77), ..config.tor.clone() });
     assert_eq!(Process::new(config).err(), Some(ConfigError::SameEnd(ip(false, TOR))));
 }
+
+#[test]
+fn node_without_a_named_source_gets_no_commit_value() {
+    let mut process = process_with_standby();
+    let time = |by| Some(config(0, 1, false).clock.add(by));
+    let mut commits = |sources: &[u8], by: u64| {
+        let sources = sources.iter().map(|&end| (ip(false, end), Qpn::new(0x900))).collect();
+        process.set_commit_sources(sources);
+        let (mut now, mut frame) = (Nanos::ZERO, Vec::new());
+        let Process { beacons, clock, .. } = &mut process;
+        let mut emit = |now| {
+            beacons.send(None, false, |_| time(by), clock, now, &mut frame);
+            OnePipe::of(&Packet::parse(&frame).unwrap()).unwrap().commit()
+        };
+        now.0 += by;
+        [emit(now), emit(now)]
+    };
+    assert_eq!(commits(&[TOR, STANDBY], 1), [time(1), time(1)]);
+    assert_eq!(commits(&[STANDBY], 2), [None, time(2)]);
+    assert_eq!(commits(&[TOR], 3), [time(3), None]);
+    assert_eq!(commits(&[TOR, STANDBY], 4), [time(4), time(4)]);
+}

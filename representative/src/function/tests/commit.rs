@@ -14,7 +14,14 @@ pub(super) fn controlled(incarnation: Incarnation) -> Config {
 
 /// Returns the setting of a link that counts.
 pub(super) fn counted(link: u16) -> Setting {
-    Setting { link, counted: true, frozen: false, muted: false, introduced: true, sources: vec![(0, SOURCE)] }
+    Setting {
+        link,
+        counted: true,
+        frozen: false,
+        muted: [false; 2],
+        introduced: true,
+        sources: vec![(0, SOURCE)],
+    }
 }
 
 /// Lets a state take effect, and returns the answer.
@@ -132,7 +139,7 @@ fn best_effort_and_commit_barrier_end_apart() {
 fn muted_outputs_carry_no_commit_barrier() {
     for incarnation in ALL {
         let mut function = Representative::new(controlled(incarnation)).unwrap();
-        let muted = Setting { muted: true, ..counted(1) };
+        let muted = Setting { muted: [true; 2], ..counted(1) };
         configure(&mut function, 1, [counted(0), muted, counted(2), counted(3), counted(LOOPBACK)]);
         for link in 0..4 {
             commit(&mut function, link, T + 50, 20);
@@ -154,7 +161,7 @@ fn frozen_register_stands_still_until_it_is_thawed() {
     }
     let frozen = |link| Setting { frozen: true, ..counted(link) };
     let answer = configure(&mut function, 2, [frozen(0), counted(1), counted(2), frozen(LOOPBACK)]);
-    let value = |link, raw| LinkValue { link, caught: true, silent: false, raw: Some(at(raw)) };
+    let value = |link, raw| LinkValue { link, caught: true, silent: false, quiet: 0, raw: Some(at(raw)) };
     assert_eq!(answer.values, [value(0, 20), value(1, 20), value(2, 20), value(LOOPBACK, 20)]);
     assert_eq!(answer.outputs, [Some(at(20)); 2]);
     for link in 0..3 {

@@ -15,6 +15,8 @@ settings::table! {
     pub(crate) enum Keys "[controller]" with NodeKeys;
     /// Number of the switch in the topology: its place in the file, from 0
     switch: u16 = whole(0..=65_534) => required() example(0);
+    /// Which of the switch's representatives this is: 0, or 1 for the standby
+    seat: u8 = whole(0..=1) => default(0);
 }
 
 /// Contents of `[controller]`, but for what the representative takes.
@@ -24,6 +26,8 @@ pub(crate) struct ControllerConfig {
     pub(crate) controllers: Controllers,
     /// Number of the switch
     pub(crate) switch: u16,
+    /// Which of its representatives this is
+    pub(crate) seat: u8,
 }
 
 /// Reads `[controller]`, if the file has it, and lets the switch take part in the reliable service.
@@ -34,6 +38,7 @@ pub(super) fn read_optional(
 ) -> Option<ControllerConfig> {
     let table = file.root.optional_section(&Keys::TABLE)?;
     let (controllers, number) = (read_node(&table, file.folder), table.read(Keys::switch));
+    let seat = table.read(Keys::seat);
     switch.fail_after_intervals = Some(fail_after(&table, switch.dead_after_intervals));
     for (name, _) in names.iter().zip(&switch.links).filter(|(_, link)| link.beacon != BeaconForm::Datagram) {
         let message =
@@ -42,5 +47,5 @@ pub(super) fn read_optional(
         table.problems().add(table.problem(message).label("commit barriers would be refused").help(help));
     }
     table.finish();
-    Some(ControllerConfig { controllers, switch: number? })
+    Some(ControllerConfig { controllers, switch: number?, seat })
 }

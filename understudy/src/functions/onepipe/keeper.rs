@@ -51,14 +51,14 @@ impl KeeperDriver {
         config: &ControllerConfig,
         representative: representative::Config,
     ) -> Result<Self, Report> {
-        let &ControllerConfig { ref controllers, switch } = config;
+        let &ControllerConfig { ref controllers, switch, seat } = config;
         let secret = controllers.secret_file.as_deref().map(Secret::read).transpose();
         let secret = secret.map_err(|error| miette::miette!("[controller]: {error}"))?;
         let topology = controllers.topology;
         let connections = ClientConfig {
             controllers: controllers.addresses.clone(),
             secret,
-            peer: Peer::Switch(switch),
+            peer: Peer::Switch(switch, seat),
             topology,
         };
         let (sender, events) = sync_channel(QUEUED);
@@ -68,7 +68,7 @@ impl KeeperDriver {
         let mut boot = [0; 16];
         boot[..8].copy_from_slice(&random_u64().to_be_bytes());
         boot[8..].copy_from_slice(&random_u64().to_be_bytes());
-        let keeper = Config { switch, boot, topology, retry_after: RETRY_AFTER };
+        let keeper = Config { switch, seat, boot, topology, retry_after: RETRY_AFTER };
         Ok(Self {
             keeper: Keeper::new(keeper, representative),
             waiting: None,
@@ -89,6 +89,11 @@ impl KeeperDriver {
             + refused.unexpected
             + self.malformed;
         KeeperStatus { connected: self.connected.len(), status: self.keeper.status(), refused }
+    }
+
+    /// Returns whether the other representative of the switch serves alone, so that this program ends.
+    pub(super) fn is_retired(&self) -> bool {
+        self.keeper.status().retired
     }
 
     /// Passes an event of the worker on.
@@ -151,6 +156,9 @@ impl KeeperDriver {
         let status = self.keeper.status();
         if status.incarnation != before.incarnation {
             info!("This switch is incarnation {} of its representatives.", status.incarnation);
+        }
+        if status.retired && !before.retired {
+            info!("The controller has retired this representative: the switch's other one serves alone.");
         }
         if let Some(why) = status.waits.filter(|_| status.waits != before.waits) {
             warn!("The controller gives this switch no incarnation: {why:?}. It is asked again.");

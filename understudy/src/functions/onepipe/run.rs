@@ -190,7 +190,7 @@ impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<
             self.update(out);
             self.print_line();
         }
-        true
+        !self.keeper.as_ref().is_some_and(KeeperDriver::is_retired)
     }
 }
 

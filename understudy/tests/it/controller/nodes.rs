@@ -109,6 +109,7 @@ impl Rep {
             link,
             caught: input.caught,
             silent: input.silent,
+            quiet: 0,
             raw: stamp(input.raw),
         };
         self.inputs.iter().map(value).collect()
@@ -212,7 +213,7 @@ impl Process {
             }
             Message::Desired { version, held, sources } => {
                 (self.held, self.sources) = (held, sources);
-                self.link.send(Message::DesiredAck { version, barrier, silent: false });
+                self.link.send(Message::DesiredAck { version, barrier, silent: false, quiet: 0 });
             }
             Message::Notice { case, failed } => {
                 self.notices.entry(case).or_insert((failed, false));
@@ -255,7 +256,7 @@ pub(crate) struct Rack {
 impl Rack {
     pub(crate) fn start(network: &Network, processes: &[u32]) -> Self {
         let rep = Rep {
-            link: Link::new(Peer::Switch(0), network),
+            link: Link::new(Peer::Switch(0, 0), network),
             first_qp: 0,
             inputs: BTreeMap::new(),
             outputs: [0; 2],
@@ -373,7 +374,7 @@ impl State {
     /// Repeats what is unanswered.
     fn repeat(&mut self, topology: u64) {
         let rep = &mut self.rep;
-        rep.link.send(Message::RegisterRep { switch: 0, boot: [9; 16], address: [9; 16], topology });
+        rep.link.send(Message::RegisterRep { switch: 0, seat: 0, boot: [9; 16], address: [9; 16], topology });
         if rep.unreported {
             rep.link.send(Message::Report { number: rep.report, links: rep.values() });
         }

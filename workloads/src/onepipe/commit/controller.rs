@@ -200,6 +200,7 @@ impl Controller {
     fn site(tree: &Tree, keeper: usize, boot: u8) -> Site {
         let config = keeper::Config {
             switch: keeper as u16,
+            seat: 0,
             boot: [boot; 16],
             topology: TOPOLOGY,
             retry_after: Nanos::from_micros(5),

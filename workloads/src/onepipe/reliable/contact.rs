@@ -41,8 +41,8 @@ impl System {
                 let stored = self.image.member(id).map(|(incarnation, _)| incarnation.0);
                 stored.is_some() && stored == self.host(id.0 as usize).member.last_incarnation()
             }
-            NodeKey::Rep(switch) => {
-                let stored = self.image.rep(switch);
+            NodeKey::Rep(switch, seat) => {
+                let stored = self.image.rep(switch, seat);
                 let present = self.sites[usize::from(switch)].keeper.status().incarnation;
                 stored.is_some_and(|(incarnation, rep)| {
                     incarnation == present && matches!(rep.state, RepState::Configuring | RepState::Active)
@@ -60,7 +60,7 @@ impl System {
             return Ok(());
         }
         let place = self.graph.place(id).expect("a process of the graph");
-        for node in [NodeKey::Process(id), NodeKey::Rep(place.switch)] {
+        for node in [NodeKey::Process(id), NodeKey::Rep(place.switch, 0)] {
             let last = self.contact.last_without.get(&node);
             if last.is_none_or(|&last| self.now() > last + ANSWERS_WITHIN) {
                 return Err(format!(

@@ -275,7 +275,7 @@ impl System {
     /// Returns the nodes of the management network.
     pub(super) fn nodes(&self) -> Vec<NodeKey> {
         let hosts = (0..self.network.hosts.len()).map(|n| NodeKey::Process(onepipe::ProcessId(n as u32)));
-        let nodes = hosts.chain((0..self.sites.len()).map(|n| NodeKey::Rep(n as u16)));
+        let nodes = hosts.chain((0..self.sites.len()).map(|n| NodeKey::Rep(n as u16, 0)));
         nodes.filter(|&node| !self.is_unmanaged(node)).collect()
     }
 
@@ -286,7 +286,7 @@ impl System {
     pub(super) fn is_down(&self, node: NodeKey) -> bool {
         let id = match node {
             NodeKey::Process(id) => self.network.hosts[id.0 as usize],
-            NodeKey::Rep(switch) => self.network.representatives[usize::from(switch)],
+            NodeKey::Rep(switch, _) => self.network.representatives[usize::from(switch)],
         };
         self.network.world.is_down(id)
     }
@@ -422,7 +422,7 @@ impl System {
     ) {
         match node {
             NodeKey::Process(id) => self.network.world.with(self.network.hosts[id.0 as usize], host),
-            NodeKey::Rep(switch) => {
+            NodeKey::Rep(switch, _) => {
                 let now = self.now();
                 keeper(&mut self.sites[usize::from(switch)].keeper, now);
                 self.pass_commands(usize::from(switch));

@@ -228,6 +228,7 @@ impl System {
         (boot[0], boot[1]) = (low, high);
         let config = keeper::Config {
             switch: switch as u16,
+            seat: 0,
             boot,
             topology: TOPOLOGY,
             retry_after: Nanos::from_micros(50),
@@ -378,7 +379,7 @@ impl System {
     fn see_representatives(&mut self) -> Result<(), String> {
         let now = self.now();
         for switch in 0..self.sites.len() {
-            let (worker, node) = (self.network.representatives[switch], NodeKey::Rep(switch as u16));
+            let (worker, node) = (self.network.representatives[switch], NodeKey::Rep(switch as u16, 0));
             if self.network.world.is_down(worker) {
                 if !core::mem::replace(&mut self.sites[switch].is_down, true) {
                     self.disconnect(node);

@@ -201,7 +201,7 @@ impl Network {
                 let now = self.now;
                 self.host_mut(id.0).on_envelope(envelope, now)
             }
-            NodeKey::Rep(switch) => {
+            NodeKey::Rep(switch, _) => {
                 let rep = self.reps.get_mut(&switch).expect("a switch of the graph");
                 if rep.terms.takes(envelope)
                     && let Some(message) = rep.on(&self.graph, switch, envelope.message.clone())

@@ -90,7 +90,7 @@ impl Network {
         }
         let switch = self.rng.below(self.reps.len() as u64) as u16;
         self.dead_reps.insert(switch);
-        (0..self.controllers()).for_each(|n| self.disconnect(n, NodeKey::Rep(switch)));
+        (0..self.controllers()).for_each(|n| self.disconnect(n, NodeKey::Rep(switch, 0)));
     }
 
     /// Repairs everything.

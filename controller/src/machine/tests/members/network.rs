@@ -117,13 +117,13 @@ impl Network {
     }
 
     pub(super) fn nodes(&self) -> Vec<NodeKey> {
-        let reps = self.reps.keys().map(|&switch| NodeKey::Rep(switch));
+        let reps = self.reps.keys().map(|&switch| NodeKey::Rep(switch, 0));
         reps.chain(self.current.keys().map(|&id| NodeKey::Process(ProcessId(id)))).collect()
     }
 
     pub(super) fn is_dead(&self, node: NodeKey) -> bool {
         match node {
-            NodeKey::Rep(switch) => self.dead_reps.contains(&switch),
+            NodeKey::Rep(switch, _) => self.dead_reps.contains(&switch),
             NodeKey::Process(id) => self.host(id.0).is_dead,
         }
     }
@@ -143,7 +143,7 @@ impl Network {
         (rep.boot, rep.address) = (self.boots, to_wire(representative(switch).address));
         self.reps.insert(switch, rep);
         self.dead_reps.remove(&switch);
-        (0..self.controllers.len()).for_each(|n| self.connect(n, NodeKey::Rep(switch)));
+        (0..self.controllers.len()).for_each(|n| self.connect(n, NodeKey::Rep(switch, 0)));
     }
 
     pub(super) fn boot_process(&mut self, id: u32) {
@@ -326,7 +326,7 @@ impl Network {
             let message = if is_new { Some(rep.register(switch)) } else { rep.report() };
             let (term, incarnation) = (rep.terms.seen, rep.terms.incarnation);
             if let Some(message) = message {
-                self.send_to_controllers(NodeKey::Rep(switch), &[Envelope { term, incarnation, message }]);
+                self.send_to_controllers(NodeKey::Rep(switch, 0), &[Envelope { term, incarnation, message }]);
             }
         }
     }
@@ -373,7 +373,7 @@ impl Network {
         if is_fresh != Some(false) {
             self.heard.remove(&link);
         } else if number != LOOPBACK {
-            rep.set_silent(number, self.now.0 - heard > SILENT_AFTER);
+            rep.set_quiet(number, 1, self.now.0 - heard > SILENT_AFTER);
         }
         if let Some((sent, qpn)) = sent {
             rep.accept(&self.graph, switch, number, sent, qpn);

@@ -12,7 +12,7 @@ use switch::Rng;
 
 impl World {
     /// Something fails, returns or is repaired.
-    fn fault(&mut self) -> Result<(), String> {
+    pub(super) fn fault(&mut self) -> Result<(), String> {
         let nodes = self.nodes();
         let links: Vec<_> = self
             .graph
@@ -57,7 +57,7 @@ impl World {
             13 => {
                 let processes: Vec<_> = self.processes.keys().copied().collect();
                 let id = self.pick(&processes).expect("there are some");
-                let rep = NodeKey::Rep(self.graph.place(id).expect("there").switch);
+                let rep = NodeKey::Rep(self.graph.place(id).expect("there").switch, 0);
                 self.kill(NodeKey::Process(id));
                 self.kill(rep);
                 self.boot(rep);
@@ -107,7 +107,7 @@ impl World {
         self.controllers[n].clock_error = if self.draw(3) == 0 { 0 } else { error };
     }
 
-    fn kill(&mut self, node: NodeKey) {
+    pub(super) fn kill(&mut self, node: NodeKey) {
         self.dead.insert(node);
         for n in 0..self.controllers.len() {
             self.controllers[n].to_nodes.remove(&node);
@@ -227,7 +227,7 @@ impl World {
     }
 
     /// Breaks a node's connection with the controllers until a time.
-    fn part(&mut self, node: NodeKey, until: u64) {
+    pub(super) fn part(&mut self, node: NodeKey, until: u64) {
         for n in 0..self.controllers.len() {
             self.controllers[n].to_nodes.remove(&node);
             self.controllers[n].from_nodes.remove(&node);
@@ -239,7 +239,7 @@ impl World {
     /// Breaks the connections of a switch and of the processes below with the controllers for good.
     pub(in super::super) fn part_rack(&mut self, switch: u16) {
         let below = self.graph.processes().filter(|(_, place)| place.switch == switch);
-        let nodes = below.map(|(id, _)| NodeKey::Process(id)).chain([NodeKey::Rep(switch)]);
+        let nodes = below.map(|(id, _)| NodeKey::Process(id)).chain([NodeKey::Rep(switch, 0)]);
         let nodes: Vec<_> = nodes.collect();
         for node in nodes {
             self.part(node, u64::MAX);
@@ -283,11 +283,11 @@ impl World {
     }
 
     pub(in super::super) fn kill_rep(&mut self, switch: u16) {
-        self.kill(NodeKey::Rep(switch));
+        self.kill(NodeKey::Rep(switch, 0));
     }
 
     pub(in super::super) fn restart_rep(&mut self, switch: u16) {
-        self.boot(NodeKey::Rep(switch));
+        self.boot(NodeKey::Rep(switch, 0));
     }
 
     /// Lets time pass in which nothing happens.
@@ -366,7 +366,7 @@ pub(in super::super) fn run_late_command(seed: u64, planted: Option<Planted>) ->
     let id = ProcessId(1);
     world.controllers[0].stalled_until = u64::MAX;
     let place = world.graph.place(id).expect("there");
-    world.input(0, Input::Up(NodeKey::Rep(place.switch)));
+    world.input(0, Input::Up(NodeKey::Rep(place.switch, 0)));
     world.new_controller();
     world.campaign(1);
     world.steps(200)?;

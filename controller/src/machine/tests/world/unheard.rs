@@ -30,7 +30,7 @@ pub(in super::super) fn run_unheard(seed: u64, planted: Option<Planted>) -> Resu
     }
     match draws.below(5) {
         0 => world.restart(id.0),
-        1 => world.boot(NodeKey::Rep(place.switch)),
+        1 => world.boot(NodeKey::Rep(place.switch, 0)),
         2 => world.replace_controller(),
         // The direction in which it is heard is never both.
         3 => {

@@ -31,6 +31,7 @@ fn controller_is_read() {
             topology: 0x00c0_ffee_00c0_ffee,
         },
         switch: 3,
+        seat: 0,
     };
     assert_eq!((config.controller, config.switch.fail_after_intervals), (Some(expected), Some(10)));
     let far = "addresses = [\"10.9.0.1:7070\", \"[fd00::1]:7071\"]\nsecret_file = \"secret\"\nfail_after_intervals = 77\n";

@@ -74,7 +74,7 @@ impl Controller {
             driver.receive(Nanos(1));
             match self.events.recv_timeout(Duration::from_millis(5)) {
                 Ok(ServerEvent::Message(from, bytes)) => return (from, Envelope::decode(&bytes).unwrap()),
-                Ok(ServerEvent::Connected(_, peer, _)) => assert_eq!(peer, Peer::Switch(3)),
+                Ok(ServerEvent::Connected(_, peer, _)) => assert_eq!(peer, Peer::Switch(3, 1)),
                 Ok(other) => panic!("{other:?}"),
                 Err(_) => {}
             }
@@ -108,10 +108,11 @@ fn switch_registers_with_a_controller_and_answers_it() {
             topology: TOPOLOGY,
         },
         switch: 3,
+        seat: 1,
     };
     let mut driver = KeeperDriver::start(&config, representative()).unwrap();
     let (node, Envelope { message, .. }) = controller.message(&mut driver);
-    let Message::RegisterRep { switch: 3, boot, topology: TOPOLOGY, .. } = message else {
+    let Message::RegisterRep { switch: 3, seat: 1, boot, topology: TOPOLOGY, .. } = message else {
         panic!("{message:?}")
     };
     assert!(boot != [0; 16] && driver.keeper.poll_command().is_none());
@@ -135,6 +136,7 @@ fn controller_elsewhere_needs_a_secret_that_can_be_read() {
         let config = ControllerConfig {
             controllers: Controllers { addresses, secret_file, topology: TOPOLOGY },
             switch: 3,
+            seat: 1,
         };
         KeeperDriver::start(&config, representative()).err().expect("it is refused").to_string()
     };

@@ -80,7 +80,7 @@ impl System {
             let rack = self.rng.below((tree.hosts() / tree.fanout) as u64) as usize;
             let hosts = rack * tree.fanout..(rack + 1) * tree.fanout;
             let hosts = hosts.map(|host| NodeKey::Process(ProcessId(host as u32)));
-            let nodes: Vec<_> = hosts.chain([NodeKey::Rep(rack as u16)]).collect();
+            let nodes: Vec<_> = hosts.chain([NodeKey::Rep(rack as u16, 0)]).collect();
             (Part::Switch(rack), Wiring::Uplink(rack), nodes)
         } else {
             let host = self.rng.below(tree.hosts() as u64) as usize;

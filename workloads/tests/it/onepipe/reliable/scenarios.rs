@@ -201,7 +201,7 @@ fn one_half_of_a_fabric_goes_on_and_the_other_joins_again() {
     for is_cut_off in [false, true] {
         let mut system = joined(&plan(2, 2, Nanos::from_micros(5000)), 7);
         system.fail(Failing::Cut(Wiring::Uplink(1)));
-        let half = [NodeKey::Process(ProcessId(2)), NodeKey::Process(ProcessId(3)), NodeKey::Rep(1)];
+        let half = [NodeKey::Process(ProcessId(2)), NodeKey::Process(ProcessId(3)), NodeKey::Rep(1, 0)];
         for node in half {
             system.cut_off(node, is_cut_off);
         }

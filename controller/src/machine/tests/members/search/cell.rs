@@ -22,7 +22,7 @@ pub(super) const IDS: [u32; 3] = [1, 2, 3];
 const RESPOND_WITHIN: Nanos = Nanos(60_000);
 /// Time for which a queue stands still
 const HELD_FOR: Nanos = Nanos(4 * INTERVAL);
-const REP: NodeKey = NodeKey::Rep(0);
+const REP: NodeKey = NodeKey::Rep(0, 0);
 
 /// What may happen next: each is the front of a queue, or a time-out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -250,7 +250,7 @@ impl Cell {
             Event::Down(id) => lives(id) && queues.down.get(&id) != Some(&self.barrier_to(id)),
             Event::Silent(id) => {
                 let input = self.rep.get().inputs.get(&(id as u16 - 1));
-                !lives(id) && input.is_some_and(|input| input.counted && !input.silent)
+                !lives(id) && input.is_some_and(|input| input.counted && input.quiet == 0)
             }
         }
     }
@@ -298,7 +298,7 @@ impl Cell {
                 self.take_frame(id, &frame)
             }
             Event::Silent(id) => {
-                self.rep.edit().set_silent(id as u16 - 1, true);
+                self.rep.edit().set_quiet(id as u16 - 1, 1, true);
                 self.after_rep();
                 Ok(())
             }
@@ -346,7 +346,7 @@ impl Cell {
                 self.host_mut(id).on_envelope(envelope, now)?;
                 self.act(id)
             }
-            NodeKey::Rep(_) => {
+            NodeKey::Rep(..) => {
                 let rep = self.rep.edit();
                 if rep.terms.takes(envelope)
                     && let Some(message) = rep.on(&self.graph, 0, envelope.message.clone())
