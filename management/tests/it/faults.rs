@@ -40,7 +40,7 @@ fn a_half_open_connection_ends_after_the_time_of_a_handshake() {
     let server = Servers::start(None);
     let start = now();
     let mut sockets: Vec<_> = (0..3).map(|_| TcpStream::connect(server.server.address()).unwrap()).collect();
-    sockets[1].write_all(b"1PIPE-MN\x00\x01").unwrap();
+    sockets[1].write_all(b"1PIPE-MN\x00\x02").unwrap();
     for _ in &sockets {
         let event = server.wait(|event| matches!(event, ServerEvent::Refused(..)));
         assert!(matches!(event, ServerEvent::Refused(_, Reason::HandshakeTime)), "{event:?}");
