@@ -32,7 +32,7 @@ const UPLINKS: [&str; 2] = ["t1", "t2"];
 /// Intervals of 1 ms after which a silent link is dead: a program that shares its CPU may be silent for a while
 const DEAD_AFTER: u64 = 5_000;
 /// Messages of each process in a second
-const RATE: u64 = 100;
+const RATE: u64 = 40;
 
 /// Programs of a network.
 struct Network {
