@@ -6,7 +6,7 @@ use onepipe::ProcessId;
 use switch::Rng;
 
 /// Steps in which a barrier rises, without a fault
-const RISES_WITHIN: usize = 1_500;
+const RISES_WITHIN: usize = 2_500;
 
 impl World {
     /// Creates a drawn network whose switches have two representatives each.
