@@ -53,15 +53,6 @@ impl Bug {
         Self::DeclaredForgotten,
     ];
 
-    /// All bugs that wrong clocks of controllers show
-    pub const CLOCKS: [Self; 1] = [Self::AheadIsLate];
-
-    /// All bugs of failures while members call back
-    pub const CALLBACKS: [Self; 2] = [Self::CompletedApart, Self::LinksLeaveApart];
-
-    /// All bugs of links that are not heard
-    pub const UNHEARD: [Self; 2] = [Self::UnheardCounts, Self::UnheardAnswer];
-
     /// All bugs of departures
     pub const DEPARTURES: [Self; 1] = [Self::LeaveUnannounced];
 }
