@@ -24,20 +24,24 @@ PORT = 7471
 SWITCH = {"ipv4": "10.0.0.254", "ipv6": "fd00::fe"}
 LISTENS = "rdma resource show cm_id | grep -q LISTEN"
 
+# Rings that hold what the guests can have in flight, however long the switch's thread waits for a CPU
 CONFIG = """
 [[port]]
 name = "leader"
 mtu = 1500
+descriptors = 4096
 af_packet = { interface = "host-a" }
 
 [[port]]
 name = "first"
 mtu = 1500
+descriptors = 4096
 af_packet = { interface = "host-b" }
 
 [[port]]
 name = "second"
 mtu = 1500
+descriptors = 4096
 af_packet = { interface = "host-c" }
 
 [p4ce]

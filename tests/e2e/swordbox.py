@@ -30,20 +30,24 @@ from guest import Guest, Job
 from lab import Lab, Forwarder
 from programs import ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, READ_REQUEST, RESPONSES, WRITE_ONLY, perftest
 
+# Rings that hold what the guests can have in flight, however long the switch's thread waits for a CPU
 CONFIG = """
 [[port]]
 name = "a"
 mtu = 1500
+descriptors = 4096
 af_packet = {{ interface = "{interfaces[a]}" }}
 
 [[port]]
 name = "b"
 mtu = 1500
+descriptors = 4096
 af_packet = {{ interface = "{interfaces[b]}" }}
 
 [[port]]
 name = "c"
 mtu = 1500
+descriptors = 4096
 af_packet = {{ interface = "{interfaces[c]}" }}
 
 [swordbox]
@@ -367,8 +371,10 @@ def check(
     problems = []
     for name, counters in zip("abc", increases, strict=True):
         # Clients retransmit while the switch is restarted.
-        if counters.sent != ports[name]["roce_frames"] and name != case.lossy_guest and not case.restarts:
-            problems.append(f"guest {name} sent {counters.sent} packets, the switch received {ports[name]['roce_frames']}")
+        port = ports[name]
+        if counters.sent != port["roce_frames"] and name != case.lossy_guest and not case.restarts:
+            counts = f"the switch received {port['roce_frames']} and missed {port['missed']} frames"
+            problems.append(f"guest {name} sent {counters.sent} packets, {counts}")
     retransmitted = case.lossy_guest or sum(counters.retransmissions for counters in increases)
     received = {row["opcode"]: row["frames"] for row in report["opcodes"]}
     for opcode, count in requests.items():
