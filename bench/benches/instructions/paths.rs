@@ -216,31 +216,29 @@ fn forward(verify_icrc: bool, frames: &[Vec<u8>]) -> Prepared {
     on_frames(pair(verify_icrc), frames, 0, forwards)
 }
 
-/// Handles the second WRITE of each connection, or its acknowledgement.
+/// Handles a WRITE of each connection, or its acknowledgement, when round trips have shown which queue pairs belong
+/// together.
 fn counting(health: bool, acks: bool) -> Prepared {
+    const TURNS: u32 = 8;
     let mode = ForwardingMode::Pairs(vec![(A, B)]);
     let counted_qps = 2 * FRAMES;
     let config = forward::Config { mode, counted_qps, health, ..forward::Config::bridge(2, 1) };
     let mut function = Forward::new(&config);
-    let (first, second) =
-        (bench::health::connections(FRAMES as u32, 0), bench::health::connections(FRAMES as u32, 1));
-    let (mut second_writes, mut second_acks) = (Vec::new(), Vec::new());
-    for [write, ack] in first {
-        for frame in [write, ack] {
-            run_frame(&mut function, &frame, A, Nanos(1));
-        }
+    let connections = |turn| bench::health::connections(FRAMES as u32, turn);
+    // Each WRITE begins a round trip.
+    let mut now = Nanos::ZERO;
+    for frame in (0..TURNS).flat_map(connections).flatten() {
+        now = now + Nanos::from_micros(10);
+        run_frame(&mut function, &frame, A, now);
     }
-    for [write, ack] in second {
-        second_writes.push(write);
-        second_acks.push(ack);
-    }
+    let (writes, acknowledgements): (Vec<_>, Vec<_>) = connections(TURNS).map(|[write, ack]| (write, ack)).unzip();
     if acks {
-        for write in &second_writes {
-            run_frame(&mut function, write, A, Nanos(2));
+        for write in &writes {
+            run_frame(&mut function, write, A, Nanos(1));
         }
     }
     let counters = function.counters();
-    let prepared = on_frames(function, if acks { &second_acks } else { &second_writes }, 0, forwards);
+    let prepared = on_frames(function, if acks { &acknowledgements } else { &writes }, 0, forwards);
     let check = move || {
         (prepared.check)()?;
         let faults: u64 = counters.health.iter().map(switch::forward::health::Health::faults).sum();
