@@ -231,7 +231,8 @@ fn counting(health: bool, acks: bool) -> Prepared {
         now = now + Nanos::from_micros(10);
         run_frame(&mut function, &frame, A, now);
     }
-    let (writes, acknowledgements): (Vec<_>, Vec<_>) = connections(TURNS).map(|[write, ack]| (write, ack)).unzip();
+    let (writes, acknowledgements): (Vec<_>, Vec<_>) =
+        connections(TURNS).map(|[write, ack]| (write, ack)).unzip();
     if acks {
         for write in &writes {
             run_frame(&mut function, write, A, Nanos(1));
