@@ -147,9 +147,11 @@ impl Function for Advancing {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        const PSN: usize = BTH + Bth::PSN_WORD + 1;
-        if let Some(psn) = frame.bytes_mut().get_mut(PSN..PSN + 3) {
-            psn.copy_from_slice(&Psn::new(self.turn).to_wire());
+        // As one word, as the function reads it: a word that was written in parts just before would cost a stall, which
+        // frames from a NIC do not.
+        const WORD: usize = BTH + Bth::PSN_WORD;
+        if let Some(word) = frame.bytes_mut().get_mut(WORD..).and_then(<[u8]>::first_chunk_mut::<4>) {
+            *word = (u32::from_be_bytes(*word) & 0xff00_0000 | Psn::new(self.turn).get()).to_be_bytes();
         }
         self.left -= 1;
         if self.left == 0 {
