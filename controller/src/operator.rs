@@ -1,7 +1,7 @@
 //! Requests of an operator to a controller, and their answers, over a connection of the management network.
 //!
 //! ```text
-//! 0   version, 2
+//! 0   version, 3
 //! 1   kind
 //! 2.. fields of the kind, in the order of their declaration
 //! ```
@@ -15,7 +15,7 @@ use onepipe::control::{Incarnation, Wire, WireError};
 use onepipe::{wire_enum, wire_structs};
 
 /// Version of requests and answers
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// Entries of a list in one answer
 const ENTRIES: usize = 250;
 /// Longest text, in bytes
@@ -28,6 +28,8 @@ pub enum Request {
     Status,
     /// Declares a process failed
     Fail(ProcessId),
+    /// Has an incarnation of a switch's representative end, if the switch's other one serves
+    Drain(u16, Incarnation),
 }
 
 wire_enum! {
@@ -45,6 +47,12 @@ wire_enum! {
 }
 
 wire_structs! {
+    /// Fields of [`Request::Drain`]
+    struct DrainFields {
+        switch: u16,
+        incarnation: Incarnation,
+    }
+
     /// State of the controller.
     pub struct Summary {
         /// Hash of the topology
@@ -192,6 +200,9 @@ impl Request {
         match self {
             Self::Status => vec![VERSION, 1],
             Self::Fail(process) => [&[VERSION, 2][..], &process.to_bytes()].concat(),
+            Self::Drain(switch, incarnation) => {
+                [&[VERSION, 3][..], &switch.to_bytes(), &incarnation.to_bytes()].concat()
+            }
         }
     }
 
@@ -203,6 +214,9 @@ impl Request {
         match kind(bytes)? {
             (1, rest) => empty(rest, Self::Status),
             (2, rest) => fields(rest).map(Self::Fail),
+            (3, rest) => {
+                fields(rest).map(|DrainFields { switch, incarnation }| Self::Drain(switch, incarnation))
+            }
             (other, _) => Err(Refusal::Kind(other)),
         }
     }
@@ -364,15 +378,17 @@ mod tests {
         let fail = Request::Fail(ProcessId(7)).encode();
         assert_eq!(Request::decode(&fail), Ok(Request::Fail(ProcessId(7))));
         assert_eq!(Request::decode(&Request::Status.encode()), Ok(Request::Status));
+        let drain = Request::Drain(3, Incarnation(9));
+        assert_eq!(Request::decode(&drain.encode()), Ok(drain));
         for cut in 0..fail.len() {
             assert_eq!(Request::decode(&fail[..cut]), Err(Refusal::Fields(WireError::Truncated)), "{cut}");
         }
         let longer = [&fail[..], &[0]].concat();
         assert_eq!(Request::decode(&longer), Err(Refusal::Fields(WireError::TooLong(1))));
-        assert_eq!(Request::decode(&[2, 1, 0]), Err(Refusal::Fields(WireError::TooLong(1))));
-        assert_eq!(Request::decode(&[1, 1]), Err(Refusal::Version(1)));
-        assert_eq!(Request::decode(&[2, 3]), Err(Refusal::Kind(3)));
-        assert_eq!(Answer::decode(&[2, 10]), Err(Refusal::Kind(10)));
-        assert_eq!(Answer::decode(&[2, 8, 0]), Err(Refusal::Fields(WireError::TooLong(1))));
+        assert_eq!(Request::decode(&[3, 1, 0]), Err(Refusal::Fields(WireError::TooLong(1))));
+        assert_eq!(Request::decode(&[2, 1]), Err(Refusal::Version(2)));
+        assert_eq!(Request::decode(&[3, 4]), Err(Refusal::Kind(4)));
+        assert_eq!(Answer::decode(&[3, 10]), Err(Refusal::Kind(10)));
+        assert_eq!(Answer::decode(&[3, 8, 0]), Err(Refusal::Fields(WireError::TooLong(1))));
     }
 }

@@ -38,6 +38,8 @@ pub enum Bug {
     FrozenAtOneSeat,
     /// What a representative has stated before it was retired is no evidence
     RetiredForgotten,
+    /// A representative is drained before the other one of its switch is heard everywhere
+    DrainsUnready,
     /// Each member's recalls are written as soon as possible, so that others need further writes
     RecallsOneByOne,
 }

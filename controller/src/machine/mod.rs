@@ -12,6 +12,7 @@ mod cases;
 mod clocks;
 mod departures;
 mod derived;
+mod drain;
 mod evidence;
 mod forward;
 mod lag;
@@ -26,6 +27,7 @@ mod suspicion;
 mod writes;
 
 pub use bug::Bug;
+pub use drain::{Drain, NotReady};
 
 use crate::decide::Fence;
 use crate::graph::Graph;
@@ -71,6 +73,8 @@ pub enum Input {
     Timer,
     /// The operator declares a process failed
     Fail(ProcessId),
+    /// The operator has a representative of a switch leave, with this seat, because the other one serves
+    Drain(u16, u8),
 }
 
 /// What is to be done.
@@ -296,6 +300,7 @@ impl Machine {
             Input::Up(node) => {
                 self.up.insert(node);
                 self.meet(node);
+                self.connect(node);
                 self.resend(node);
             }
             Input::Down(node) => {
@@ -309,6 +314,7 @@ impl Machine {
             Input::Written(id, result) => self.written(id, result),
             Input::Timer => {}
             Input::Fail(process) => self.declare_failed(process),
+            Input::Drain(switch, seat) => self.drain(switch, seat),
         }
         self.advance();
     }

@@ -16,13 +16,15 @@ use switch::Nanos;
 
 /// Multiple of the time for an answer after which a representative is retired that alone hears nothing of a link: the
 /// other one has to answer meanwhile
-const DEAF_AFTER: u64 = 2;
+pub(super) const DEAF_AFTER: u64 = 2;
 
 /// What the leader knows of representatives beside their answers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watch {
     /// Since when a node has had no connection
     parted: BTreeMap<NodeKey, Nanos>,
+    /// When a representative has connected since this leader leads
+    connected: BTreeMap<NodeKey, Nanos>,
     /// Since when one of two representatives has heard nothing of a link of which the other one has
     deaf: BTreeMap<At, Nanos>,
     /// When registers were asked for that have to reach a stored floor
@@ -63,6 +65,20 @@ impl Machine {
     /// Returns all seats of all switches.
     pub(super) fn seats(&self) -> impl Iterator<Item = (u16, u8)> + use<> {
         self.switches().flat_map(|switch| (0..SEATS).map(move |seat| (switch, seat)))
+    }
+
+    /// Notes that a node has connected.
+    pub(super) fn connect(&mut self, node: NodeKey) {
+        let now = self.now;
+        if let (Some(leader), NodeKey::Rep(..)) = (&mut self.leader, node) {
+            leader.seats.connected.insert(node, now);
+        }
+    }
+
+    /// Returns how long a representative has had a connection, as far as this leader knows.
+    pub(super) fn connected_for(&self, node: NodeKey) -> Nanos {
+        let leader = self.leader();
+        self.since(leader.seats.connected.get(&node).copied().unwrap_or(leader.since))
     }
 
     /// Notes that a node has no connection any more.

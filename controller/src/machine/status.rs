@@ -2,7 +2,6 @@
 
 use super::cases::Answer;
 use super::{Machine, NodeKey};
-use crate::graph::Node;
 use crate::operator::{CaseStatus, MemberStatus, RepStatus, SilentLink, SuspicionStatus};
 use crate::record::Stage;
 use onepipe::ProcessId;
@@ -81,18 +80,13 @@ impl Machine {
     /// Returns the links whose keepers hear nothing.
     pub fn silent_links(&self) -> Vec<SilentLink> {
         let Some(leader) = &self.leader else { return Vec::new() };
-        let name = |node| match self.graph.at(node) {
-            Node::Process(id) => format!("process {id}"),
-            Node::Up(switch) => format!("switch {switch} up"),
-            Node::Down(switch) => format!("switch {switch} down"),
-        };
         let silent: BTreeSet<_> =
             leader.links.iter().filter(|(_, status)| status.silent).map(|((link, _), _)| *link).collect();
         silent
             .into_iter()
             .map(|link| {
                 let ends = self.graph.ends(link);
-                SilentLink { from: name(ends.from), to: name(ends.to) }
+                SilentLink { from: self.place_name(ends.from), to: self.place_name(ends.to) }
             })
             .collect()
     }

@@ -10,8 +10,9 @@ mod world;
 use super::Bug;
 use understudy_tests::planted;
 use world::{
-    Planted, World, run, run_ahead, run_double_death, run_during_callbacks, run_late_command, run_seats,
-    run_unheard, run_unseat, run_wrong_clock, run_wrong_members,
+    Planted, World, run, run_ahead, run_double_death, run_drain, run_drain_among_faults,
+    run_during_callbacks, run_late_command, run_seats, run_unheard, run_unseat, run_wrong_clock,
+    run_wrong_members,
 };
 
 /// Seeds in `cargo test`; `FROM=1000 SEEDS=5000` runs others
@@ -155,4 +156,14 @@ fn an_answer_of_one_of_two_representatives_is_not_enough() {
 #[test]
 fn one_of_two_representatives_is_enough() {
     pass_and_find(run_unseat, 60, &[]);
+}
+
+#[test]
+fn switches_are_drained_without_a_case() {
+    pass_and_find(run_drain, 40, &[Planted::Controller(Bug::DrainsUnready)]);
+}
+
+#[test]
+fn a_drain_among_faults_never_breaks_a_decision() {
+    pass_and_find(run_drain_among_faults, 60, &[]);
 }

@@ -3,14 +3,14 @@
 use super::alarms::{Alarms, Urgency};
 use super::storage::{Job, Stored};
 use super::{Counts, Happened, Snapshot};
-use crate::machine::{self, Alarm, Effect, Input, Machine, NodeKey};
+use crate::machine::{self, Alarm, Drain, Effect, Input, Machine, NodeKey};
 use crate::operator::{Answer, Request, Status, Summary};
 use crate::record::{MemberState, Stage};
 use crate::store::{StoreError, Term};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, select};
 use management::{ConnectionId, Peer, Reason, Server, ServerEvent};
 use onepipe::ProcessId;
-use onepipe::control::{Envelope, Message};
+use onepipe::control::{Envelope, Incarnation, Message};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -21,6 +21,8 @@ use tracing::{debug, info, warn};
 const RETRY: Nanos = Nanos::from_secs(1);
 /// Time for which a snapshot is recent
 const FRESH: Nanos = Nanos::from_millis(20);
+/// Why an operator's request is refused
+const NOT_LEADING: &str = "this controller does not lead; ask the one that leads";
 /// Longest time without a step
 const IDLE: Nanos = Nanos::from_millis(100);
 
@@ -282,6 +284,10 @@ impl Worker {
                 Ok(()) => vec![Answer::Done],
                 Err(why) => vec![Answer::Refused(why)],
             },
+            Ok(Request::Drain(switch, incarnation)) => match self.drain(switch, incarnation) {
+                Ok(()) => vec![Answer::Done],
+                Err(why) => vec![Answer::Refused(why)],
+            },
             Err(refusal) => vec![Answer::Refused(refusal.to_string())],
         };
         self.counts.requests_refused += u64::from(matches!(answers[..], [Answer::Refused(_)]));
@@ -291,7 +297,7 @@ impl Worker {
     }
 
     fn fail(&mut self, process: ProcessId) -> Result<(), String> {
-        let image = self.machine.image().ok_or("this controller does not lead; ask the one that leads")?;
+        let image = self.machine.image().ok_or(NOT_LEADING)?;
         let state = image.member(process).map(|(_, record)| record.state);
         match state {
             Some(MemberState::Member | MemberState::Joining) => {
@@ -303,6 +309,21 @@ impl Worker {
             Some(MemberState::Gone | MemberState::Left) | None => {
                 Err(format!("process {process} is not a member; `status` lists the members"))
             }
+        }
+    }
+
+    fn drain(&mut self, switch: u16, incarnation: Incarnation) -> Result<(), String> {
+        self.machine.image().ok_or(NOT_LEADING)?;
+        match self.machine.drained(switch, incarnation) {
+            Ok(Drain::Ready(seat)) => {
+                info!(
+                    "An operator drains switch {switch}: its representative of incarnation {incarnation} leaves."
+                );
+                self.input(Input::Drain(switch, seat));
+                Ok(())
+            }
+            Ok(Drain::Leaves | Drain::Retired) => Ok(()),
+            Err(why) => Err(why.to_string()),
         }
     }
 

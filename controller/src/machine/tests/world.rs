@@ -2,12 +2,14 @@
 
 mod callbacks;
 mod carry;
+mod drain;
 mod leaders;
 mod runs;
 mod seats;
 mod unheard;
 
 pub(super) use callbacks::run_during_callbacks;
+pub(super) use drain::{run_drain, run_drain_among_faults};
 pub(super) use runs::{run, run_double_death, run_late_command, run_wrong_clock, run_wrong_members};
 pub(super) use seats::{run_ahead, run_seats, run_unseat};
 pub(super) use unheard::run_unheard;

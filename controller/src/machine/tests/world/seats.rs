@@ -10,7 +10,7 @@ const RISES_WITHIN: usize = 2_500;
 
 impl World {
     /// Creates a drawn network whose switches have two representatives each.
-    fn doubled(seed: u64, draws: &mut Rng, planted: Option<Planted>) -> Self {
+    pub(super) fn doubled(seed: u64, draws: &mut Rng, planted: Option<Planted>) -> Self {
         let racks: Vec<_> = (0..=draws.below(2)).map(|_| 1 + draws.below(2) as usize).collect();
         Self::with_seats(seed, &racks, 1 + draws.below(2) as usize, &[0, 1], planted)
     }
@@ -36,7 +36,7 @@ impl World {
     }
 
     /// A representative fails in a drawn way.
-    fn seat_fault(&mut self) {
+    pub(super) fn seat_fault(&mut self) {
         let (switch, seat) = self.draw_rep();
         let node = NodeKey::Rep(switch, seat);
         match self.draw(6) {
@@ -66,7 +66,7 @@ impl World {
     }
 
     /// Checks that no case is opened and that all barriers rise for some time.
-    fn check_unharmed(&mut self, rounds: usize) -> Result<(), String> {
+    pub(super) fn check_unharmed(&mut self, rounds: usize) -> Result<(), String> {
         let cases = self.image.cases.len();
         let ids: Vec<ProcessId> = self.processes.keys().copied().collect();
         for _ in 0..rounds {
