@@ -2,9 +2,12 @@
 //! paper's testbed is such a tree of 32 hosts, 4 `ToR`, 4 spine and 2 core switches (1Pipe, section 7.1).
 
 use super::Behaviour;
-use super::addresses::{Addresses, REGISTERS, host_addresses, shifted_clock, switch_addresses};
+use super::addresses::{
+    Addresses, REGISTERS, host_addresses, shifted_clock, standby_addresses, switch_addresses,
+};
 use super::host::{Host, Position};
 use super::incarnations::clock_error;
+use super::seats::{standby_config, standby_end};
 use super::variation::{clock_source, drawn_error};
 use super::{Network, Record};
 use controller::graph::{Graph, Layout};
@@ -14,6 +17,7 @@ use representative::Representative;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, EPOCH, Link as Wire, Node, NodeId, Switch, World};
+use std::collections::BTreeMap;
 use switch::forward::config::{ForwardingMode, NextHop, Prefix, Route, RouteTable, Ttl};
 use switch::forward::{self, Forward};
 use switch::{Nanos, PortId, Rng};
@@ -53,6 +57,8 @@ pub struct FatTree {
     pub beacon_clocks: Option<(u64, u64)>,
     /// Whether a controller gives the representatives incarnations
     pub controlled: bool,
+    /// Switch whose barriers a second host keeps as well, if any; for [`Incarnation::Host`]
+    pub standby: Option<usize>,
 }
 
 /// A switch and its links: those below in order, then those above. A link has the number of its port.
@@ -110,6 +116,7 @@ impl FatTree {
             drift_ppb: 0,
             beacon_clocks: None,
             controlled: false,
+            standby: None,
         }
     }
 
@@ -205,14 +212,20 @@ impl FatTree {
             Some(towards(alone(neighbour.at().ip), [port]))
         });
         let own = towards(alone(switch_addresses(number, 0).ip), [links]);
-        let beacons = others.chain([own]).filter(|_| beside > 0);
+        let second = self.standby.and_then(|standby| {
+            let is_it = |neighbour: &Neighbour| matches!(neighbour, Neighbour::Switch(n, _) if *n == standby);
+            let port = site.below.iter().chain(&site.above).position(is_it);
+            let port = if standby == number { Some(links + 1) } else { port };
+            port.map(|port| towards(alone(standby_addresses(standby, 0).ip), [port]))
+        });
+        let beacons = others.chain([own]).chain(second).filter(|_| beside > 0);
         let routes = RouteTable {
             mac: MacAddr([0; 6]),
             ttl: Ttl::Keep,
             seed: seed ^ number as u64,
             routes: site.routes.iter().cloned().chain(beacons).collect(),
         };
-        let ports = (links + beside) as u16;
+        let ports = (links + beside + usize::from(self.standby == Some(number))) as u16;
         forward::Config { mode: ForwardingMode::Routes(routes), ..forward::Config::bridge(ports, 1) }
     }
 
@@ -230,7 +243,11 @@ impl FatTree {
                 _ => BeaconForm::Datagram,
             };
             let port = PortId(if beside { 0 } else { number as u16 });
-            Link { side, port, mac, address: ip.into(), qpn, beacon, detour: Vec::new(), standby: None }
+            let standby = match neighbour {
+                Neighbour::Switch(n, link) if self.standby == Some(n) => Some(standby_end(n, link)),
+                _ => None,
+            };
+            Link { side, port, mac, address: ip.into(), qpn, beacon, detour: Vec::new(), standby }
         });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.router(number, site, seed) };
         let own = switch_addresses(number, 0);
@@ -260,10 +277,17 @@ impl FatTree {
         self.sites().iter().enumerate().map(|(n, site)| self.config(n, site, seed)).collect()
     }
 
+    /// Returns the configuration of the standby, if there is one.
+    pub(super) fn standby_configs(&self, seed: u64) -> BTreeMap<usize, Config> {
+        let sites = self.sites();
+        let config = |n: usize| (n, standby_config(n, self.config(n, &sites[n], seed)));
+        self.standby.into_iter().map(config).collect()
+    }
+
     /// Returns the routing graph of the tree, as the controller has it.
     pub(super) fn graph(&self) -> Graph {
-        let layout = |site: Site| {
-            let mut layout = Layout::default();
+        let layout = |(n, site): (usize, Site)| {
+            let mut layout = Layout { standby: self.standby == Some(n), ..Layout::default() };
             for neighbour in site.below {
                 match neighbour {
                     Neighbour::Host(host) => layout.processes.push(Some(ProcessId(host as u32))),
@@ -277,7 +301,7 @@ impl FatTree {
             layout.above = above.collect();
             layout
         };
-        Graph::new(&self.sites().into_iter().map(layout).collect::<Vec<_>>())
+        Graph::new(&self.sites().into_iter().enumerate().map(layout).collect::<Vec<_>>())
     }
 
     /// Returns the rack switches, each as a router that sends nothing through spine switch `avoided` of its pod
@@ -296,7 +320,8 @@ impl FatTree {
     /// Builds the network.
     ///
     /// # Panics
-    /// If a size is not a power of two, sizes do not fit each other, or there are more than 65,536 hosts.
+    /// If a size is not a power of two, sizes do not fit each other, there are more than 65,536 hosts, or a switch that
+    /// keeps its barriers itself has a standby.
     pub fn build(&self, seed: u64) -> Network {
         self.build_with(seed, |n, position| Host::new(n, position, self.behaviour, seed))
     }
@@ -314,6 +339,7 @@ impl FatTree {
             "several racks need spines, and several pods need cores"
         );
         assert!(cores == 0 || cores.is_multiple_of(spines), "cores is no multiple of spines");
+        assert!(self.standby.is_none() || self.incarnation == Incarnation::Host, "only hosts are standbys");
         let mut world = World::new(seed);
         let mut rng = Rng::stream(seed, 1 << 33);
         let mut clock = |by: u64| {
@@ -328,7 +354,7 @@ impl FatTree {
             let position = Position {
                 hosts: self.all_hosts(),
                 tor: switch_addresses(n / hosts, n % hosts),
-                standby: None,
+                standby: (self.standby == Some(n / hosts)).then(|| standby_addresses(n / hosts, n % hosts)),
                 every: self.every,
                 clock_error: clock_error(self.skew_ns, self.behaviour.step_ns),
                 clock_off_by: self.drawn_error(n as u64),
@@ -377,12 +403,20 @@ impl FatTree {
                 world.connect(switch, node, self.link);
             }
         }
+        let standby = |(n, config): (usize, Config)| {
+            let standby =
+                Switch::new(move || Representative::new(config.clone()).expect("the configuration is valid"));
+            let node = world.add(&format!("standby {n}"), standby, clock(1000 * self.skew_ns));
+            world.connect(switches[n], node, self.link);
+            (n, node)
+        };
+        let standbys = self.standby_configs(seed).into_iter().map(standby).collect();
         Network {
             world,
             hosts: ends,
             switches,
             representatives,
-            standbys: Vec::new(),
+            standbys,
             access,
             uplinks,
             record: Record::default(),

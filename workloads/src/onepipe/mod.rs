@@ -413,8 +413,8 @@ pub struct Network {
     pub switches: Vec<NodeId>,
     /// Nodes that keep the barriers: switches or their representatives, as [`Switch<Representative>`]
     pub representatives: Vec<NodeId>,
-    /// Nodes of the standbys, by switch; empty if there are none
-    pub standbys: Vec<NodeId>,
+    /// Nodes of the standbys, by switch
+    pub standbys: BTreeMap<usize, NodeId>,
     /// Links of the hosts
     pub access: Vec<LinkId>,
     /// Links from the switches to those above them, by the number of the lower switch

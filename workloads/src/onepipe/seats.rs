@@ -6,7 +6,20 @@ use representative::Representative;
 use representative::config::{BeaconForm, Config, End, Incarnation};
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, LinkId, NodeId, Switch, World};
+use std::collections::BTreeMap;
 use switch::{PortId, Rng};
+
+/// Returns the standby of a switch, as a neighbour at its link `link` has it.
+pub(super) fn standby_end(n: usize, link: usize) -> End {
+    let Addresses { mac, ip, qpn } = standby_addresses(n, link);
+    End { mac, address: ip.into(), detour: Vec::new(), qpn, beacon: BeaconForm::Datagram }
+}
+
+/// Returns the configuration of a switch's standby, from that of its first representative.
+pub(super) fn standby_config(n: usize, first: Config) -> Config {
+    let own = standby_addresses(n, 0);
+    Config { mac: own.mac, addresses: vec![own.ip.into()], ..first }
+}
 
 impl Tree {
     /// Returns the addresses of the standby of a host's switch, if it has one.
@@ -19,8 +32,7 @@ impl Tree {
     /// Returns the second end of a link to a switch.
     pub(super) fn standby_end(&self, neighbour: Option<NeighbourSwitch>) -> Option<End> {
         let of = neighbour.filter(|switch| self.standby && switch.incarnation == Incarnation::Host)?;
-        let Addresses { mac, ip, qpn } = standby_addresses(of.number, of.link);
-        Some(End { mac, address: ip.into(), detour: Vec::new(), qpn, beacon: BeaconForm::Datagram })
+        Some(standby_end(of.number, of.link))
     }
 
     /// Returns the interfaces of the neighbouring switches' standbys, with the ports that lead there.
@@ -53,10 +65,10 @@ impl Tree {
         self.parent(self.level_of(switch), switch).map(|(parent, _)| parent)
     }
 
-    /// Returns the configuration of a switch's standby.
-    fn standby_config(&self, level: u32, n: usize) -> Config {
-        let own = standby_addresses(n, 0);
-        Config { mac: own.mac, addresses: vec![own.ip.into()], ..self.config(level, n) }
+    /// Returns the configurations of the standbys of all switches; none if the tree has none.
+    pub(super) fn standby_configs(&self) -> BTreeMap<usize, Config> {
+        let switches = (0..self.switches()).filter(|_| self.standby);
+        switches.map(|n| (n, standby_config(n, self.config(self.level_of(n), n)))).collect()
     }
 
     /// Returns the node that keeps the barriers of a switch.
@@ -83,14 +95,14 @@ impl Tree {
         switches: &[NodeId],
         sites: &[(u32, usize)],
         mut clock: impl FnMut() -> Clock,
-    ) -> Vec<NodeId> {
-        let mut standbys = Vec::new();
+    ) -> BTreeMap<usize, NodeId> {
+        let mut standbys = BTreeMap::new();
         for &(level, n) in sites.iter().filter(|_| self.standby) {
             assert!(self.is_bridge(n), "switch {n} keeps its barriers itself, and has no standby");
-            let standby = self.representative(self.standby_config(level, n), n);
+            let standby = self.representative(standby_config(n, self.config(level, n)), n);
             let node = world.add(&format!("standby {n}"), standby, clock());
             world.connect(switches[n], node, self.link);
-            standbys.push(node);
+            standbys.insert(n, node);
         }
         standbys
     }
@@ -114,7 +126,7 @@ impl Network {
     /// If no host beside the switch keeps its barriers, or it has no standby.
     pub fn seat(&self, switch: usize, standby: bool) -> Seat {
         let (node, at) = if standby {
-            (self.standbys[switch], standby_addresses(switch, 0))
+            (self.standbys[&switch], standby_addresses(switch, 0))
         } else {
             (self.representatives[switch], switch_addresses(switch, 0))
         };

@@ -192,7 +192,7 @@ impl Triangle {
             hosts,
             switches,
             representatives: representatives.into(),
-            standbys: Vec::new(),
+            standbys: std::collections::BTreeMap::new(),
             access,
             uplinks: vec![between],
             record: Record::default(),

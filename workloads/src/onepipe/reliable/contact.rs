@@ -43,7 +43,7 @@ impl System {
             }
             NodeKey::Rep(switch, seat) => {
                 let stored = self.image.rep(switch, seat);
-                let present = self.sites[usize::from(switch)].keeper.status().incarnation;
+                let present = self.sites[&(switch, seat)].keeper.status().incarnation;
                 stored.is_some_and(|(incarnation, rep)| {
                     incarnation == present && matches!(rep.state, RepState::Configuring | RepState::Active)
                 })
@@ -60,11 +60,16 @@ impl System {
             return Ok(());
         }
         let place = self.graph.place(id).expect("a process of the graph");
-        for node in [NodeKey::Process(id), NodeKey::Rep(place.switch, 0)] {
-            let last = self.contact.last_without.get(&node);
-            if last.is_none_or(|&last| self.now() > last + ANSWERS_WITHIN) {
+        // All representatives of the switch have to answer.
+        let of_switch = |(switch, _): &&super::SeatId| *switch == place.switch;
+        let seats = self.sites.keys().filter(of_switch).map(|&(switch, seat)| NodeKey::Rep(switch, seat));
+        let last = |node: NodeKey| self.contact.last_without.get(&node).copied();
+        let of_process = last(NodeKey::Process(id));
+        let of_switch = seats.filter_map(last).max();
+        for (what, last) in [("it", of_process), ("its switch", of_switch)] {
+            if last.is_none_or(|last| self.now() > last + ANSWERS_WITHIN) {
                 return Err(format!(
-                    "in case {case} nothing stopped process {id}, but {node:?} had contact since {last:?}"
+                    "in case {case} nothing stopped process {id}, but {what} had contact since {last:?}"
                 ));
             }
         }

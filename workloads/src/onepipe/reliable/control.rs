@@ -8,8 +8,6 @@ use controller::machine::{Config, Effect, Input, NodeKey, WriteId};
 use controller::store::{Change, MemoryStore, StoreError, Term};
 use controller::{Machine, Store};
 use onepipe::control::Envelope;
-use representative::Representative;
-use sim::Switch;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use switch::{Nanos, Rng};
@@ -275,7 +273,7 @@ impl System {
     /// Returns the nodes of the management network.
     pub(super) fn nodes(&self) -> Vec<NodeKey> {
         let hosts = (0..self.network.hosts.len()).map(|n| NodeKey::Process(onepipe::ProcessId(n as u32)));
-        let nodes = hosts.chain((0..self.sites.len()).map(|n| NodeKey::Rep(n as u16, 0)));
+        let nodes = hosts.chain(self.sites.keys().map(|&(switch, seat)| NodeKey::Rep(switch, seat)));
         nodes.filter(|&node| !self.is_unmanaged(node)).collect()
     }
 
@@ -286,7 +284,7 @@ impl System {
     pub(super) fn is_down(&self, node: NodeKey) -> bool {
         let id = match node {
             NodeKey::Process(id) => self.network.hosts[id.0 as usize],
-            NodeKey::Rep(switch, _) => self.network.representatives[usize::from(switch)],
+            NodeKey::Rep(switch, seat) => self.sites[&(switch, seat)].worker,
         };
         self.network.world.is_down(id)
     }
@@ -422,19 +420,13 @@ impl System {
     ) {
         match node {
             NodeKey::Process(id) => self.network.world.with(self.network.hosts[id.0 as usize], host),
-            NodeKey::Rep(switch, _) => {
+            NodeKey::Rep(switch, seat) => {
                 let now = self.now();
-                keeper(&mut self.sites[usize::from(switch)].keeper, now);
-                self.pass_commands(usize::from(switch));
+                if let Some(site) = self.sites.get_mut(&(switch, seat)) {
+                    keeper(&mut site.keeper, now);
+                }
+                self.pass_commands((switch, seat));
             }
-        }
-    }
-
-    /// Passes what a keeper wants to its worker.
-    pub(super) fn pass_commands(&mut self, switch: usize) {
-        let worker = self.network.representatives[switch];
-        while let Some(command) = self.sites[switch].keeper.poll_command() {
-            self.network.world.with(worker, |worker: &mut Switch<Representative>, _| worker.command(command));
         }
     }
 

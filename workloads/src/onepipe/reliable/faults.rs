@@ -1,6 +1,7 @@
 //! Faults at drawn moments, and their repair.
 
 mod moments;
+mod seats;
 
 use super::System;
 use super::host::Host;
@@ -42,10 +43,14 @@ pub enum FaultKind {
     Join,
     /// A process leaves in order, and starts again
     Departure,
+    /// One of two representatives of a switch fails
+    Seat,
+    /// An operator asks for some time for the end of one of two representatives
+    Drain,
 }
 
 impl FaultKind {
-    /// All kinds.
+    /// All kinds for switches with one representative.
     pub const ALL: [Self; 12] = [
         Self::Process,
         Self::Link,
@@ -60,6 +65,9 @@ impl FaultKind {
         Self::Join,
         Self::Departure,
     ];
+
+    /// Kinds that need switches with two representatives.
+    pub const SEATS: [Self; 2] = [Self::Seat, Self::Drain];
 }
 
 /// Faults of a run.
@@ -207,7 +215,7 @@ impl System {
             }
             FaultKind::Flap => self.flap(),
             FaultKind::Representative => {
-                let switch = self.rng.below(self.sites.len() as u64) as usize;
+                let switch = self.rng.below(self.network.representatives.len() as u64) as usize;
                 if !self.network.world.is_down(self.network.representatives[switch]) {
                     let most = *self.rng.pick(&[20_000, 500_000]);
                     let time = Nanos(3000 + self.rng.below(most));
@@ -233,6 +241,8 @@ impl System {
             FaultKind::Delay => self.delay(),
             FaultKind::Join => self.await_join(),
             FaultKind::Departure => self.depart(),
+            FaultKind::Seat => self.draw_seat_fault(),
+            FaultKind::Drain => self.draw_drain(),
         }
     }
 

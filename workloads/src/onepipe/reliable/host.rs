@@ -156,9 +156,14 @@ impl Host {
             let at = host_addresses(n);
             Peer { id: ProcessId(n as u32), mac: at.mac, address: at.ip.into(), qpn: at.qpn }
         };
-        let Addresses { mac, ip, qpn } = position.tor;
-        let mut config =
-            Config::new(peer(n), BeaconPeer { mac, address: ip.into(), qpn, detour: Vec::new() });
+        let beacon_peer = |Addresses { mac, ip, qpn }: Addresses| BeaconPeer {
+            mac,
+            address: ip.into(),
+            qpn,
+            detour: Vec::new(),
+        };
+        let mut config = Config::new(peer(n), beacon_peer(position.tor));
+        config.standby = position.standby.map(beacon_peer);
         config.peers = (0..position.hosts).filter(|&other| other != n).map(peer).collect();
         (config.mtu, config.max_members) = (256, position.hosts);
         config.reliable_buffer = position.hosts * GRANT;

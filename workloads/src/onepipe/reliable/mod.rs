@@ -13,6 +13,7 @@ mod message;
 mod oracle;
 mod outages;
 mod recovery;
+mod seats;
 mod tap;
 
 pub use faults::FaultKind;
@@ -29,10 +30,8 @@ use controller::record::Image;
 use controller::store::MemoryStore;
 use host::Host;
 use onepipe::ProcessId;
-use onepipe::control::{Envelope, Message};
 use onepipe::process::member::Refused;
-use representative::{Keeper, Representative, keeper};
-use sim::Switch;
+use seats::{SeatId, Site, sites};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::{Nanos, Rng};
 
@@ -95,44 +94,15 @@ impl Plan {
     }
 }
 
-/// Keeper of a switch's links, which lives and ends with its worker.
-#[derive(Debug)]
-struct Site {
-    keeper: Keeper,
-    /// Number of starts
-    starts: u16,
-    is_down: bool,
-    /// Latest state that it has answered
-    answered: u64,
-}
-
-impl Site {
-    fn new(keeper: Keeper, starts: u16) -> Self {
-        Self { keeper, starts, is_down: false, answered: 0 }
-    }
-
-    /// Looks at what the keeper sends.
-    fn see_answer(&mut self, envelope: &Envelope) -> Result<(), String> {
-        if let Message::Configured { version, .. } = envelope.message {
-            if version < self.answered {
-                return Err(format!("it answers state {version} after {}", self.answered));
-            }
-            self.answered = version;
-        }
-        Ok(())
-    }
-}
-
 /// System that was built.
 pub struct System {
     plan: Plan,
     rng: Rng,
     graph: Graph,
-    /// Configurations of the representatives
-    configs: Vec<representative::config::Config>,
     /// The data network
     pub network: Network,
-    sites: Vec<Site>,
+    /// By switch and seat
+    sites: BTreeMap<SeatId, Site>,
     down_hosts: BTreeSet<usize>,
     store: MemoryStore,
     controllers: Vec<Controller>,
@@ -151,6 +121,8 @@ pub struct System {
     /// Processes that could not be stopped in a case
     unfenced: BTreeSet<u32>,
     faults: faults::Faults,
+    /// Number of representatives that have left on an operator's request
+    drained: u64,
 }
 
 impl Tree {
@@ -164,11 +136,11 @@ impl Tree {
             match level.checked_sub(1) {
                 None => {
                     let processes = below.map(|host| Some(ProcessId(host as u32))).collect();
-                    Layout { processes, above, ..Layout::default() }
+                    Layout { processes, above, standby: self.standby, ..Layout::default() }
                 }
                 Some(level) => {
                     let below = below.map(|child| (self.first_of(level) + child) as u16).collect();
-                    Layout { below, above, ..Layout::default() }
+                    Layout { below, above, standby: self.standby, ..Layout::default() }
                 }
             }
         };
@@ -187,20 +159,19 @@ impl System {
         let (bug, load) = (plan.bugs.process, plan.load);
         let settings = host::Settings { topology: TOPOLOGY, seed, unmanaged, clock_error, bug, load };
         let host = |n, position| Host::new(n, position, settings);
-        let (network, graph, configs) = if let Some(tree) = &plan.fat_tree {
-            (tree.build_with(seed, host), tree.graph(), tree.configs(seed))
+        let (network, graph, configs, standbys) = if let Some(tree) = &plan.fat_tree {
+            (tree.build_with(seed, host), tree.graph(), tree.configs(seed), tree.standby_configs(seed))
         } else {
             let tree = &plan.tree;
             let configs = (0..tree.switches()).map(|n| tree.config(tree.level_of(n), n)).collect();
-            (tree.build_with(seed, host), tree.graph(), configs)
+            (tree.build_with(seed, host), tree.graph(), configs, tree.standby_configs())
         };
         let mut system = Self {
             plan,
             rng: Rng::stream(seed, 0x0077_686f_6c65),
             graph,
-            configs,
             network,
-            sites: Vec::new(),
+            sites: BTreeMap::new(),
             down_hosts: BTreeSet::new(),
             store: MemoryStore::default(),
             controllers: Vec::new(),
@@ -213,27 +184,11 @@ impl System {
             terms: 0,
             unfenced: BTreeSet::new(),
             faults: faults::Faults::default(),
+            drained: 0,
         };
-        for switch in 0..system.configs.len() {
-            let keeper = system.new_keeper(switch, 0);
-            system.sites.push(Site::new(keeper, 1));
-        }
+        system.sites = sites(&system.network, configs, standbys);
         system.start_controller();
         system
-    }
-
-    fn new_keeper(&self, switch: usize, starts: u16) -> Keeper {
-        let [low, high] = starts.to_le_bytes();
-        let mut boot = [switch as u8; 16];
-        (boot[0], boot[1]) = (low, high);
-        let config = keeper::Config {
-            switch: switch as u16,
-            seat: 0,
-            boot,
-            topology: TOPOLOGY,
-            retry_after: Nanos::from_micros(50),
-        };
-        Keeper::new(config, self.configs[switch].clone())
     }
 
     /// Returns the time of the world.
@@ -292,6 +247,23 @@ impl System {
         self.network.world.node(self.network.hosts[n])
     }
 
+    /// Returns the longest times in which the best-effort barrier and the commit barrier of a host did not rise, since
+    /// the last [`Self::forget_stalls`].
+    pub fn stalls(&self) -> [Nanos; 2] {
+        [0, 1].map(|service| {
+            let stalls = self.hosts().map(|host| host.meter.barriers[service].stall);
+            stalls.max().unwrap_or_default()
+        })
+    }
+
+    /// Forgets for how long barriers have stood still.
+    pub fn forget_stalls(&mut self) {
+        for n in 0..self.network.hosts.len() {
+            let host: &mut Host = self.network.world.node_mut(self.network.hosts[n]);
+            host.meter.barriers.iter_mut().for_each(|rises| rises.stall = Nanos::ZERO);
+        }
+    }
+
     fn hosts(&self) -> impl Iterator<Item = &Host> {
         (0..self.network.hosts.len()).map(|n| self.host(n))
     }
@@ -335,7 +307,7 @@ impl System {
     /// Returns how many messages of an earlier term the processes and representatives of this moment have refused.
     pub fn refused_terms(&self) -> u64 {
         let of_hosts = self.hosts().map(|host| host.member.counters().refused(Refused::OldTerm));
-        of_hosts.chain(self.sites.iter().map(|site| site.keeper.refused().old_term)).sum()
+        of_hosts.chain(self.sites.values().map(|site| site.keeper.refused().old_term)).sum()
     }
 
     /// Returns how many messages of either service a process has received since its start.
@@ -368,47 +340,6 @@ impl System {
             if has_ended {
                 self.end_host(n);
             }
-        }
-        Ok(())
-    }
-
-    /// Runs the keepers, and replaces those whose workers have restarted.
-    ///
-    /// # Errors
-    /// A keeper answers an earlier state after a later one.
-    fn see_representatives(&mut self) -> Result<(), String> {
-        let now = self.now();
-        for switch in 0..self.sites.len() {
-            let (worker, node) = (self.network.representatives[switch], NodeKey::Rep(switch as u16, 0));
-            if self.network.world.is_down(worker) {
-                if !core::mem::replace(&mut self.sites[switch].is_down, true) {
-                    self.disconnect(node);
-                }
-                continue;
-            }
-            if self.sites[switch].is_down {
-                let starts = self.sites[switch].starts;
-                let keeper = self.new_keeper(switch, starts);
-                self.sites[switch] = Site::new(keeper, starts + 1);
-            }
-            let events: Vec<_> = {
-                let worker: &mut Switch<Representative> = self.network.world.node_mut(worker);
-                worker.events.drain(..).collect()
-            };
-            let keeper = &mut self.sites[switch].keeper;
-            for event in events {
-                keeper.on_event(event, now);
-            }
-            if keeper.next_timer().is_some_and(|at| at <= now) {
-                keeper.on_timer(now);
-            }
-            self.pass_commands(switch);
-            let keeper = &mut self.sites[switch].keeper;
-            let sent: Vec<_> = core::iter::from_fn(|| keeper.poll_envelope()).collect();
-            for envelope in &sent {
-                self.sites[switch].see_answer(envelope).map_err(|why| format!("switch {switch}: {why}"))?;
-            }
-            self.send_to_controllers(node, sent);
         }
         Ok(())
     }

@@ -120,6 +120,11 @@ impl System {
         self.failed().into_iter().map(|((id, incarnation), time)| (id, incarnation, time)).collect()
     }
 
+    /// Returns the number of cases.
+    pub fn cases(&self) -> usize {
+        self.image.cases.len()
+    }
+
     /// Returns the incarnations that failed in a case in which not all receivers could be stopped: the operator
     /// is alarmed, because their messages may be delivered by some receivers alone.
     fn unsound(&self) -> BTreeSet<Endpoint> {
@@ -162,7 +167,7 @@ impl System {
         };
         let hosts: String = self.hosts().map(host).collect();
         let keeper = |site: &super::Site| format!("\n{:?}", site.keeper.status());
-        let keepers: String = self.sites.iter().map(keeper).collect();
+        let keepers: String = self.sites.values().map(keeper).collect();
         let controller = |controller: &super::Controller| {
             format!("\nleads {}, suspects {}", controller.leads(), controller.suspects())
         };

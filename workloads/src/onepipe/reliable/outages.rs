@@ -10,6 +10,8 @@ use switch::Nanos;
 
 /// Time within which everything is settled at the end
 const SETTLES_WITHIN: Nanos = Nanos::from_millis(20);
+/// Time within which a representative leaves
+const LEAVES_WITHIN: Nanos = Nanos::from_millis(10);
 
 /// What happens at the beginning of an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +30,12 @@ pub enum Outage {
     NewController,
     /// The switch of the last rack crashes, by which its hosts reach the controller, too
     Rack,
+    /// A representative of a switch ends that has another one
+    Representative(usize),
+    /// It starts again
+    NewRepresentative(usize),
+    /// An operator has the other one leave, as soon as the new one serves alone, and it starts again
+    Drain(usize),
     /// Hosts, their links and switches return; a core link does not
     Return,
 }
@@ -35,6 +43,8 @@ pub enum Outage {
 /// What the hosts that are not separated see in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interval {
+    /// Its length
+    pub lasts: Nanos,
     /// Number of hosts that no outage has separated
     pub hosts: usize,
     /// Number of those that are members of the reliable service at its end
@@ -50,10 +60,10 @@ pub struct Interval {
 }
 
 impl Testbed {
-    /// Lets an outage happen, and runs for `time`.
+    /// Lets an outage happen, and runs for `time`, after a representative has left that an operator drains.
     ///
     /// # Errors
-    /// A violation that a step shows.
+    /// A violation that a step shows, or a representative does not leave.
     pub fn interval(&mut self, outage: Outage, time: Nanos) -> Result<Interval, String> {
         let (begin, failed, recalled) =
             (self.system.now(), self.system.failures().len(), self.system.totals().recalled);
@@ -66,9 +76,13 @@ impl Testbed {
         if outage == Outage::CoreLink {
             self.reroute(Broken::CoreLink);
         }
+        if let Outage::Drain(switch) = outage {
+            self.system.drain((switch as u16, 1), self.system.now() + LEAVES_WITHIN)?;
+        }
         self.run(time.since(REROUTED_AFTER))?;
         let now = self.system.now();
         Ok(Interval {
+            lasts: now.since(begin),
             hosts: hosts.len(),
             members: hosts.iter().filter(|&&host| self.system.admitted(host).is_some()).count(),
             delivered: self.system.delivered(begin, now),
@@ -93,7 +107,9 @@ impl Testbed {
         let rack = self.tree.all_hosts() - self.tree.hosts..self.tree.all_hosts();
         let network = &self.system.network;
         let fault = match outage {
-            Outage::Nothing => return,
+            Outage::Nothing | Outage::Drain(_) => return,
+            Outage::Representative(switch) => Fault::Crash(network.representatives[switch]),
+            Outage::NewRepresentative(switch) => Fault::Restart(network.representatives[switch]),
             Outage::Host(host) => Fault::Crash(network.hosts[host]),
             Outage::Link(host) => Fault::Cut(vec![network.access[host]]),
             Outage::CoreLink => return self.fail(Broken::CoreLink),

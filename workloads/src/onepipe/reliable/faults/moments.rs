@@ -7,13 +7,16 @@ use crate::onepipe::{Failing, Part, Wiring};
 use controller::machine::NodeKey;
 use controller::record::Stage;
 use onepipe::ProcessId;
+use onepipe::control::Incarnation;
 use switch::Nanos;
 
 /// What is waited for.
 #[derive(Debug, Default)]
 pub(super) struct Moments {
     /// Nodes that are cut off from the controllers, each until a time
-    isolated: Vec<(Nanos, NodeKey)>,
+    pub(super) isolated: Vec<(Nanos, NodeKey)>,
+    /// Representatives whose end an operator asks for, each until a time
+    pub(super) drains: Vec<(Nanos, u16, Incarnation)>,
     /// The leader is to be replaced in this stage of a failure
     takeover: Option<Open>,
     /// When it is to be replaced
@@ -35,6 +38,7 @@ impl System {
     /// Does what is due, or what was waited for.
     pub(super) fn see_moments(&mut self) {
         let now = self.now();
+        self.ask_for_drains();
         for (_, node) in self.faults.moments.isolated.extract_if(.., |(at, _)| *at <= now).collect::<Vec<_>>()
         {
             self.cut_off.remove(&node);
@@ -80,7 +84,9 @@ impl System {
             let rack = self.rng.below((tree.hosts() / tree.fanout) as u64) as usize;
             let hosts = rack * tree.fanout..(rack + 1) * tree.fanout;
             let hosts = hosts.map(|host| NodeKey::Process(ProcessId(host as u32)));
-            let nodes: Vec<_> = hosts.chain([NodeKey::Rep(rack as u16, 0)]).collect();
+            let seats = self.sites.keys().filter(|(switch, _)| usize::from(*switch) == rack);
+            let seats = seats.map(|&(switch, seat)| NodeKey::Rep(switch, seat));
+            let nodes: Vec<_> = hosts.chain(seats).collect();
             (Part::Switch(rack), Wiring::Uplink(rack), nodes)
         } else {
             let host = self.rng.below(tree.hosts() as u64) as usize;

@@ -2,6 +2,7 @@
 //! drawn from a seed, and named scenarios.
 
 mod scenarios;
+mod seats;
 
 use crate::environment;
 use representative::config::{Incarnation, Pace};
@@ -58,15 +59,28 @@ fn draw(seed: u64) -> Plan {
 
 /// Runs and checks a system.
 fn run(seed: u64, kinds: &[FaultKind], bugs: Bugs) -> Result<System, String> {
-    let mut plan = draw(seed);
+    run_plan(&draw(seed), seed, kinds, bugs, |_| {})
+}
+
+/// Runs and checks a system, which `prepare` gets before it runs.
+fn run_plan(
+    plan: &Plan,
+    seed: u64,
+    kinds: &[FaultKind],
+    bugs: Bugs,
+    prepare: impl FnOnce(&mut System),
+) -> Result<System, String> {
+    let mut plan = *plan;
     plan.bugs = bugs;
     let mut system = System::new(&plan, seed);
+    prepare(&mut system);
+    let lasts = system.lasts();
     if kinds.is_empty() {
-        system.run_until(ACTIVE)?;
+        system.run_until(lasts)?;
     } else {
-        system.run_with_faults(JOINS, ACTIVE, kinds)?;
+        system.run_with_faults(JOINS, lasts, kinds)?;
         // What crashed restarts, and links heal.
-        system.run_until(system.last_end().max(ACTIVE) + Nanos::from_micros(100))?;
+        system.run_until(system.last_end().max(lasts) + Nanos::from_micros(100))?;
         system.repair();
     }
     // Time-outs are as long as the latest frames are late.
