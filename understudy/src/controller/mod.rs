@@ -62,6 +62,15 @@ enum Action {
         #[command(flatten)]
         at: At,
     },
+    /// End the older representative of a switch when its other one serves, and wait for that; after 30 s nothing has
+    /// changed
+    Drain {
+        /// Number of the switch: its place in the topology, from 0
+        #[arg(value_name = "SWITCH")]
+        switch: u16,
+        #[command(flatten)]
+        at: At,
+    },
 }
 
 /// A running controller, and how to print its answer.
@@ -83,6 +92,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     match &args.action {
         Some(Action::Status { at }) => return operator::status(at),
         Some(Action::Fail { process, at }) => return operator::fail(*process, at),
+        Some(Action::Drain { switch, at }) => return operator::drain(*switch, at),
         None => {}
     }
     let path = args.config.as_deref().unwrap_or(Path::new(""));

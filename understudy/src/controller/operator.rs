@@ -1,13 +1,16 @@
-//! `understudy controller status` and `fail`: requests to a running controller.
+//! `understudy controller status`, `fail` and `drain`: requests to a running controller.
 
 use super::At;
 use crate::output::{print, print_error, printable, row, section};
 use crate::system::now;
-use ::controller::operator::{Answer, MemberStatus, Phase, Refusal, Request, Status, SuspicionStatus};
+use ::controller::operator::{
+    Answer, MemberStatus, Phase, Refusal, RepStatus, Request, Status, SuspicionStatus,
+};
 use ::controller::record::{MemberState, RepState, Stage};
 use core::fmt::Write as _;
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use management::{Client, ClientConfig, ClientEvent, Peer, Secret};
+use onepipe::control::Incarnation;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,6 +19,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest wait for a decision
 const DECISION: Duration = Duration::from_secs(10);
+/// Longest wait until a representative can leave, and has left
+const DRAIN: Duration = Duration::from_secs(30);
 /// Time between two looks at a decision
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -109,6 +114,38 @@ impl Connection {
             std::thread::sleep(LOOK);
         }
     }
+
+    /// Has the older representative of a switch end when the other one serves. Returns its incarnation when it has left.
+    fn drain(&self, switch: u16) -> Result<Incarnation, String> {
+        let of_switch = |rep: &RepStatus| rep.switch == switch && rep.state != RepState::Retired;
+        let reps = self.status()?.reps.into_iter().filter(of_switch);
+        let oldest = reps.min_by_key(|rep| (rep.state != RepState::Leaving, rep.incarnation));
+        let incarnation =
+            oldest.ok_or_else(|| format!("switch {switch} has no representative; see `status`"))?.incarnation;
+        let until = now() + DRAIN;
+        loop {
+            let asked = self.ask(&Request::Drain(switch, incarnation));
+            let rep = self.status()?.reps.into_iter().find(|rep| rep.incarnation == incarnation);
+            // A later incarnation may have its seat already.
+            match (rep.map(|rep| rep.state), asked) {
+                (None | Some(RepState::Retired), Ok(_)) => return Ok(incarnation),
+                (_, Err(why)) if now() >= until => {
+                    return Err(format!(
+                        "switch {switch} is not drained, and nothing has changed: {why}, for {} s",
+                        DRAIN.as_secs()
+                    ));
+                }
+                (_, Ok(_)) if now() >= until => {
+                    return Err(format!(
+                        "switch {switch}: incarnation {incarnation} leaves, and some neighbours have not acknowledged \
+                         that within {} s; see `status`",
+                        DRAIN.as_secs()
+                    ));
+                }
+                _ => std::thread::sleep(LOOK),
+            }
+        }
+    }
 }
 
 fn finish(result: Result<String, String>) -> ExitCode {
@@ -134,6 +171,19 @@ pub(super) fn fail(process: u32, at: &At) -> ExitCode {
             format!("{}\n", json!({ "process": process, "case": case, "time_ns": time }))
         } else {
             format!("Process {process} has failed in case {case}; its messages count up to {time} ns.\n")
+        }
+    }))
+}
+
+pub(super) fn drain(switch: u16, at: &At) -> ExitCode {
+    let drained = Connection::open(at).and_then(|connection| connection.drain(switch));
+    finish(drained.map(|incarnation| {
+        if at.json {
+            format!("{}\n", json!({ "switch": switch, "incarnation": incarnation.0 }))
+        } else {
+            format!(
+                "Switch {switch} is drained: its representative of incarnation {incarnation} has left, and the other one serves.\n"
+            )
         }
     }))
 }
