@@ -290,22 +290,20 @@ fn skeleton(topology: &Topology, layers: &[u32], representatives: &[usize]) -> P
 }
 
 impl Planner<'_> {
-    /// Refuses queue pairs that the controller gives to incarnations, and standbys where nodes know one representative.
+    /// Refuses queue pairs that the controller gives to incarnations, and standbys where nodes exchange clock beacons.
     fn check_queue_pairs(&mut self) {
-        let has_standby = |planned: &&PlannedSwitch| planned.standby.is_some();
-        let with_standby: Vec<_> = (0..)
-            .zip(&self.plan.switches)
-            .filter(|(_, planned)| has_standby(planned))
-            .map(|(n, _)| n)
-            .collect();
         if self.topology.settings.clock_source == ClockSource::Beacons {
-            self.problems.extend(with_standby.iter().copied().map(Problem::StandbyWithClocks));
+            let switches = (0..).zip(&self.plan.switches);
+            let with_standby = switches.filter(|(_, planned)| planned.standby.is_some());
+            self.problems.extend(with_standby.map(|(n, _)| Problem::StandbyWithClocks(n)));
         }
         if self.topology.settings.fail_after_intervals.is_none() {
             return;
         }
-        self.problems.extend(with_standby.into_iter().map(Problem::StandbyWithController));
-        let last = |planned: &PlannedSwitch| planned.first_qp.get() + planned.links.len() as u32 - 1;
+        let last = |planned: &PlannedSwitch| {
+            let standby = planned.standby.as_ref().map_or(0, |standby| standby.first_qp.get());
+            planned.first_qp.get().max(standby) + planned.links.len() as u32 - 1
+        };
         let last = self.plan.switches.iter().map(last).enumerate();
         let above = last.filter(|&(_, last)| last >= FIRST_INCARNATION_QP);
         self.problems.extend(above.map(|(switch, last)| Problem::QueuePairs { switch, last }));

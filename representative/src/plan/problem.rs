@@ -63,8 +63,6 @@ pub enum Problem {
         /// The host
         host: usize,
     },
-    /// A switch has a standby, and the network a controller, which knows one representative of each switch
-    StandbyWithController(usize),
     /// A switch has a standby, and clocks follow clock beacons, which have one sender for each switch
     StandbyWithClocks(usize),
     /// Beacons need a router whose MAC address is unknown
@@ -195,7 +193,6 @@ impl Problem {
             | Self::NoRepresentative(switch)
             | Self::NoMac { switch, .. }
             | Self::QueuePairs { switch, .. }
-            | Self::StandbyWithController(switch)
             | Self::StandbyWithClocks(switch)
             | Self::NoTunnel { switch, .. } => node(Node::Switch(switch)),
             Self::Disconnected { switch, host } | Self::SameHost { switch, host } => {
@@ -290,7 +287,6 @@ impl Problem {
             ),
             Self::SameHost { switch: at, host: index } => same_host(&switch(*at), &host(*index)),
             Self::StandbyWithClocks(at) => standby_with_clocks(&switch(*at)),
-            Self::StandbyWithController(at) => standby_with_controller(&switch(*at)),
             Self::QueuePairs { switch: at, last } => queue_pairs(&switch(*at), *last),
             Self::NoMac { switch: at, host: index } => (
                 format!("{} has no `mac`, but {} sends beacons through it", switch(*at), host(*index)),
@@ -317,16 +313,6 @@ fn same_host(switch: &str, host: &str) -> (String, String) {
     (
         format!("{host} is both the representative and the standby of {switch}"),
         "name another host with `standby = \"...\"`, or remove it: what ends one of the two must not end the other"
-            .into(),
-    )
-}
-
-/// Describes a switch with a standby in a network with a controller.
-fn standby_with_controller(switch: &str) -> (String, String) {
-    (
-        format!("{switch} has a standby, and the network has a controller"),
-        "remove `standby`, or remove [controller] and with it the reliable service: the controller knows one \
-         representative of each switch"
             .into(),
     )
 }

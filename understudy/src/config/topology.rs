@@ -65,7 +65,7 @@ settings::table! {
     mac: MacAddr = mac() => optional("not needed by the plan") example("02:00:00:00:01:01");
     /// Host that represents the switch
     representative: () = special("name of a host") => optional("chosen by the plan") example("h1");
-    /// Second host that represents the switch, so that nothing stops if one of the two fails; not with `[controller]`
+    /// Second host that represents the switch, so that nothing stops if one of the two fails; not with `clock_from = "beacons"`
     standby: () = special("name of a host") => optional("none") example("h2");
     /// Software of the switch, for which the plan writes rules
     os: System = words(&[("sonic", System::Sonic), ("eos", System::Eos), ("linux", System::Linux), ("understudy", System::Understudy)]) => optional("another one") example("sonic");

@@ -34,7 +34,7 @@ pub(crate) struct Printed {
     /// Scatterings that failed, with the reasons
     pub(crate) failed: BTreeMap<u64, BTreeSet<String>>,
     /// Failed processes with their timestamps
-    processes_failed: Vec<(u32, u64)>,
+    pub(crate) processes_failed: Vec<(u32, u64)>,
 }
 
 impl Printed {

@@ -111,12 +111,18 @@ fn standby_is_refused_with_clock_beacons() {
 }
 
 #[test]
-fn standby_is_refused_with_a_controller() {
+fn queue_pairs_of_standbys_are_below_those_of_the_controller() {
     let mut topology = with_standbys();
     topology.settings.fail_after_intervals = Some(10);
-    let expected = [0, 1, 4, 8].map(Problem::StandbyWithController);
-    let (message, help) = expected[0].describe(&topology);
-    assert_eq!(message, "`t0` has a standby, and the network has a controller");
-    assert!(help.starts_with("remove `standby`, or remove [controller]"), "{help}");
-    expect_problems(&topology, &expected);
+    let planned = plan(&topology).expect("the topology is valid");
+    let last = |switch: &PlannedSwitch| {
+        let first = switch.standby.as_ref().map_or(0, |standby| standby.first_qp.get());
+        first.max(switch.first_qp.get()) + switch.links.len() as u32 - 1
+    };
+    let last = planned.switches.iter().map(last).max().unwrap();
+    topology.settings.first_qp = Qpn::new(topology.settings.first_qp.get() + (1 << 16) - 1 - last);
+    plan(&topology).expect("the last one is just below");
+    topology.settings.first_qp = Qpn::new(topology.settings.first_qp.get() + 1);
+    let problems = plan(&topology).expect_err("one is above");
+    assert!(problems.iter().all(|problem| matches!(problem, Problem::QueuePairs { .. })), "{problems:?}");
 }

@@ -150,12 +150,6 @@ fn each_slip_is_reported_at_its_place() {
         "`r1` is both the representative and the standby of `tor1`",
         "name another host with `standby = \"...\"`",
     );
-    fails(
-        "[topology]\n[[switch]]\nname = \"tor1\"\n",
-        "[controller]\nlisten = \"127.0.0.1:7070\"\n[topology]\n[[switch]]\nname = \"tor1\" #!\nstandby = \"a\"\n",
-        "`tor1` has a standby, and the network has a controller",
-        "remove `standby`, or remove [controller]",
-    );
     fails("id = 1\n", "id = 0 #!\n", "`id` cannot be 0", "1");
     fails("\"10.255.0.1\"", "\"224.0.0.1\" #!", "224.0.0.1 is not a routable unicast address", "routes to");
     for address in ["224.0.0.1/24", "10.0.1.255/24", "10.0.1.0/24", "127.0.0.1/8"] {
