@@ -21,11 +21,17 @@ pub(super) const COLUMNS: [&str; 10] = [
     "commit stall us",
 ];
 
-const OUTAGES: [(Outage, &str); 9] = [
+/// Switch that two hosts represent: that of rack 0
+const DOUBLED: usize = 0;
+
+const OUTAGES: [(Outage, &str); 12] = [
     (Outage::Nothing, ""),
     (Outage::Host(9), "host 9 fails"),
     (Outage::Link(17), "the link of host 17 fails"),
     (Outage::CoreLink, "a core link fails"),
+    (Outage::Representative(DOUBLED), "one of rack 0's two representatives fails"),
+    (Outage::NewRepresentative(DOUBLED), "it starts again"),
+    (Outage::Drain(DOUBLED), "the other one is drained, and starts again"),
     (Outage::Controller, "the controller ends"),
     (Outage::NewController, "a controller starts from its store"),
     (Outage::Rack, "the switch of rack 3 fails"),
@@ -74,11 +80,12 @@ pub(super) fn run(incarnation: Incarnation, time: Nanos, output: &mut Output) ->
     let wrong = |what: String| miette!("{}: {what}", name(incarnation));
     let mut tree = FatTree::testbed(incarnation);
     (tree.every, tree.skew_ns) = (Nanos::from_micros(30), 300);
+    tree.standby = Some(DOUBLED);
     let mut bed = Testbed::of_applications(&tree, SEED).map_err(wrong)?;
     let (mut sums, mut at) = (Sums::default(), 0);
     for (n, (outage, what)) in OUTAGES.into_iter().enumerate() {
         let row = bed.interval(outage, time).map_err(wrong)?;
-        at += time.0;
+        at += row.lasts.0;
         sums.add(&row);
         let value = json!({
             "barriers": name(incarnation),
@@ -102,9 +109,9 @@ pub(super) fn run(incarnation: Incarnation, time: Nanos, output: &mut Output) ->
 /// Prints what the rows are about.
 pub(super) fn introduce() {
     println!(
-        "\nBoth services, on the same testbed with a controller and its store, barriers on a host beside each switch. Every host\n\
-         sends scatterings to drawn receivers, every 30 us on average, 6 of 10 of them reliable: they are delivered by all\n\
-         their receivers or by none. Beacons leave every {} us.\n",
+        "\nBoth services, on the same testbed with a controller and its store. A host beside each switch is its representative and\n\
+         keeps its barriers; the switch of rack 0 has two. Every host sends scatterings to drawn receivers, every 30 us on\n\
+         average, 6 of 10 of them reliable: they are delivered by all their receivers or by none. Beacons leave every {} us.\n",
         BEACON_INTERVAL.0 / 1000
     );
 }
