@@ -97,6 +97,19 @@ impl Discipline {
     pub fn sample(&mut self, sample: &ClockSample, now: Nanos) {
         // Up to now it follows the previous samples.
         self.advance(now);
+        self.take(sample);
+        self.epoch = self.epoch.max(self.target);
+    }
+
+    /// Accounts for a sample, and follows it to an earlier time at once as well: for a machine's clock, which keeps no
+    /// promises.
+    pub fn follow(&mut self, sample: &ClockSample) {
+        self.take(sample);
+        self.epoch = self.target;
+    }
+
+    /// Computes the time of the last three samples.
+    fn take(&mut self, sample: &ClockSample) {
         let [latest, previous, _] = self.recent;
         self.recent = [self.epoch_of(sample), latest, previous];
         self.samples = (self.samples + 1).min(3);
@@ -107,7 +120,6 @@ impl Discipline {
             ..=2 => b,
             _ => a.max(b).min(a.min(b).max(c)),
         };
-        self.epoch = self.epoch.max(self.target);
     }
 
     /// Sets the clock to a sample at once, without regard to earlier ones.
@@ -181,6 +193,19 @@ mod tests {
         for (n, error) in [(0, 0), (1, HOUR), (2, HOUR)] {
             clock.sample(&sample_at(Nanos::from_millis(n), HOUR), Nanos::from_millis(n));
             assert_eq!(error_of(&clock), error, "{n}");
+        }
+    }
+
+    #[test]
+    fn machine_clock_is_followed_in_both_directions_after_two_samples() {
+        for by in [HOUR, -HOUR, -50] {
+            let mut clock = Discipline::new(CLOCK);
+            for (n, error) in [(0, 0), (1, by), (2, by)] {
+                clock.follow(&sample_at(Nanos::from_millis(n), by));
+                assert_eq!((error_of(&clock), clock.offset()), (error, 0), "{n}");
+            }
+            clock.follow(&sample_at(Nanos::from_millis(3), 0));
+            assert_eq!(error_of(&clock), by, "one outlier");
         }
     }
 

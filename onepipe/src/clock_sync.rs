@@ -30,7 +30,7 @@ pub const INTERVALS: u64 = 16;
 /// version, in which a switch floods what it does not know
 pub const TURNS_UNHEARD: u64 = 32;
 /// Number of turns without a clock beacon after which a neighbour's values do not count any more
-const LEASE_TURNS: u64 = 10;
+pub(crate) const LEASE_TURNS: u64 = 10;
 /// Number of samples of which a value is the latest time, so that one delayed beacon does not count
 const SAMPLES: usize = 4;
 /// Number of round trips of which the shortest counts, and of own clock beacons whose echo is accepted

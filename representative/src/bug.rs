@@ -57,6 +57,8 @@ pub enum Bug {
     OtherEnd,
     /// The group follows the clock of any process, however far it is ahead
     FollowsAnyClock,
+    /// Processes may get a time that is before a floor of the commit registers
+    GroupBeforeFloor,
     /// A representative that is not named any more gets commit barriers
     RetiredFed,
 }

@@ -188,6 +188,14 @@ impl Commit {
         self.halves[half].output
     }
 
+    /// Returns the latest time that processes' clocks must have passed for the outputs to rise: that of an output, or of
+    /// a floor that a register has to reach.
+    pub(crate) fn least(&self) -> Option<Timestamp> {
+        let floors = self.inputs.iter().filter(|input| input.counted).map(|input| input.floor);
+        let outputs = self.halves.iter().map(|half| half.output);
+        self.timestamp(floors.chain(outputs).max().unwrap_or_default())
+    }
+
     /// Returns whether beacons on any output carry no commit barrier.
     #[inline]
     pub(crate) fn mutes_any(&self) -> bool {

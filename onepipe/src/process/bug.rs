@@ -22,6 +22,10 @@ pub enum Bug {
     BelievesOutliers,
     /// The clock follows clock beacons also to an earlier time, at once
     ClockStepsBack,
+    /// A machine's clock that is set while no clock beacons arrive moves the process's
+    SetMovesClock,
+    /// A process that starts does not wait for a switch that has fallen silent
+    StartsInSilence,
     /// Reliable service: a scattering counts as decided before its last receiver has acknowledged it
     CommitBeforeLastAck,
     /// Reliable service: a recall is not repeated

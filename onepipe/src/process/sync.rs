@@ -1,7 +1,7 @@
 //! Clock of a process that follows clock beacons ([`clock_sync`](crate::clock_sync)).
 
 use crate::clock::{ClockSample, ClockSource, Discipline};
-use crate::clock_sync::{ClockBody, INTERVALS, Neighbour, Refused, Times, latest};
+use crate::clock_sync::{ClockBody, INTERVALS, LEASE_TURNS, Neighbour, Refused, Times, latest};
 use crate::datagram::Datagram;
 use crate::header::{OnePipe, OnePipeOpcode, Timestamp};
 use core::net::IpAddr;
@@ -20,12 +20,23 @@ const WAIT_TURNS: u64 = 40;
 /// Maximum time by which a process may be ahead of the group's time because its link is longer than the others
 const AHEAD_MAX: i64 = 1_000_000;
 
+/// Change of a machine's clock between two samples (ns) that is no drift: the clock was set
+const STEP: i64 = 50_000;
+
 /// What a process hears from its switch before it takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
-    /// Nothing is sent but clock beacons. With the time of the first beacon of either kind
-    For(Option<Nanos>),
+    /// Nothing is sent but clock beacons
+    For(Option<Heard>),
     Over,
+}
+
+/// When beacons of either kind were heard from the switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Heard {
+    /// The first one since the switch was silent
+    first: Nanos,
+    last: Nanos,
 }
 
 /// Clock beacons of a process's link, and what it takes from them.
@@ -42,11 +53,14 @@ pub(super) struct Sync {
     group: Option<Timestamp>,
     /// Time by which the process's clock was set ahead of the machine's (ns)
     correction: i64,
+    /// Whether the correction is that of a time of the group
+    is_corrected: bool,
     wait: Wait,
     turn: Nanos,
     next_turn: Nanos,
     turns: u64,
     is_due: bool,
+    bug: Option<Bug>,
 }
 
 impl Sync {
@@ -63,12 +77,18 @@ impl Sync {
             limit: config.clock_limit,
             group: None,
             correction: 0,
+            is_corrected: false,
             wait: Wait::For(None),
             turn: Nanos(config.beacon_interval.0 * INTERVALS),
             next_turn: Nanos::ZERO,
             turns: 0,
             is_due: false,
+            bug: config.bug,
         })))
+    }
+
+    fn has_bug(&self, bug: Bug) -> bool {
+        cfg!(debug_assertions) && self.bug == Some(bug)
     }
 
     /// Returns whether the process does not take part yet.
@@ -90,6 +110,11 @@ impl Sync {
         Nanos(self.turn.0 * WAIT_TURNS)
     }
 
+    /// Time after which a switch without a beacon is silent
+    const fn silence(&self) -> Nanos {
+        Nanos(self.turn.0 * LEASE_TURNS)
+    }
+
     /// Returns the machine's clock, as an epoch.
     fn machine(&self) -> Timestamp {
         Timestamp::new(self.machine.read(Nanos::ZERO))
@@ -103,9 +128,11 @@ impl Sync {
             self.is_due = self.neighbour.is_due(self.turns, now);
             self.turns += 1;
         }
-        let Wait::For(Some(since)) = self.wait else { return None };
-        // A switch that sends no clock beacons is of an earlier version.
-        let is_over = now.since(since) >= self.longest_wait()
+        let Wait::For(Some(Heard { first, last })) = self.wait else { return None };
+        // A switch that sends other beacons, and no clock beacons, is of an earlier version. One that is silent may know
+        // the group's time when it restarts.
+        let is_over = now.since(first) >= self.longest_wait()
+            && (now.since(last) < self.silence() || self.has_bug(Bug::StartsInSilence))
             && (self.group.is_some() || !self.neighbour.is_heard(now));
         is_over.then(|| {
             self.wait = Wait::Over;
@@ -114,16 +141,26 @@ impl Sync {
     }
 
     /// Accounts for a beacon of the switch before the process takes part.
-    pub(super) fn on_first(&mut self, source: (IpAddr, Qpn), now: Nanos) {
-        if self.wait == Wait::For(None) && source.0 == self.source.0 {
-            self.wait = Wait::For(Some(now));
+    pub(super) fn on_early(&mut self, source: (IpAddr, Qpn), now: Nanos) {
+        if let Wait::For(heard) = self.wait
+            && source.0 == self.source.0
+        {
+            let heard = heard.filter(|heard| now.since(heard.last) < self.silence());
+            let first = heard.map_or(now, |heard| heard.first);
+            self.wait = Wait::For(Some(Heard { first, last: now }));
         }
     }
 
     /// Accounts for a sample of the machine's clock. Returns the sample that the process's clock is to follow, if
     /// clock beacons do not determine it.
     pub(super) fn on_machine(&mut self, sample: &ClockSample, now: Nanos) -> Option<ClockSample> {
-        self.machine.sample(sample, now);
+        let before = self.machine();
+        self.machine.follow(sample);
+        let change = self.machine().distance(before);
+        // A clock that is set while no clock beacons arrive does not move the process's away from the group's.
+        if self.is_corrected && change.abs() > STEP && !self.has_bug(Bug::SetMovesClock) {
+            self.correction -= change;
+        }
         let follows = self.is_waiting() || self.is_synchronized(now);
         let time = self.machine().add(now.0.wrapping_add_signed(self.correction));
         (!follows).then(|| ClockSample::at(time, now))
@@ -146,13 +183,14 @@ impl Sync {
         if result == Err(Refused::Stale) {
             return Err(Refused::Stale);
         }
-        self.on_first(self.source, now);
+        self.on_early(self.source, now);
         let limit = self.limit.0.cast_signed();
         let is_near = |group: &Timestamp| group.distance(self.machine()).abs() <= limit;
         self.group = self.neighbour.group(now).filter(is_near);
         let target = self.target(now).filter(|_| !self.is_waiting());
         if let Some(target) = &target {
             self.correction = target.time.distance(self.machine().add(now.0));
+            self.is_corrected = true;
         }
         result.map(|()| target)
     }
@@ -228,7 +266,7 @@ impl Process {
                 return None;
             }
             if header.opcode() == OnePipeOpcode::BEACON {
-                sync.on_first((src, src_qp), now);
+                sync.on_early((src, src_qp), now);
             }
             return Some(Err(Refusal::Unsynchronised));
         }

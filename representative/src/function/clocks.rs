@@ -104,7 +104,7 @@ impl Clocks {
     }
 
     /// Computes the times to be sent. Links to processes get no time before `barrier`, an epoch: what a process
-    /// stamps below the barrier would be refused.
+    /// stamps below the best-effort barrier would be refused, and what it commits below a floor would not count.
     fn compute(&mut self, barrier: Option<Timestamp>, now: Nanos) {
         // After a start, the first clock that is heard may be the only wrong one.
         self.turns += u64::from(self.lanes.iter().any(|lane| lane.neighbour.is_heard(now)));
@@ -225,7 +225,10 @@ impl Representative {
         let Some(mut clocks) = self.clocks.take() else { return };
         if self.ticks.is_multiple_of(INTERVALS) {
             let barrier = self.halves[DOWN].barrier.best_effort();
-            clocks.compute(barrier.map(|barrier| epoch_of(barrier, now)), now);
+            let commit = self.commit.as_ref().and_then(|commit| commit.least());
+            let commit = commit.filter(|_| !self.config.has_bug(Bug::GroupBeforeFloor));
+            let epoch = |time: Option<Timestamp>| time.map(|time| epoch_of(time, now));
+            clocks.compute(latest(epoch(barrier), epoch(commit)), now);
             if let Some(group) = clocks.times[DOWN].group {
                 self.follow(&ClockSample::at(group.add(now.0), now), now);
             }
@@ -237,7 +240,7 @@ impl Representative {
     /// Accounts for a sample of the machine's clock, which determines this node's only while no group is known.
     pub(super) fn on_machine_clock(&mut self, sample: &ClockSample, now: Nanos) {
         if let Some(clocks) = &mut self.clocks {
-            clocks.machine.sample(sample, now);
+            clocks.machine.follow(sample);
             if clocks.times[DOWN].group.is_some() {
                 return;
             }

@@ -305,6 +305,7 @@ impl Tree {
             declares: !self.is_old(1 << 32 | n as u64),
             clock: shifted_clock(self.keeper_off_by(n).wrapping_add(self.drawn_error(1 << 32 | n as u64))),
             clock_source: clock_source(self.beacon_clocks.is_some()),
+            ahead_max: self.ahead_max(),
             ..config
         }
     }

@@ -76,8 +76,11 @@ impl Tree {
         let drawn = self.reincarnate.filter(|_| !self.is_bridge(n));
         let mut incarnations = drawn.map(|seed| Rng::stream(seed, 1 << 38 | n as u64));
         let mut incarnation = config.incarnation;
+        let (tree, mut restarts) = (*self, 0);
         Switch::new(move || {
-            let config = Config { incarnation, ..config.clone() };
+            let clock = tree.clock_after(n, restarts).unwrap_or(config.clock);
+            restarts += 1;
+            let config = Config { incarnation, clock, ..config.clone() };
             if let Some(rng) = &mut incarnations {
                 incarnation = *rng.pick(&[Incarnation::Chip, Incarnation::SwitchCpu]);
             }

@@ -1,8 +1,9 @@
 //! Clocks of a tree: by how much they may differ, and which are wrong; and a link that is longer than others.
 
+use super::addresses::shifted_clock;
 use super::host::SYNCHRONIZES_WITHIN;
 use super::{Tree, Wire, incarnations};
-use onepipe::ClockSource;
+use onepipe::{ClockSource, Timestamp};
 use switch::{Nanos, Rng};
 
 impl Tree {
@@ -27,6 +28,20 @@ impl Tree {
     /// Returns by how many nanoseconds the machine's clock of a node is wrong where nodes exchange clock beacons.
     pub(super) fn drawn_error(&self, node: u64) -> i64 {
         self.beacon_clocks.map_or(0, |(seed, most)| drawn_error(seed, most, node))
+    }
+
+    /// Returns the maximum time by which a barrier is ahead of a clock: where there is a controller, machines' clocks
+    /// are off by less.
+    pub(super) fn ahead_max(&self) -> Nanos {
+        let most = self.beacon_clocks.filter(|_| self.controlled).map_or(0, |(_, most)| 5 * most / 2);
+        Nanos(most.max(10_000_000))
+    }
+
+    /// Returns the time that the clock of switch `n` shows when the runner's is 0, after a restart, if machines with a
+    /// controller exchange clock beacons.
+    pub(super) fn clock_after(&self, n: usize, restarts: u64) -> Option<Timestamp> {
+        let (seed, most) = self.beacon_clocks.filter(|_| self.controlled && restarts > 0)?;
+        Some(shifted_clock(drawn_error(seed ^ restarts << 48, most, 1 << 32 | n as u64)))
     }
 
     /// Returns by how many nanoseconds the 1Pipe clock at switch `n` is wrong from the beginning.

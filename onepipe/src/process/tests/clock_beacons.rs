@@ -19,6 +19,7 @@ struct Link {
     shown: Vec<Timestamp>,
     sent: Vec<OnePipe>,
     is_old: bool,
+    is_silent: bool,
 }
 
 impl Link {
@@ -28,7 +29,16 @@ impl Link {
         change(&mut config);
         let switch = Neighbour::new(config.beacon_interval, None);
         let process = Process::new(config).unwrap();
-        Self { process, switch, ahead, now: Nanos::ZERO, shown: Vec::new(), sent: Vec::new(), is_old: false }
+        Self {
+            process,
+            switch,
+            ahead,
+            now: Nanos::ZERO,
+            shown: Vec::new(),
+            sent: Vec::new(),
+            is_old: false,
+            is_silent: false,
+        }
     }
 
     /// Returns the epoch of the group's clock.
@@ -57,7 +67,9 @@ impl Link {
                     self.switch.on_beacon(&header, payload, self.now).unwrap();
                 }
             }
-            if self.is_old {
+            if self.is_silent {
+                // Nothing arrives.
+            } else if self.is_old {
                 let beacon = beacon(false, 0, None, self.now);
                 _ = self.process.on_frame(&beacon, self.now);
             } else if self.now.0.is_multiple_of(TURN.0) {
@@ -152,6 +164,60 @@ fn process_keeps_its_correction_when_clock_beacons_end() {
     link.assert_clock_never_went_back();
 }
 
+/// Sets the machine's clock, off by `by` nanoseconds, which the process believes after three samples.
+fn set_machine(link: &mut Link, by: i64) {
+    let clock = Timestamp::new(1 << 46).add(link.now.0.wrapping_add_signed(by));
+    for _ in 0..3 {
+        link.process.set_clock(ClockSample::at(clock, link.now), link.now);
+    }
+}
+
+/// Returns the error of a clock whose machine's was set by a second, forward or back, while no clock beacons arrived.
+fn error_when_set_in_silence(by: i64, bug: Option<Bug>) -> i64 {
+    let mut link = Link::new(5_000_000, |config| config.bug = bug);
+    link.run(2_500);
+    link.is_old = true;
+    link.run(3_000);
+    set_machine(&mut link, by);
+    link.run(10);
+    link.assert_clock_never_went_back();
+    link.error()
+}
+
+#[test]
+fn machine_whose_clock_is_set_in_silence_does_not_move_the_process() {
+    for by in [1_000_000_000, -1_000_000_000] {
+        assert_eq!(error_when_set_in_silence(by, None), 0);
+    }
+}
+
+#[test]
+fn process_does_not_start_while_its_switch_is_silent() {
+    let mut link = Link::new(1_000_000_000, |_| ());
+    link.is_old = true;
+    link.run(1_000);
+    link.is_silent = true;
+    link.run(4_000);
+    assert!(link.process.is_waiting(), "its switch may know a time");
+    (link.is_old, link.is_silent) = (false, false);
+    link.run(2_500);
+    assert!(!link.process.is_waiting());
+    assert_eq!(link.error(), 0);
+}
+
+#[test]
+fn machine_that_was_beyond_the_limit_takes_part_when_its_clock_is_set() {
+    for by in [1_000_000_000, -1_000_000_000] {
+        let mut link = Link::new(by, |config| config.clock_limit = Nanos::from_millis(10));
+        link.run(3_000);
+        assert!(link.process.is_waiting());
+        set_machine(&mut link, by);
+        link.run(200);
+        assert!(!link.process.is_waiting());
+        assert_eq!(link.error(), 0);
+    }
+}
+
 #[test]
 fn process_at_a_switch_without_clock_beacons_follows_its_machine() {
     let mut link = Link::new(1_000_000_000, |_| ());
@@ -225,4 +291,10 @@ fn planted_bug_of_a_clock_that_steps_back_is_found() {
     link.ahead -= 2_000;
     link.run(400);
     assert!(link.shown.windows(2).any(|pair| pair[1].precedes(pair[0])));
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_bug_of_a_clock_that_is_set_in_silence_is_found() {
+    assert_ne!(error_when_set_in_silence(1_000_000_000, Some(Bug::SetMovesClock)), 0);
 }

@@ -146,6 +146,33 @@ fn group_is_not_before_the_barrier() {
     assert!((700_000..=800_000).contains(&ahead), "{ahead}");
 }
 
+/// Returns by how much the group's time is ahead at a switch whose commit registers have a floor of 900 us.
+fn group_with_a_floor(bug: Option<crate::bug::Bug>) -> i64 {
+    let change = |config: &mut Config| (config.fail_after_intervals, config.bug) = (Some(12), bug);
+    let mut exchange = Exchange::new([Some(0), Some(0), Some(0), None], change);
+    exchange.run(20);
+    let floor = Some(at(exchange.ns + 900_000));
+    let links = vec![super::commit::counted(0)];
+    let values = Vec::with_capacity(links.len());
+    let state =
+        crate::commit::Configuration { version: 1, floors: [floor; 2], links, outputs: [None; 2], values };
+    exchange.function.on_command(Command::Configure(state.into()), Nanos(exchange.ns));
+    exchange.run(1);
+    exchange.group(0).unwrap()
+}
+
+#[test]
+fn group_is_not_before_the_floor_of_commit_registers() {
+    let ahead = group_with_a_floor(None);
+    assert!((800_000..=900_000).contains(&ahead), "{ahead}");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_bug_of_a_group_before_the_floor_is_found() {
+    assert_eq!(group_with_a_floor(Some(crate::bug::Bug::GroupBeforeFloor)), 0);
+}
+
 #[test]
 fn clock_beacons_are_refused_with_the_right_reason() {
     let mut exchange = Exchange::new([Some(0), Some(0), Some(0), None], |_| ());

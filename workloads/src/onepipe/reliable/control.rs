@@ -75,6 +75,8 @@ pub(super) struct Controller {
     /// It does nothing until then, as a program that is suspended
     paused_until: Nanos,
     timer: Nanos,
+    /// Error of its clock (ns)
+    clock_off: i64,
     /// Time that it takes for a message in a measurement, in which writes take exactly as long as they may, and until
     /// when it is busy
     message_time: Option<Nanos>,
@@ -104,6 +106,7 @@ impl Controller {
             campaigns: Some(now),
             paused_until: Nanos::ZERO,
             timer: now,
+            clock_off: 0,
             message_time,
             busy_until: now,
         }
@@ -139,7 +142,7 @@ impl Controller {
     }
 
     fn input(&mut self, input: Input, now: Nanos, rng: &mut Rng, delay: u64) {
-        self.machine.on(input, now, Network::time(now));
+        self.machine.on(input, now, Network::time(now).wrapping_add_signed(self.clock_off));
         while let Some(effect) = self.machine.poll_effect() {
             match effect {
                 Effect::Send(node, envelope) => {
@@ -195,8 +198,8 @@ impl System {
             respond_within: if self.message_time().is_some() { MEASURED_WITHIN } else { RESPOND_WITHIN },
             reconnect_within: Nanos(RECONNECTS_AFTER),
             // That of the representatives, as in a plan
-            ahead_max: Nanos::from_millis(10),
-            behind_max: Some(Nanos::from_millis(20)),
+            ahead_max: self.plan.tree.ahead_max(),
+            behind_max: Some(Nanos(2 * self.plan.tree.ahead_max().0)),
             max_recalls: 1000,
         };
         let mut machine = Machine::new(self.graph.clone(), config);
@@ -205,6 +208,8 @@ impl System {
         }
         let now = self.now();
         let mut controller = Controller::new(machine, self.store.clone(), now, self.message_time());
+        self.starts += 1;
+        controller.clock_off = self.controller_clock_off(self.starts);
         for node in self.nodes() {
             controller.reconnects.insert(node, now + Nanos(self.rng.below(RECONNECTS_AFTER)));
         }

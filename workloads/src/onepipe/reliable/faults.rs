@@ -94,7 +94,8 @@ impl System {
         while self.now() < until {
             self.run_until(self.now() + Nanos::from_micros(2))?;
             self.see_moments();
-            if self.faults.next <= self.now() {
+            self.set_clocks();
+            if !kinds.is_empty() && self.faults.next <= self.now() {
                 let gap = *self.rng.pick(&[20_000, 100_000, 600_000]);
                 self.faults.next = self.now() + Nanos(1000 + self.rng.below(gap));
                 let kind = *self.rng.pick(kinds);
@@ -156,6 +157,7 @@ impl System {
             self.network.world.schedule(self.now(), end);
         }
         self.cut_off.clear();
+        self.repair_clocks();
         self.faults.moments = moments::Moments::default();
         self.store.clear_faults();
         while self.controllers.len() > 1 {

@@ -1,6 +1,7 @@
 //! A host of the whole system: a process with its member, and an application that sends scatterings of both
 //! services at random, receives, and answers callbacks. Its records outlive crashes.
 
+use super::clocks::{Clocks, HostClock};
 use super::cpu::Cpu;
 use super::departure::Departure;
 use super::measure::{Load, Meter};
@@ -115,6 +116,8 @@ pub(super) struct Host {
     last_incarnation: Option<u32>,
     callbacks: Vec<(Nanos, Failed)>,
     pub(super) departure: Departure,
+    /// The machine's clock, if the process's follows clock beacons
+    pub(super) clock: Option<HostClock>,
     pub(super) tap: Tap,
     serial: u32,
     pub(super) lives: Vec<Life>,
@@ -137,6 +140,8 @@ pub(super) struct Settings {
     pub(super) unmanaged: Option<usize>,
     /// Error of clocks, in addition to that of the tree
     pub(super) clock_error: Nanos,
+    /// Machines' clocks where clocks follow clock beacons, and the maximum time by which a barrier is ahead
+    pub(super) clocks: Option<(Clocks, Nanos)>,
     pub(super) bug: Option<Bug>,
     pub(super) load: Option<Load>,
 }
@@ -176,6 +181,7 @@ impl Host {
         if let Some(load) = &settings.load {
             load.configure(&mut config);
         }
+        let clock = settings.clocks.map(|(clocks, ahead_max)| HostClock::new(clocks, ahead_max, &mut config));
         let process = Process::new(config.clone()).expect("the configuration is valid");
         Self {
             id: n as u32,
@@ -200,6 +206,7 @@ impl Host {
             last_incarnation: None,
             callbacks: Vec::new(),
             departure: Departure::default(),
+            clock,
             tap: Tap::default(),
             serial: 0,
             lives: Vec::new(),
@@ -256,6 +263,9 @@ impl Host {
     }
 
     pub(super) fn after(&mut self, now: Nanos) {
+        if let Some(Err(wrong)) = self.clock.as_mut().map(|clock| clock.see(&mut self.process, now)) {
+            self.report(wrong);
+        }
         self.receive(now);
         self.handle_events(now);
         self.advance_departure();
@@ -531,6 +541,9 @@ impl Node for Host {
     fn start(&mut self, now: Nanos, _out: &mut Ports<'_>) {
         let life = self.lives.len();
         if !core::mem::replace(&mut self.is_new, false) {
+            if let Some(clock) = &mut self.clock {
+                self.config.clock = clock.restart(self.id, life);
+            }
             let config = Config { seed: self.seed ^ (life as u64) << 32, ..self.config.clone() };
             self.process = Process::new(config).expect("the configuration is valid");
             self.member = new_member(self.id, life, self.topology, &self.process);

@@ -2,6 +2,7 @@
 //! their keepers, controllers with their store and the management network, all of them the real ones, on a
 //! [`Tree`] in virtual time.
 
+mod clocks;
 mod contact;
 mod control;
 mod cpu;
@@ -16,6 +17,7 @@ mod recovery;
 mod seats;
 mod tap;
 
+pub use clocks::Clocks;
 pub use faults::FaultKind;
 pub use measure::{Latencies, Load, Testbed, Throughput};
 pub use oracle::Totals;
@@ -64,6 +66,8 @@ pub struct Plan {
     pub unmanaged: Option<usize>,
     /// Process whose clock is off, by this number of nanoseconds; all processes know by how much clocks may be off
     pub clock_off: Option<(usize, i64)>,
+    /// Clocks of all machines, if processes follow clock beacons
+    pub clocks: Option<Clocks>,
     /// Bugs to plant
     pub bugs: Bugs,
     /// Fat tree, in place of `tree`. Its faults are not drawn
@@ -82,6 +86,7 @@ impl Plan {
             store_latency: 20_000,
             unmanaged: None,
             clock_off: None,
+            clocks: None,
             bugs: Bugs::default(),
             fat_tree: None,
             load: None,
@@ -116,6 +121,8 @@ pub struct System {
     applied: usize,
     /// When each case was stored
     decided: BTreeMap<u64, Nanos>,
+    /// Number of controllers that have been started
+    starts: u64,
     /// Number of terms
     terms: u64,
     /// Processes that could not be stopped in a case
@@ -123,6 +130,7 @@ pub struct System {
     faults: faults::Faults,
     /// Number of representatives that have left on an operator's request
     drained: u64,
+    setter: clocks::Setter,
 }
 
 impl Tree {
@@ -155,9 +163,10 @@ impl System {
         plan.tree.bug = plan.bugs.representative;
         plan.tree.wrong_host = plan.clock_off.or(plan.tree.wrong_host);
         let unmanaged = plan.unmanaged;
-        let clock_error = Nanos(plan.clock_off_by());
+        let clock_error = Nanos(if plan.clocks.is_some() { 0 } else { plan.clock_off_by() });
         let (bug, load) = (plan.bugs.process, plan.load);
-        let settings = host::Settings { topology: TOPOLOGY, seed, unmanaged, clock_error, bug, load };
+        let clocks = plan.clocks.map(|clocks| (clocks, plan.tree.ahead_max()));
+        let settings = host::Settings { topology: TOPOLOGY, seed, unmanaged, clock_error, clocks, bug, load };
         let host = |n, position| Host::new(n, position, settings);
         let (network, graph, configs, standbys) = if let Some(tree) = &plan.fat_tree {
             (tree.build_with(seed, host), tree.graph(), tree.configs(seed), tree.standby_configs(seed))
@@ -181,10 +190,12 @@ impl System {
             image: Image::default(),
             applied: 0,
             decided: BTreeMap::new(),
+            starts: 0,
             terms: 0,
             unfenced: BTreeSet::new(),
             faults: faults::Faults::default(),
             drained: 0,
+            setter: clocks::Setter::new(seed),
         };
         system.sites = sites(&system.network, configs, standbys);
         system.start_controller();

@@ -3,9 +3,8 @@
 use super::System;
 use super::host::{Call, Delivery, Fate, Host, Life, Sent};
 use super::message::{Endpoint, Service};
-use crate::onepipe::addresses::shifted_clock;
 use controller::record::{MemberState, Stage};
-use onepipe::ProcessId;
+use onepipe::{ProcessId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::Nanos;
 
@@ -256,6 +255,7 @@ impl System {
             }
         }
         self.check_resumed(&unsound)?;
+        self.check_clocks()?;
         delivered.retain(|(src, _), _| !unsound.contains(src));
         match delivered.first_key_value() {
             Some((message, by)) => Err(format!("{message:?} was never sent, and {by:?} deliver it")),
@@ -266,8 +266,12 @@ impl System {
     /// The best-effort barrier of each process follows the clock when all faults have ended.
     fn check_barrier(&self, host: &Host) -> Result<(), String> {
         let (barrier, _) = host.process.barriers();
-        let lag = barrier.map(|barrier| shifted_clock(0).add(self.now().0).distance(barrier));
-        if lag.is_some_and(|lag| lag < BARRIER_LAG + self.plan.clock_off_by() as i64) {
+        let clock_off = match self.plan.clocks {
+            Some(_) => self.clocks_apart(),
+            None => self.plan.clock_off_by(),
+        };
+        let lag = barrier.map(|barrier| Timestamp::new(self.time_of(host)).distance(barrier));
+        if lag.is_some_and(|lag| lag < BARRIER_LAG + clock_off as i64) {
             return Ok(());
         }
         Err(format!("the best-effort barrier of {} is behind its clock by {lag:?} ns", host.id))
@@ -356,7 +360,7 @@ impl System {
     }
 
     /// Returns the time of the world at which a host's clock showed a time.
-    fn when(&self, host: &Host, at: Nanos) -> Nanos {
+    pub(super) fn when(&self, host: &Host, at: Nanos) -> Nanos {
         self.network.world.when(self.network.hosts[host.id as usize], at)
     }
 

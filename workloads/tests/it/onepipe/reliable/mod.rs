@@ -1,6 +1,7 @@
 //! 1Pipe's reliable service as a whole: real processes, representatives and controllers together, with faults
 //! drawn from a seed, and named scenarios.
 
+mod clocks;
 mod scenarios;
 mod seats;
 
