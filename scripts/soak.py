@@ -30,6 +30,7 @@ SUITES = {
     "rdmc": (["seeds::", "deliveries::"], 2000),
     "onepipe": (["seeds::"], 5000),
     "onepipe_reliable": (["every_scattering"], 100),
+    "onepipe_reliable_clocks": (["scatterings_are_atomic"], 50),
 }
 
 

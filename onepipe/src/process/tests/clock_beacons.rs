@@ -191,18 +191,23 @@ fn machine_whose_clock_is_set_in_silence_does_not_move_the_process() {
     }
 }
 
-#[test]
-fn process_does_not_start_while_its_switch_is_silent() {
-    let mut link = Link::new(1_000_000_000, |_| ());
+/// Returns whether a process waits for a switch that has fallen silent, and its error when the switch has returned.
+fn start_in_silence(bug: Option<Bug>) -> (bool, i64) {
+    let mut link = Link::new(-1_000_000_000, |config| config.bug = bug);
     link.is_old = true;
     link.run(1_000);
     link.is_silent = true;
     link.run(4_000);
-    assert!(link.process.is_waiting(), "its switch may know a time");
+    let waits = link.process.is_waiting();
     (link.is_old, link.is_silent) = (false, false);
     link.run(2_500);
     assert!(!link.process.is_waiting());
-    assert_eq!(link.error(), 0);
+    (waits, link.error())
+}
+
+#[test]
+fn process_does_not_start_while_its_switch_is_silent() {
+    assert_eq!(start_in_silence(None), (true, 0));
 }
 
 #[test]
@@ -297,4 +302,11 @@ fn planted_bug_of_a_clock_that_steps_back_is_found() {
 #[test]
 fn planted_bug_of_a_clock_that_is_set_in_silence_is_found() {
     assert_ne!(error_when_set_in_silence(1_000_000_000, Some(Bug::SetMovesClock)), 0);
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_bug_of_a_process_that_starts_in_silence_is_found() {
+    let (waits, error) = start_in_silence(Some(Bug::StartsInSilence));
+    assert!(!waits && error > 900_000_000, "{error}");
 }

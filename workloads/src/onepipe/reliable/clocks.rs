@@ -56,21 +56,27 @@ pub(super) struct HostClock {
     clocks: Clocks,
     /// Last time that the process's clock has shown, unwrapped, and the host's clock then
     shown: Option<(u64, Nanos)>,
+    /// Greatest error that the machine's clock has had within the limit (ns)
+    fastest: i64,
 }
 
 impl HostClock {
     /// Configures a process whose clock follows clock beacons, as the host library does where there is a controller.
-    pub(super) fn new(clocks: Clocks, ahead_max: Nanos, config: &mut Config) -> Self {
+    pub(super) fn new(clocks: Clocks, ahead_max: Nanos, off_by: i64, config: &mut Config) -> Self {
         config.clock_source = ClockSource::Beacons;
         config.ahead_max = ahead_max;
         config.clock_limit = config.clock_limit.min(ahead_max);
-        Self { clocks, shown: None }
+        // One that is beyond the limit must move no process.
+        let fastest = if off_by.unsigned_abs() > ahead_max.0 { i64::MIN } else { off_by };
+        Self { clocks, shown: None, fastest }
     }
 
     /// Returns the time of the machine's clock when the host's shows 0, after a restart.
     pub(super) fn restart(&mut self, host: u32, life: usize) -> Timestamp {
         self.shown = None;
-        shifted_clock(self.clocks.error(host.into(), life as u64))
+        let error = self.clocks.error(host.into(), life as u64);
+        self.fastest = self.fastest.max(error);
+        shifted_clock(error)
     }
 
     /// Notes the time that the process's clock shows.
@@ -94,11 +100,13 @@ impl HostClock {
 pub(super) struct Setter {
     rng: Rng,
     next: Nanos,
+    /// Number of settings
+    count: u64,
 }
 
 impl Setter {
     pub(super) fn new(seed: u64) -> Self {
-        Self { rng: Rng::stream(seed, 0x636c_6f63_6b73), next: Nanos::ZERO }
+        Self { rng: Rng::stream(seed, 0x636c_6f63_6b73), next: Nanos::ZERO, count: 0 }
     }
 }
 
@@ -115,7 +123,8 @@ impl System {
         if now < self.setter.next {
             return;
         }
-        let Setter { rng, next } = &mut self.setter;
+        let Setter { rng, next, count } = &mut self.setter;
+        *count += 1;
         *next = now + Nanos(1 + rng.below(2 * SET_EVERY));
         let (hosts, switches) = (self.network.hosts.len(), self.network.representatives.len());
         let (node, draw) = (rng.below((hosts + switches) as u64) as usize, rng.below(1 << 14));
@@ -133,6 +142,9 @@ impl System {
             return;
         }
         self.network.world.with(node, |host: &mut Host, now| {
+            if let Some(clock) = &mut host.clock {
+                clock.fastest = clock.fastest.max(by);
+            }
             // The process believes the median of three.
             for _ in 0..3 {
                 host.process.set_clock(ClockSample::at(shifted_clock(by).add(now.0), now), now);
@@ -172,20 +184,30 @@ impl System {
         Network::time(self.now()).wrapping_add_signed(off)
     }
 
-    /// Returns by how much more clocks may be apart (ns). A process whose link was cut while a machine's clock was ahead
-    /// for a time, which the others have followed, is behind them. More than `join_window` it is not waited for, and
-    /// follows the barrier.
+    /// Returns by how much more clocks may be apart (ns). When the fastest machine ends or is set back, the group's time
+    /// goes back, and processes that have followed it run slower; one that has not heard it is behind them by as much.
     pub(super) fn clocks_apart(&self) -> u64 {
-        self.plan.clocks.map_or(0, |_| self.plan.tree.join_window.0)
+        let Some(clocks) = self.plan.clocks else { return 0 };
+        let keeps_its_clocks =
+            self.setter.count == 0 && self.faults.counts.is_empty() && self.plan.clock_off.is_none();
+        if keeps_its_clocks { 0 } else { 2 * clocks.error_ns + self.plan.tree.join_window.0 }
     }
 
-    /// The clocks of all processes agree when all faults have ended.
+    /// The clocks of all processes agree when all faults have ended, and none is later than each machine was.
     pub(super) fn check_clocks(&self) -> Result<(), String> {
         let ahead: Vec<_> = self.hosts().filter_map(|host| self.clock_ahead(host)).collect();
         if let (Some(most), Some(least)) = (ahead.iter().max(), ahead.iter().min())
             && most.abs_diff(*least) > APART + self.clocks_apart()
         {
             return Err(format!("clocks of processes are apart by {} ns: {ahead:?}", most - least));
+        }
+        let fastest = self.hosts().filter_map(|host| Some(host.clock.as_ref()?.fastest)).max();
+        if let (Some(most), Some(fastest)) = (ahead.iter().max(), fastest)
+            && *most > fastest + APART.cast_signed()
+        {
+            return Err(format!(
+                "a process is ahead by {most} ns, and each machine was by {fastest} at most"
+            ));
         }
         Ok(())
     }

@@ -181,7 +181,9 @@ impl Host {
         if let Some(load) = &settings.load {
             load.configure(&mut config);
         }
-        let clock = settings.clocks.map(|(clocks, ahead_max)| HostClock::new(clocks, ahead_max, &mut config));
+        let clock = settings
+            .clocks
+            .map(|(clocks, ahead_max)| HostClock::new(clocks, ahead_max, position.clock_off_by, &mut config));
         let process = Process::new(config.clone()).expect("the configuration is valid");
         Self {
             id: n as u32,

@@ -144,7 +144,7 @@ impl System {
         leader.is_some_and(|leader| !leader.suspects())
             && self.image.cases.values().all(|case| case.stage == Stage::Resumed)
             && self.hosts().all(|host| (is_unmanaged(host) || is_member(host)) && host.is_idle())
-            && self.hosts().all(|host| !host.departure.has_begun())
+            && self.hosts().all(|host| !host.departure.has_begun() && !host.process.is_waiting())
     }
 
     /// Returns what is not settled.
