@@ -62,19 +62,9 @@ lint: ## check formatting, clippy, rustdoc and links of the docs, with warnings 
 fresh: ## run `make run` and `make test` in a new minimal Debian 12 (root); 25 minutes (COMMANDS="'make run'": other commands)
 	$(AS_ROOT) scripts/fresh.sh $(COMMANDS)
 
-e2e: build ## run real RDMA programs in virtual machines, through understudy and against `understudy host`; 1Pipe's hosts and detours at Linux routers; wires between namespaces; counters and links of overloaded ports (root); 13 minutes
+e2e: build ## run real RDMA programs in virtual machines, through understudy and against `understudy host`; 1Pipe's hosts and detours at Linux routers; wires between namespaces; counters and links of overloaded ports (root); 7 minutes on two CPUs (JOBS=1: one program at a time, 9)
 	@scripts/deps.sh e2e
-	$(AS_ROOT) tests/e2e/run.py --understudy $(PROGRAM)
-	$(AS_ROOT) tests/e2e/host.py --understudy $(PROGRAM)
-	$(AS_ROOT) tests/e2e/pktgen.py --understudy $(PROGRAM)
-	$(AS_ROOT) tests/e2e/p4ce.py --understudy $(PROGRAM)
-	$(AS_ROOT) tests/e2e/swordbox.py --understudy $(PROGRAM)
-	$(AS_ROOT) tests/e2e/detour.py --understudy $(PROGRAM)
-	$(AS_ROOT) tests/e2e/onepipe.py --understudy $(PROGRAM)
-	$(AS_ROOT) tests/e2e/ports.py --understudy $(PROGRAM)
-	$(AS_ROOT) tests/e2e/wire.py --understudy $(PROGRAM)
-	$(AS_ROOT) tests/e2e/steer.py --understudy $(PROGRAM)
-	$(AS_ROOT) tests/e2e/tutorial.py --understudy $(PROGRAM)
+	$(AS_ROOT) tests/e2e/all.py --understudy $(PROGRAM) $(if $(JOBS),--jobs $(JOBS))
 
 soak: build ## run new seeds of every simulator suite, scenario and fuzz target, for SECONDS=60 each or SEEDS=100000 FROM=1; seeds that fail become tests. Before that, exhaustive tests: consensus interrupted after every packet of three leader changes, every order of deliveries through Swordbox around a restart, and 1Pipe's smallest worlds with a failure (some minutes each)
 	DEPTH=3 $(CARGO) test --release --locked -p workloads --test it consensus::exhaustive::

@@ -32,6 +32,9 @@ from programs import ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, READ_REQUEST, RES
 
 # Rings that hold what the guests can have in flight, however long the switch's thread waits for a CPU
 CONFIG = """
+[runtime]
+idle = "sleep"
+
 [[port]]
 name = "a"
 mtu = 1500
@@ -71,6 +74,9 @@ detect = {detect}
 
 # Lossy link to a guest: loses packets in both directions, at random, from a seed
 LOSSY_LINK = """
+[runtime]
+idle = "sleep"
+
 [[port]]
 name = "guest"
 mtu = 1500
