@@ -53,6 +53,11 @@ impl Acked {
     }
 }
 
+/// Returns whether a process in this state has not failed: it is a member or joins.
+fn is_unfailed(state: MemberState) -> bool {
+    matches!(state, MemberState::Member | MemberState::Joining)
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct NodeState {
     version: u64,
@@ -122,16 +127,17 @@ impl Leader {
 
     /// Returns the processes whose present incarnation has not failed: members and joining ones.
     pub(super) fn unfailed(&self) -> Vec<ProcessId> {
-        let ids: BTreeSet<_> = self.image.members.keys().map(|&(id, _)| id).collect();
-        ids.into_iter().filter(|&id| self.is_unfailed(id)).collect()
+        let members = self.image.last_members();
+        members.filter(|(_, record)| is_unfailed(record.state)).map(|(id, _)| id).collect()
     }
 
     pub(super) fn is_unfailed(&self, id: ProcessId) -> bool {
-        matches!(self.state(id), Some(MemberState::Member | MemberState::Joining))
+        self.state(id).is_some_and(is_unfailed)
     }
 
     pub(super) fn members(&self) -> Vec<ProcessId> {
-        self.unfailed().into_iter().filter(|&id| self.state(id) == Some(MemberState::Member)).collect()
+        let members = self.image.last_members();
+        members.filter(|(_, record)| record.state == MemberState::Member).map(|(id, _)| id).collect()
     }
 
     pub(super) fn state(&self, id: ProcessId) -> Option<MemberState> {

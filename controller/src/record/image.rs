@@ -149,6 +149,19 @@ impl Image {
         all.last().map(|(&(_, incarnation), record)| (incarnation, record))
     }
 
+    /// Returns the records of the last incarnations of all processes, in the order of their numbers.
+    pub fn last_members(&self) -> impl Iterator<Item = (ProcessId, &MemberRecord)> {
+        let mut records = self.members.iter().peekable();
+        core::iter::from_fn(move || {
+            loop {
+                let (&(id, _), record) = records.next()?;
+                if records.peek().is_none_or(|(key, _)| key.0 != id) {
+                    return Some((id, record));
+                }
+            }
+        })
+    }
+
     /// Returns the last incarnation of a seat of a switch, with its record.
     pub fn rep(&self, switch: u16, seat: u8) -> Option<(Incarnation, &RepRecord)> {
         let all = self.reps.range((switch, seat, Incarnation(0))..=(switch, seat, Incarnation(u32::MAX)));
