@@ -34,6 +34,8 @@ pub enum Bug {
     UnheardCounts,
     /// Cases wait for the answers of processes whose links are not heard
     UnheardAnswer,
+    /// A process that joins need not learn of failures in cases that did not wait for it
+    UnheardUninformed,
     /// What one representative of a switch has answered is evidence, whatever the other one states
     FrozenAtOneSeat,
     /// What a representative has stated before it was retired is no evidence

@@ -102,8 +102,9 @@ impl Machine {
         let open = leader.progress.iter().filter(|(_, progress)| {
             progress.members.get(&id).is_some_and(|(answer, _)| *answer != Some(Answer::Completed))
         });
+        let open = open.map(|(&case, _)| case).chain(self.unknown_cases(id));
         let notices: Vec<_> =
-            open.filter_map(|(&case, _)| Some(Self::notice(case, leader.image.cases.get(&case)?))).collect();
+            open.filter_map(|case| Some(Self::notice(case, leader.image.cases.get(&case)?))).collect();
         for notice in notices {
             self.send(NodeKey::Process(id), notice);
         }
@@ -118,6 +119,9 @@ impl Machine {
 
     pub(super) fn answered(&mut self, id: ProcessId, case: u64, answer: Answer) {
         let now = self.now;
+        if answer == Answer::Completed {
+            self.note_completed(id, case);
+        }
         let progress = self.leader_mut().progress.get_mut(&case);
         let Some(state) = progress.and_then(|progress| progress.members.get_mut(&id)) else {
             self.counts.ignored += 1;

@@ -8,7 +8,7 @@ use super::writes::Then;
 use super::{Alarm, Bug, Leader, Machine, NodeKey};
 use crate::graph::LinkId;
 use crate::record::{
-    Key, LinkRecord, LinkState, MemberRecord, MemberState, RecallRecord, RepState, Stage, Value,
+    CaseRecord, Key, LinkRecord, LinkState, MemberRecord, MemberState, RecallRecord, RepState, Stage, Value,
 };
 use crate::store::MAX_CHANGES;
 use onepipe::control::{Address, Boot, Incarnation, Message, Peer, Reason};
@@ -25,6 +25,8 @@ pub(super) struct Join {
     alone_since: Option<Nanos>,
     /// Whether the operator knows that the join waits
     alarmed: bool,
+    /// Cases that the process has completed
+    completed: BTreeSet<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,12 +64,14 @@ impl Machine {
             .collect();
         for id in joining {
             self.start_join(id);
+            self.resend_notices(id);
         }
     }
 
     fn start_join(&mut self, id: ProcessId) {
         let since = self.now;
-        let join = Join { phase: Phase::Listening, since, alone_since: None, alarmed: false };
+        let completed = BTreeSet::new();
+        let join = Join { phase: Phase::Listening, since, alone_since: None, alarmed: false, completed };
         self.leader_mut().joins.insert(id, join);
     }
 
@@ -78,6 +82,29 @@ impl Machine {
         let absent = |link: LinkId| leader.image.links.get(&link.0) == Some(&LinkState::Absent);
         leader.state(id) == Some(MemberState::Joining)
             && self.graph.place(id).is_some_and(|place| absent(place.up) || absent(place.down))
+    }
+
+    /// Records that a process has completed a case, which matters while it joins.
+    pub(super) fn note_completed(&mut self, id: ProcessId, case: u64) {
+        if let Some(join) = self.leader_mut().joins.get_mut(&id) {
+            join.completed.insert(case);
+        }
+    }
+
+    /// Returns the cases that did not wait for a joining process, and that it has not completed. It may have been given
+    /// what failed in them as members.
+    pub(super) fn unknown_cases(&self, id: ProcessId) -> Vec<u64> {
+        let leader = self.leader();
+        let record = leader.image.member(id).map(|(_, record)| record);
+        let record = record.filter(|record| record.state == MemberState::Joining && record.since > 0);
+        let (Some(join), Some(record)) = (leader.joins.get(&id), record) else { return Vec::new() };
+        if self.has(Bug::UnheardUninformed) {
+            return Vec::new();
+        }
+        let is_over = |record: &CaseRecord| record.stage != Stage::Decided && !record.failed.is_empty();
+        let later = leader.image.cases.range(record.since..);
+        let over = later.filter(|(case, record)| is_over(record) && !join.completed.contains(case));
+        over.map(|(&case, _)| case).collect()
     }
 
     /// Returns whether a process's clock shows about the time of this controller's, and refuses the process if not.
@@ -160,7 +187,7 @@ impl Machine {
             boot,
             address,
             joined,
-            since: 0,
+            since: writes.next.case,
             time: 0,
             case: 0,
             delivered: 0,
@@ -314,15 +341,16 @@ impl Machine {
         Some(Phase::Announcing { joined, answered })
     }
 
-    /// Returns the next phase if a process's link is heard.
+    /// Returns the next phase if a process's link is heard, and the process knows of all failures since it was given the
+    /// members.
     fn listen(&mut self, id: ProcessId) -> Option<Phase> {
-        if !self.is_listening(id) {
+        if !self.is_listening(id) && self.unknown_cases(id).is_empty() {
             // What nodes have acknowledged has to be later than this.
             self.leader_mut().epoch += 1;
             return Some(Phase::Counting);
         }
         let (node, now) = (NodeKey::Process(id), self.now);
-        if self.is_late_join(id) {
+        if self.is_listening(id) && self.is_late_join(id) {
             self.alarm(Alarm::JoinUnheard(id));
             self.send(node, Message::Wait { reason: Reason::NoPath, of: id.0 });
         }

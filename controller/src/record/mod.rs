@@ -189,7 +189,7 @@ wire_structs! {
         address: Address,
         /// No message of it has this time or an earlier one; 0 until it is admitted
         joined: u64,
-        /// Number of the first case that was decided while it was a member
+        /// Number of the first case that was decided while it was a member; while it joins, since it was given the members
         since: u64,
         /// Time up to which its messages count, if it has failed; upper bound of their times, if it has left
         time: u64,

@@ -2,7 +2,7 @@
 
 use crate::graph::{Graph, LinkId, Node};
 use onepipe::control::{
-    Address, Envelope, Failed, Incarnation, LOOPBACK, LinkValue, Message, Source, StoredRecall,
+    Address, Envelope, Failed, Incarnation, LOOPBACK, LinkValue, Message, Peer, Source, StoredRecall,
 };
 use onepipe::{ProcessId, Timestamp};
 use rocev2::Qpn;
@@ -303,6 +303,10 @@ pub(super) struct Process {
     stored: BTreeSet<u64>,
     /// Number of callbacks by failed incarnation
     pub(super) callbacks: BTreeMap<(ProcessId, Incarnation), u32>,
+    /// Members, as it knows them
+    members: BTreeMap<ProcessId, Incarnation>,
+    /// Member of whose failure it was not notified before it got to know the next incarnation
+    pub(super) missed: Option<(ProcessId, Incarnation)>,
 }
 
 impl Process {
@@ -394,14 +398,25 @@ impl Process {
         }
     }
 
+    /// Gets to know a member.
+    fn meet(&mut self, peer: &Peer) {
+        let known = self.members.entry(peer.id).or_insert(peer.incarnation);
+        if *known < peer.incarnation {
+            self.missed = Some((peer.id, *known));
+            *known = peer.incarnation;
+        }
+    }
+
     pub(super) fn on(&mut self, message: Message) -> Option<Message> {
         let barrier = stamp(self.barrier);
         match message {
-            Message::Welcome { boot, incarnation, qpn, .. } => {
+            Message::Welcome { boot, incarnation, qpn, members } => {
                 if boot == [self.boot; 16] && self.terms.incarnation == Incarnation(0) {
                     (self.terms.incarnation, self.qpn) = (incarnation, qpn.get());
                     self.silent = true;
+                    self.members.clear();
                 }
+                members.iter().for_each(|peer| self.meet(peer));
                 None
             }
             Message::Admitted { after } => {
@@ -409,6 +424,7 @@ impl Process {
                 None
             }
             Message::MemberUp { peer } => {
+                self.meet(&peer);
                 Some(Message::MemberAck { id: peer.id, incarnation: peer.incarnation, barrier })
             }
             Message::Desired { version, held, sources } => {
@@ -426,6 +442,10 @@ impl Process {
                 None
             }
             Message::Notice { case, failed } => {
+                let is_failed = |id: &ProcessId, incarnation: &mut Incarnation| {
+                    failed.iter().any(|failed| (failed.id, failed.incarnation) == (*id, *incarnation))
+                };
+                self.members.extract_if(.., is_failed).for_each(drop);
                 let (answer, _) = self.cases.entry(case).or_insert((Answer::Noticed, failed));
                 Some(match answer {
                     Answer::Noticed => Message::Noticed { case },

@@ -343,6 +343,9 @@ impl World {
             if !process.admitted || process.failed {
                 return Err(format!("{id} is no member: {process:?}, {:?}", self.image.member(*id)));
             }
+            if let Some((other, incarnation)) = process.missed {
+                return Err(format!("{id} was not notified that {other} failed, incarnation {incarnation}"));
+            }
         }
         if self.controllers.iter().all(|controller| controller.machine.suspects()) {
             return Err("a suspicion stays".into());

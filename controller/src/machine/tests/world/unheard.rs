@@ -1,6 +1,6 @@
 //! Processes that reach the controller, and whose link is dead.
 
-use super::{Planted, World};
+use super::{Planted, RECONNECT_WITHIN, World};
 use crate::machine::NodeKey;
 use crate::record::MemberState;
 use onepipe::ProcessId;
@@ -49,8 +49,8 @@ pub(in super::super) fn run_unheard(seed: u64, planted: Option<Planted>) -> Resu
     world.check_settled()
 }
 
-/// Another process fails, and the one that is not heard dies or starts again when it may have got the notice of that.
-/// The other one is a member again before it is back.
+/// Another process fails, and the one that is not heard dies, starts again or loses its connection when it may have got
+/// the notice of that. The other one is a member again before it is back.
 fn another_fails(world: &mut World, id: ProcessId, draws: &mut Rng) -> Result<(), String> {
     let others: Vec<_> = world.processes.keys().copied().filter(|&other| other != id).collect();
     let other = others[draws.below(others.len() as u64) as usize];
@@ -59,8 +59,10 @@ fn another_fails(world: &mut World, id: ProcessId, draws: &mut Rng) -> Result<()
     let dies = draws.below(2) == 0;
     if dies {
         world.kill_process(id.0);
-    } else {
+    } else if draws.below(2) == 0 {
         world.restart(id.0);
+    } else {
+        world.part(NodeKey::Process(id), world.now + draws.below(RECONNECT_WITHIN));
     }
     world.steps(8_000)?;
     world.restart(other.0);

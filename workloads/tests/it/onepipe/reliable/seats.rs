@@ -128,8 +128,9 @@ fn planted_bugs_of_two_representatives_are_found() {
     use controller::machine::Bug;
     type Run = fn(u64, Bugs) -> Result<System, String>;
     let controller = |bug| Bugs { controller: Some(bug), ..Bugs::default() };
-    let bugs: [(_, Run); 2] = [
+    let bugs: [(_, Run); 3] = [
         (controller(Bug::DrainsUnready), run_one_by_one),
+        (controller(Bug::UnheardUninformed), run_among_faults),
         (controller(Bug::FrozenAtOneSeat), run_among_faults),
     ];
     for (bugs, run) in bugs {
