@@ -134,7 +134,7 @@ fn planted_bugs_of_two_representatives_are_found() {
         (controller(Bug::FrozenAtOneSeat), run_among_faults),
     ];
     for (bugs, run) in bugs {
-        let found = environment::find_bug("onepipe_reliable_seats", &bugs, 1..12 * SEEDS + 1, |seed| {
+        let found = environment::find_bug("onepipe_reliable_seats", &bugs, 1..3_000, |seed| {
             let error = run(seed, bugs).err()?;
             run(seed, Bugs::default()).ok().map(|_| error)
         });
