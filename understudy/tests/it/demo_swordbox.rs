@@ -91,7 +91,7 @@ fn the_demonstration_of_onepipe_ends_with_its_result() {
     let (first, second) = printed.split_once("\nBoth services").unwrap();
     let best_effort = rows_of_onepipe(first, 5);
     let both = rows_of_onepipe(second, 8);
-    assert_eq!((best_effort.len(), both.len()), (12, 9), "{printed}");
+    assert_eq!((best_effort.len(), both.len()), (12, 12), "{printed}");
     let sum = |rows: &[(String, Vec<f64>)], column: usize| rows.iter().map(|row| row.1[column]).sum::<f64>();
     let failures: Vec<_> = best_effort.iter().filter(|(what, _)| !what.is_empty()).collect();
     // A stall is printed with two digits here, and with one in the line below.

@@ -94,7 +94,8 @@ fn a_function_that_ignores_sighup_ends_at_ctrl_c() {
     process.signal(Signal::INT);
     let output = process.finish();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(output.status.success() && report["seconds"].as_f64() > Some(0.3), "{report}");
+    // By its own clock, whose rate may be wrong by some percent
+    assert!(output.status.success() && report["seconds"].as_f64() > Some(0.2), "{report}");
 }
 
 #[test]
