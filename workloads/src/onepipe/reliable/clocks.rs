@@ -187,20 +187,22 @@ impl System {
     }
 
     /// Returns by how much more clocks may be apart (ns). When the fastest machine ends or is set back, the group's time
-    /// goes back, and processes that have followed it run slower; one that has not heard it is behind them by as much.
+    /// goes back, and processes that have followed it run slower; one that has not heard it is behind them by as much. So
+    /// is one whose link carries no late frames, where others do.
     pub(super) fn clocks_apart(&self) -> u64 {
         let Some(clocks) = self.plan.clocks else { return 0 };
         let keeps_its_clocks =
             self.setter.count == 0 && self.faults.counts.is_empty() && self.plan.clock_off.is_none();
-        if keeps_its_clocks { 0 } else { 2 * clocks.error_ns + self.plan.tree.join_window.0 }
+        let by_machines =
+            if keeps_its_clocks { 0 } else { 2 * clocks.error_ns + self.plan.tree.join_window.0 };
+        by_machines + self.late_frames()
     }
 
-    /// Returns by how much a clock may be ahead of all machines (ns). After a silence the first round trips of a link may
-    /// all be those of frames that arrive late, and half of one, or a link that seems long, moves the clock forward.
-    fn measured_wrong(&self) -> i64 {
+    /// Returns by how much late frames may move a clock forward (ns). After a silence the first round trips of a link may
+    /// all be those of frames that arrive late: half of one counts, and a link that seems long.
+    fn late_frames(&self) -> u64 {
         let link = &self.plan.tree.link;
-        let late = if link.reorder == Probability::NEVER { 0 } else { link.reorder_by.0 + LONGER_MAX };
-        (APART + late).cast_signed()
+        if link.reorder == Probability::NEVER { 0 } else { link.reorder_by.0 + LONGER_MAX }
     }
 
     /// The clocks of all processes agree when all faults have ended, and none is later than each machine was.
@@ -213,7 +215,7 @@ impl System {
         }
         let fastest = self.hosts().filter_map(|host| Some(host.clock.as_ref()?.fastest)).max();
         if let (Some(most), Some(fastest)) = (ahead.iter().max(), fastest)
-            && *most > fastest + self.measured_wrong()
+            && *most > fastest + (APART + self.late_frames()).cast_signed()
         {
             return Err(format!(
                 "a process is ahead by {most} ns, and each machine was by {fastest} at most"
