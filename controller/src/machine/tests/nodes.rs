@@ -416,7 +416,9 @@ impl Process {
                     self.silent = true;
                     self.members.clear();
                 }
-                members.iter().for_each(|peer| self.meet(peer));
+                for peer in &members {
+                    self.meet(peer);
+                }
                 None
             }
             Message::Admitted { after } => {
