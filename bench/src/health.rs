@@ -147,8 +147,7 @@ impl Function for Advancing {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        // As one word, as the function reads it: a word that was written in parts just before would cost a stall, which
-        // frames from a NIC do not.
+        // One store, because the function reads the whole word next: a load cannot take its bytes from two stores.
         const WORD: usize = BTH + Bth::PSN_WORD;
         if let Some(word) = frame.bytes_mut().get_mut(WORD..).and_then(<[u8]>::first_chunk_mut::<4>) {
             *word = (u32::from_be_bytes(*word) & 0xff00_0000 | Psn::new(self.turn).get()).to_be_bytes();

@@ -1,4 +1,4 @@
-//! `understudy demo swordbox`: contended locks with Swordbox and without.
+//! `understudy demo swordbox` and `demo onepipe`: their tables, last lines and JSON.
 
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader};
@@ -23,15 +23,17 @@ impl Row {
     }
 }
 
+/// Starts a quick demonstration.
+fn demo(name: &str, options: &[&str]) -> Process {
+    let mut program = processes::command(env!("CARGO_BIN_EXE_understudy"));
+    program.args(["demo", name, "--quick"]).args(options);
+    program.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Process::start(program)
+}
+
 #[test]
 fn contended_locks_are_taken_faster_with_swordbox() {
-    let demo = |options: &[&str]| {
-        let mut program = processes::command(env!("CARGO_BIN_EXE_understudy"));
-        program.args(["demo", "swordbox", "--quick"]).args(options);
-        program.stdout(Stdio::piped()).stderr(Stdio::piped());
-        Process::start(program)
-    };
-    let output = demo(&[]).finish();
+    let output = demo("swordbox", &[]).finish();
     // The program fails if Swordbox gains nothing.
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let printed = String::from_utf8(output.stdout).unwrap();
@@ -50,7 +52,7 @@ fn contended_locks_are_taken_faster_with_swordbox() {
     assert!(headline.starts_with(&expected), "{headline}, expected {expected}");
 
     // The simulation repeats exactly, so the first lines of JSON, before many clients contend, have the same numbers.
-    let mut json = demo(&["--json"]);
+    let mut json = demo("swordbox", &["--json"]);
     let mut lines = BufReader::new(json.stdout.take().unwrap()).lines();
     for row in &rows[..4] {
         let run: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
@@ -79,13 +81,7 @@ fn rows_of_onepipe(printed: &str, numbers: usize) -> Vec<(String, Vec<f64>)> {
 
 #[test]
 fn the_demonstration_of_onepipe_ends_with_its_result() {
-    let demo = |options: &[&str]| {
-        let mut program = processes::command(env!("CARGO_BIN_EXE_understudy"));
-        program.args(["demo", "onepipe", "--quick"]).args(options);
-        program.stdout(Stdio::piped()).stderr(Stdio::piped());
-        Process::start(program)
-    };
-    let output = demo(&[]).finish();
+    let output = demo("onepipe", &[]).finish();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let printed = String::from_utf8(output.stdout).unwrap();
     let (first, second) = printed.split_once("\nBoth services").unwrap();
@@ -111,7 +107,7 @@ fn the_demonstration_of_onepipe_ends_with_its_result() {
     assert!(headline.contains(&format!("{} processes failed", sum(&both, 5))), "{headline}");
 
     // The simulation repeats exactly, so lines of JSON have the same numbers, up to the first of both services.
-    let mut json = demo(&["--json"]);
+    let mut json = demo("onepipe", &["--json"]);
     let mut lines = BufReader::new(json.stdout.take().unwrap()).lines();
     let best_effort_keys = ["hosts", "delivered", "failed", "mean_us", "longest_stall_us"];
     let both_keys = ["hosts", "members", "best_effort", "reliable", "recalled", "failed"];
