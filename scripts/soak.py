@@ -31,6 +31,7 @@ SUITES = {
     "onepipe": (["seeds::"], 5000),
     "onepipe_reliable": (["every_scattering"], 100),
     "onepipe_reliable_clocks": (["scatterings_are_atomic"], 50),
+    "onepipe_reliable_seats": (["two_representatives", "no_process_fails"], 50),
 }
 
 
@@ -79,6 +80,9 @@ class Soak:
             while first < end:
                 code, output = run([*test, "--", *filters], FROM=str(first), SEEDS=str(end - first))
                 seeds = sorted({int(seed) for seed in re.findall(r"seed (\d+)", output) if first <= int(seed) < end})
+                running = re.search(r"^running (\d+) test", output, re.M)
+                if running and int(running.group(1)) < len(filters):
+                    sys.exit(f"a filter of {name} matches no test: {', '.join(filters)}")
                 if code != 0 and not seeds:
                     self.failed.append(f"{name} from {first}")
                     print(f"  FAILED from {first}:\n{output[-4000:]}", flush=True)

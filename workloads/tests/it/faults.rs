@@ -309,18 +309,25 @@ fn the_table_of_faults_in_the_docs_matches_the_suites() {
     );
 }
 
+/// Returns the sources of the tests below a folder.
+fn test_sources(folder: &Path) -> String {
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| if path.is_dir() { test_sources(&path) } else { read(&path) }).collect()
+}
+
 /// A line with a misspelt suite would never be run.
 #[test]
 fn recorded_failing_seeds_name_an_existing_test() {
-    const MODULES: [&str; 8] =
-        ["verbs", "words", "swordbox", "steering", "groups", "consensus", "rdmc", "onepipe"];
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let sources = test_sources(&root.join("tests/it"));
     for line in include_str!("../seeds.txt").lines() {
         let (test, seed) = line
             .split_once(' ')
             .unwrap_or_else(|| panic!("invalid line in seeds.txt: {line:?}; write a test and a seed"));
         assert!(seed.parse::<u64>().is_ok(), "invalid seed in seeds.txt: {line:?}; write a number");
         let is_scenario = !test.is_empty() && root.join("../configs/sim").join(test).is_file();
-        assert!(MODULES.contains(&test) || is_scenario, "no such test in seeds.txt: {line:?}");
+        let is_suite = sources.contains(&format!("environment::seeds(\"{test}\", "));
+        assert!(is_suite || is_scenario, "no such test in seeds.txt: {line:?}");
     }
 }

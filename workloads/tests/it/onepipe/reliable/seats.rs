@@ -111,7 +111,7 @@ fn two_representatives_of_a_switch_keep_every_scattering_whole() {
 #[test]
 fn no_process_fails_with_one_of_two_representatives() {
     let (mut drained, mut wrong) = (0, Vec::new());
-    for seed in environment::seeds("onepipe_reliable_one_by_one", SEEDS) {
+    for seed in environment::seeds("onepipe_reliable_seats", SEEDS) {
         match run_one_by_one(seed, Bugs::default()) {
             Ok(system) => drained += system.drained(),
             Err(error) => wrong.push(format!("seed {seed}: {error}")),
