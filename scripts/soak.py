@@ -18,20 +18,24 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILT = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 SEEDS = ROOT / "workloads/tests/seeds.txt"
-# By suite, which is a module of workloads/tests/it (`_` is `::`): filters of its tests that take seeds, and the number of seeds that take about ten
-# seconds on two CPUs
+# By suite: filters of its tests that take seeds, and the number of seeds that take about ten seconds on two CPUs
 SUITES = {
-    "verbs": (["verbs_", "memory_is_not", "connections_fail"], 200),
-    "words": (["lossy_links", "crashes"], 500),
-    "swordbox": (["lossy_links", "crashes", "every_verb"], 250),
-    "steering": (["lossy_links", "crashes"], 100),
-    "groups": (["lossy_links", "crashes_and"], 3000),
-    "consensus": (["seeds::"], 50),
-    "rdmc": (["seeds::", "deliveries::"], 2000),
-    "onepipe": (["seeds::"], 5000),
-    "onepipe_reliable": (["every_scattering"], 100),
-    "onepipe_reliable_clocks": (["scatterings_are_atomic"], 50),
-    "onepipe_reliable_seats": (["two_representatives", "no_process_fails"], 50),
+    "verbs": (["verbs::verbs_", "verbs::memory_is_not", "verbs::connections_fail"], 200),
+    "words": (["words::lossy_links", "words::crashes"], 500),
+    "swordbox": (["swordbox::lossy_links", "swordbox::crashes", "swordbox::every_verb"], 250),
+    "steering": (["steering::lossy_links", "steering::crashes"], 100),
+    "groups": (["groups::lossy_links", "groups::crashes_and"], 3000),
+    "groups_workers": (["groups::several_workers_stop", "groups::several_workers_lose"], 1000),
+    "consensus": (["consensus::seeds::logs_agree"], 50),
+    "consensus_workers": (["consensus::seeds::several_workers"], 50),
+    "rdmc": (["rdmc::seeds::", "rdmc::deliveries::"], 2000),
+    "onepipe": (["onepipe::seeds::"], 5000),
+    "onepipe_reliable": (["onepipe::reliable::every_scattering"], 100),
+    "onepipe_reliable_clocks": (["onepipe::reliable::clocks::scatterings_are_atomic"], 50),
+    "onepipe_reliable_seats": (
+        ["onepipe::reliable::seats::two_representatives", "onepipe::reliable::seats::no_process_fails"],
+        50,
+    ),
 }
 
 
@@ -69,7 +73,6 @@ class Soak:
     def suite(self, name):
         filters, size = SUITES[name]
         test = ["cargo", "test", "--quiet", "--release", "--locked", "-p", "workloads", "--test", "it"]
-        filters = [f"{name.replace('_', '::')}::{filter}" for filter in filters]
         code, output = run([*test, "--no-run"])
         if code != 0:
             sys.exit(output)
