@@ -15,6 +15,7 @@ fn function(groups: u32, replicas: u32) -> P4ce {
         addresses: vec![[198, 18, 0, 1].into()],
         groups: 1024,
         queue_pairs: 32768,
+        workers: 1,
         silent_after: Nanos::ZERO,
         bug: None,
     });

@@ -61,7 +61,7 @@ pub struct Workers {
     pub cpus: Vec<Option<usize>>,
     /// Idle strategy of each worker
     pub idle: Idle,
-    /// Capacity of a hand-off ring between two workers, in frames; a power of two
+    /// Capacity of a ring between two workers, in frames; a power of two
     pub handoff_ring: usize,
     /// Capacity of a queue to or from the control plane, in frames, events and commands
     pub control_queue: usize,

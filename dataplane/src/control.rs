@@ -41,7 +41,7 @@ pub(crate) enum ToWorker<F: Function> {
 }
 
 /// Handler of a function on the control thread: gets the events, punted frames and ticks of all workers, and
-/// may take its time. [`SingleWorkerControl`](crate::SingleWorkerControl) runs a [`switch::Control`] as one.
+/// may take its time. [`ControlPlane`](crate::ControlPlane) runs a [`switch::Control`] as one.
 ///
 /// Workers never wait for it. A frame that does not fit into the queue to it is dropped and counted
 /// ([`DropReason::ControlFull`](switch::DropReason::ControlFull)); events stay in the function until there is

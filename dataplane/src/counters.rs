@@ -18,6 +18,8 @@ metrics! {
         pub punted: Counter [frames as punted / punted_frames],
         /// Frames handed off to the worker that owns the port's send queue
         pub handed_off: Counter [frames as handed_off / handed_off_frames],
+        /// Frames handed over to the worker that owns the state which they need
+        pub handed_over: Counter [frames as handed_over / handed_over_frames],
         /// Frames that the function sent in addition to the one received
         pub made: Counter [frames as made / made_frames],
         /// Iterations of the loop in which frames were received
@@ -58,6 +60,7 @@ impl WorkerCounters {
             consumed: Counter::default(),
             punted: Counter::default(),
             handed_off: Counter::default(),
+            handed_over: Counter::default(),
             made: Counter::default(),
             busy_turns: Counter::default(),
             busy_cycles: Counter::default(),

@@ -2,7 +2,7 @@
 
 use core::ptr::NonNull;
 use dpdk_sys::{rte_mbuf, rte_mempool};
-use switch::{Frame, Full, NoRoom};
+use switch::{Frame, Full, NoRoom, PortId};
 
 /// An owned mbuf: one frame, in one or more segments. The bytes that [`Frame::bytes`] returns are referenced
 /// by no other mbuf, except for a payload that copies share ([`switch::Output::share`]).
@@ -133,6 +133,18 @@ impl Mbuf {
     #[inline]
     pub fn frame_len(&self) -> usize {
         self.mbuf().pkt_len as usize
+    }
+
+    /// Returns the port that was last [set](Self::set_port).
+    #[inline]
+    pub(crate) fn port(&self) -> PortId {
+        PortId(self.mbuf().port)
+    }
+
+    /// Notes on which port the frame was received, in place of DPDK's ID of that port.
+    #[inline]
+    pub(crate) fn set_port(&mut self, port: PortId) {
+        self.mbuf_mut().port = port.0;
     }
 
     /// Appends the first bytes of the frame to `to`, up to `most`, whatever segments they are in.

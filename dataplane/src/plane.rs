@@ -6,27 +6,33 @@ use crate::mbuf::Mbuf;
 use std::collections::VecDeque;
 use switch::{Egress, Frame, Function, Nanos, PortId};
 
-/// Adapter for the control plane of a function with one worker.
-pub struct SingleWorkerControl<C: switch::Control> {
+/// Adapter for the control plane of a function, on any number of workers.
+pub struct ControlPlane<C: switch::Control> {
     /// The control plane
     pub control: C,
-    /// Commands for which the worker's queue had no room
-    commands: VecDeque<<C::Function as Function>::Command>,
+    /// Commands by worker, for which the worker's queue had no room
+    waiting: Vec<VecDeque<<C::Function as Function>::Command>>,
     frame: Vec<u8>,
 }
 
-impl<C: switch::Control> SingleWorkerControl<C> {
+impl<C: switch::Control> ControlPlane<C> {
     /// Wraps a control plane.
     pub fn new(control: C) -> Self {
-        Self { control, commands: VecDeque::new(), frame: Vec::new() }
+        Self { control, waiting: Vec::new(), frame: Vec::new() }
     }
 
-    /// Passes the control plane's commands and frames to the worker.
+    /// Passes the control plane's commands to the workers, and its frames to the first of them.
     fn flush(&mut self, now: Nanos, out: &mut ControlOutput<'_, C::Function>) {
-        while let Some(command) = self.commands.pop_front().or_else(|| self.control.poll_command()) {
-            if let Err(full) = out.command(0, command) {
-                self.commands.push_front(full.0);
-                break;
+        self.waiting.resize_with(out.workers(), VecDeque::new);
+        while let Some((worker, command)) = self.control.poll_command() {
+            self.waiting[worker].push_back(command);
+        }
+        for (worker, commands) in self.waiting.iter_mut().enumerate() {
+            while let Some(command) = commands.pop_front() {
+                if let Err(full) = out.command(worker, command) {
+                    commands.push_front(full.0);
+                    break;
+                }
             }
         }
         while let Some(egress) = self.control.poll_transmit(now, &mut self.frame) {
@@ -44,7 +50,7 @@ impl<C: switch::Control> SingleWorkerControl<C> {
     }
 }
 
-impl<C: switch::Control> ControlHandler<C::Function> for SingleWorkerControl<C> {
+impl<C: switch::Control> ControlHandler<C::Function> for ControlPlane<C> {
     fn on_event(
         &mut self,
         _worker: usize,

@@ -7,18 +7,19 @@ use crate::counters::WorkerCounters;
 use crate::eal::{self, Eal, LogCapture};
 use crate::error::Error;
 use crate::idle::{self, Idler};
+use crate::inputs::Dispatcher;
 use crate::interrupt::park_interrupts;
 use crate::link::{LinkChange, LinkHooks, LinkMonitor};
 use crate::live::{DeviceCounters, Live, PortState};
 use crate::memif::{Channels, MemifHooks, Signal};
 use crate::port::{Port, PortInfo, Ports};
 use crate::time::{self, Clock, cycles};
-use crate::tx::{Exit, Handoff, MbufCache, Queue, Tx};
+use crate::tx::{Exit, MbufCache, Queue, Tx};
 use crate::users::Users;
 use crate::worker::{RxQueue, Worker};
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicBool, Ordering};
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender};
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::Arc;
 use std::thread;
@@ -141,43 +142,7 @@ impl Runtime {
         let (to_control, from_workers) = crossbeam_channel::bounded(self.config.workers.control_queue);
         let (to_workers, from_control): (Vec<_>, Vec<_>) =
             (0..count).map(|_| crossbeam_channel::bounded(self.config.workers.control_queue)).unzip();
-        let (producers, consumers) = handoff_rings(count, self.config.workers.handoff_ring);
-
-        let parts = functions.into_iter().zip(from_control).zip(producers).zip(consumers).enumerate();
-        let workers: Vec<_> = parts
-            .map(|(index, (((function, from_control), handoffs_out), handoffs_in))| {
-                let mut rx = self.rx_queues_of(index, count);
-                // Copies are allocated from the pool of a port that the worker polls, which is on its NUMA
-                // node.
-                let pool = &self.ports[rx.first().map_or(0, |rx| rx.port.index())].pool;
-                let pool = pool.raw();
-                // Memif ports have no peer yet.
-                let channels = self.channels.borrow();
-                let mut detached = Vec::with_capacity(rx.len());
-                rx.retain(|rx| function.receives_from(rx.port));
-                detached.extend(rx.extract_if(.., |rx| channels.is_memif(rx.port.index())));
-                Worker {
-                    index,
-                    function,
-                    tx: Tx {
-                        exits: self.exits_of(index),
-                        handoffs: handoffs_out,
-                        share_from: self.ports.iter().map(|port| port.share_from).collect(),
-                        pool,
-                        mbuf_cache: MbufCache::new(),
-                        counters: Arc::clone(&counters[index]),
-                    },
-                    rx,
-                    detached,
-                    handoffs: handoffs_in,
-                    to_control: to_control.clone(),
-                    from_control,
-                    clock,
-                    watch: None,
-                    idler: Idler::new(self.config.workers.idle),
-                }
-            })
-            .collect();
+        let workers = self.workers(functions, from_control, &to_control, &counters, clock);
         drop(to_control);
 
         let live = Live::new(&self.ports, &counters);
@@ -188,7 +153,7 @@ impl Runtime {
         let mut links = LinkMonitor::new(&self.ports, |port| channels.is_memif(port), count);
         let mut lost_link = None;
         let exits_on_loss = self.config.on_link_loss == OnLinkLoss::Exit;
-        let (quit, running) = (AtomicBool::new(false), Users::new(count));
+        let (quit, receiving, running) = (AtomicBool::new(false), Users::new(count), Users::new(count));
         let mut out = ControlOutput::new(&to_workers, &self.ports, clock);
         // Waits some milliseconds for running servers to respond, so that the first frames of the workers are
         // not lost.
@@ -205,10 +170,10 @@ impl Runtime {
         let sleeps = self.config.workers.idle == Idle::Sleep;
         thread::scope(|scope| {
             for (worker, &cpu) in workers.into_iter().zip(&self.config.workers.cpus) {
-                let (quit, running) = (&quit, &running);
+                let (quit, receiving, running) = (&quit, &receiving, &running);
                 thread::Builder::new()
                     .name(format!("worker-{}", worker.index))
-                    .spawn_scoped(scope, move || run_worker(worker, cpu, sleeps, quit, running))
+                    .spawn_scoped(scope, move || run_worker(worker, cpu, sleeps, quit, receiving, running))
                     .expect("the system can create a thread");
             }
             // Also set if the control plane panics; otherwise the scope would wait forever.
@@ -243,6 +208,57 @@ impl Runtime {
         let (devices, states) = live.devices();
         let lost_link = lost_link.filter(|_| exits_on_loss);
         Outcome { devices, devices_before, states, lost_link, workers: counters, tsc_hz: time::hz() }
+    }
+
+    /// Returns the workers, with the rings between them.
+    fn workers<F: Function>(
+        &self,
+        functions: Vec<F>,
+        from_control: Vec<Receiver<ToWorker<F>>>,
+        to_control: &Sender<ToControl<F>>,
+        counters: &[Arc<WorkerCounters>],
+        clock: Clock,
+    ) -> Vec<Worker<F>> {
+        let (count, capacity) = (functions.len(), self.config.workers.handoff_ring);
+        let handoffs = rings_between(count, capacity).into_iter();
+        let inputs = rings_between(count, if F::HAS_OWNERS { capacity } else { 0 }).into_iter();
+        let parts = functions.into_iter().zip(from_control).zip(handoffs).zip(inputs).enumerate();
+        parts
+            .map(|(index, (((function, from_control), handoffs), inputs))| {
+                let mut rx = self.rx_queues_of(index, count);
+                // Copies are allocated from the pool of a port that the worker polls, which is on its NUMA
+                // node.
+                let pool = &self.ports[rx.first().map_or(0, |rx| rx.port.index())].pool;
+                let pool = pool.raw();
+                // Memif ports have no peer yet.
+                let channels = self.channels.borrow();
+                let mut detached = Vec::with_capacity(rx.len());
+                rx.retain(|rx| function.receives_from(rx.port));
+                detached.extend(rx.extract_if(.., |rx| channels.is_memif(rx.port.index())));
+                Worker {
+                    index,
+                    function,
+                    tx: Tx {
+                        exits: self.exits_of(index),
+                        handoffs: handoffs.to,
+                        share_from: self.ports.iter().map(|port| port.share_from).collect(),
+                        pool,
+                        mbuf_cache: MbufCache::new(),
+                        counters: Arc::clone(&counters[index]),
+                    },
+                    rx,
+                    detached,
+                    dispatcher: (F::HAS_OWNERS && count > 1).then(|| Dispatcher::new(index, inputs.to)),
+                    inputs: inputs.from,
+                    handoffs: handoffs.from,
+                    to_control: to_control.clone(),
+                    from_control,
+                    clock,
+                    watch: None,
+                    idler: Idler::new(self.config.workers.idle),
+                }
+            })
+            .collect()
     }
 
     /// Returns the receive queues of a worker: queues are assigned to the workers round-robin.
@@ -343,24 +359,25 @@ fn deliver<F: Function, C: ControlHandler<F>>(
     }
 }
 
-/// A ring from each worker to each other: producers by origin and target, consumers by target.
-type Rings = (Vec<Vec<Option<Producer<Handoff>>>>, Vec<Vec<Consumer<Handoff>>>);
+/// Rings between one worker and the others.
+struct Rings<T> {
+    /// Ring to each worker; `None` for the worker itself
+    to: Vec<Option<Producer<T>>>,
+    from: Vec<Consumer<T>>,
+}
 
-fn handoff_rings(workers: usize, len: usize) -> Rings {
-    let mut consumers: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
-    let producers = (0..workers)
-        .map(|from| {
-            let to_each = |(to, consumers): (usize, &mut Vec<_>)| {
-                (to != from).then(|| {
-                    let (producer, consumer) = RingBuffer::new(len);
-                    consumers.push(consumer);
-                    producer
-                })
-            };
-            consumers.iter_mut().enumerate().map(to_each).collect()
-        })
-        .collect();
-    (producers, consumers)
+/// Returns the rings of each worker: there is one from each to each other.
+fn rings_between<T>(workers: usize, capacity: usize) -> Vec<Rings<T>> {
+    let mut all: Vec<_> = (0..workers).map(|_| Rings { to: Vec::new(), from: Vec::new() }).collect();
+    for from in 0..workers {
+        for to in 0..workers {
+            let ring = (to != from).then(|| RingBuffer::new(capacity));
+            let (producer, consumer) = ring.unzip();
+            all[from].to.push(producer);
+            all[to].from.extend(consumer);
+        }
+    }
+    all
 }
 
 struct SetOnDrop<'a>(&'a AtomicBool);
@@ -387,6 +404,7 @@ fn run_worker<F: Function>(
     cpu: Option<usize>,
     sleeps: bool,
     quit: &AtomicBool,
+    receiving: &Users,
     running: &Users,
 ) {
     let _count_panic = CountPanic(running);
@@ -398,7 +416,7 @@ fn run_worker<F: Function>(
         core_affinity::set_for_current(core_affinity::CoreId { id });
     }
     let _registered = Registered::new();
-    worker.run(quit, running);
+    worker.run(quit, receiving, running);
 }
 
 /// Registration of a thread with the EAL. It is dropped even if the worker panics, or the buffers in the

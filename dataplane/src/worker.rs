@@ -4,6 +4,7 @@
 
 use crate::control::{ToControl, ToWorker};
 use crate::idle::Idler;
+use crate::inputs::{self, Dispatcher};
 use crate::mbuf::Mbuf;
 use crate::memif::Signal;
 use crate::time::{Clock, cycles};
@@ -46,6 +47,10 @@ pub(crate) struct Worker<F: Function> {
     /// Receive queues of ports without a peer, which must not be polled
     pub(crate) detached: Vec<RxQueue>,
     pub(crate) tx: Tx,
+    /// Hands frames over to the workers that own them, if frames have owners and there are several workers
+    pub(crate) dispatcher: Option<Dispatcher>,
+    /// Rings of frames that other workers received and this one owns
+    pub(crate) inputs: Vec<Consumer<Mbuf>>,
     /// Hand-off rings from the other workers
     pub(crate) handoffs: Vec<Consumer<Handoff>>,
     pub(crate) to_control: Sender<ToControl<F>>,
@@ -57,8 +62,9 @@ pub(crate) struct Worker<F: Function> {
 }
 
 impl<F: Function> Worker<F> {
-    /// Polls until `stop` is set, then drains. `running` counts the workers that may still hand off frames.
-    pub(crate) fn run(mut self, stop: &AtomicBool, running: &Users) {
+    /// Polls until `stop` is set, then drains. `receiving` counts the workers that may still hand frames over to their
+    /// owners, `running` those that may still hand off frames to be sent.
+    pub(crate) fn run(mut self, stop: &AtomicBool, receiving: &Users, running: &Users) {
         let mut now = self.clock.nanos(cycles());
         let mut iteration_start = cycles();
         while !stop.load(Ordering::Relaxed) {
@@ -66,6 +72,7 @@ impl<F: Function> Worker<F> {
             for at in 0..self.rx.len() {
                 received += self.poll(self.rx[at], now);
             }
+            received += self.poll_inputs(now);
             let mut worked = self.poll_rings(now) || received > 0;
             if self.function.next_timer().is_some_and(|at| at <= now) {
                 let made = self.tx.counters.made.get();
@@ -103,10 +110,11 @@ impl<F: Function> Worker<F> {
                 }
             }
         }
-        self.drain(running);
+        self.drain(receiving, running);
     }
 
-    /// Receives a burst and runs the function on it. Returns the number of frames.
+    /// Receives a burst and runs the function on those frames that no other worker owns. Returns the number of
+    /// frames.
     #[inline]
     fn poll(&mut self, rx: RxQueue, now: Nanos) -> usize {
         let mut burst = [null_mut::<rte_mbuf>(); BURST];
@@ -116,10 +124,44 @@ impl<F: Function> Worker<F> {
         if received == 0 {
             return 0;
         }
-        let burst = &burst[..received];
+        let (mut own, mut bytes) = (received, 0);
+        if F::HAS_OWNERS
+            && let Some(dispatcher) = &mut self.dispatcher
+        {
+            // SAFETY: the frames were just received.
+            (own, bytes) = unsafe {
+                dispatcher.split(&self.function, &mut burst[..received], rx.port, &self.tx.counters)
+            };
+        }
+        bytes += self.handle(&burst[..own], |_| rx.port, now);
+        self.tx.counters.ports[rx.port.index()].rx.count_many(received as u64, bytes);
+        received
+    }
+
+    /// Runs the function on frames that other workers received. Returns their number.
+    #[inline]
+    fn poll_inputs(&mut self, now: Nanos) -> usize {
+        let mut total = 0;
+        if F::HAS_OWNERS
+            && let Some(dispatcher) = &mut self.dispatcher
+        {
+            dispatcher.flush(&self.tx.counters);
+            for at in 0..self.inputs.len() {
+                let mut burst = [null_mut::<rte_mbuf>(); BURST];
+                let received = inputs::take(&mut self.inputs[at], &mut burst);
+                self.handle(&burst[..received], Mbuf::port, now);
+                total += received;
+            }
+        }
+        total
+    }
+
+    /// Runs the function on owned frames, each of which was received on the port that `port_of` returns. Returns their
+    /// length in bytes.
+    #[inline]
+    fn handle(&mut self, burst: &[*mut rte_mbuf], port_of: impl Fn(&Mbuf) -> PortId, now: Nanos) -> u64 {
         if self.watch.is_some() {
-            self.run_watched(burst, rx.port, now);
-            return received;
+            return self.run_watched(burst, port_of, now);
         }
         for &mbuf in burst.iter().take(HEADER_DISTANCE) {
             prefetch(mbuf);
@@ -149,12 +191,11 @@ impl<F: Function> Worker<F> {
             // SAFETY: drivers write non-null pointers to buffers that the receiver owns.
             let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };
             bytes += frame.frame_len() as u64;
-            let verdict = self.function.on_frame(&mut frame, rx.port, now, &mut self.tx);
-            self.carry_out(verdict, frame, rx.port, &mut to_free);
+            let port = port_of(&frame);
+            let verdict = self.function.on_frame(&mut frame, port, now, &mut self.tx);
+            self.carry_out(verdict, frame, port, &mut to_free);
         }
-        drop(to_free);
-        self.tx.counters.ports[rx.port.index()].rx.count_many(received as u64, bytes);
-        received
+        bytes
     }
 
     #[inline]
@@ -174,10 +215,10 @@ impl<F: Function> Worker<F> {
         }
     }
 
-    /// Runs the function on a burst with a packet trace.
+    /// Runs the function on frames with a packet trace, as [`handle`](Self::handle) does without.
     #[cold]
-    fn run_watched(&mut self, burst: &[*mut rte_mbuf], port: PortId, now: Nanos) {
-        let Some(mut watch) = self.watch.take() else { return };
+    fn run_watched(&mut self, burst: &[*mut rte_mbuf], port_of: impl Fn(&Mbuf) -> PortId, now: Nanos) -> u64 {
+        let Some(mut watch) = self.watch.take() else { return 0 };
         watch.set_time();
         let mut bytes = 0;
         let mut to_free = FreeList { frames: [null_mut(); BURST], len: 0 };
@@ -185,6 +226,7 @@ impl<F: Function> Worker<F> {
             // SAFETY: drivers write non-null pointers to buffers that the receiver owns.
             let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };
             bytes += frame.frame_len() as u64;
+            let port = port_of(&frame);
             watch.record_rx(&frame, port);
             let mut out = TracingOutput { tx: &mut self.tx, watch: &mut watch };
             let verdict = self.function.on_frame(&mut frame, port, now, &mut out);
@@ -202,9 +244,8 @@ impl<F: Function> Worker<F> {
             };
             watch.finish_event(lost);
         }
-        drop(to_free);
-        self.tx.counters.ports[port.index()].rx.count_many(burst.len() as u64, bytes);
         self.watch = Some(watch);
+        bytes
     }
 
     /// Replaces or ends the packet trace.
@@ -289,23 +330,33 @@ impl<F: Function> Worker<F> {
         }
     }
 
-    /// Stops receiving, and sends the remaining frames if the ports accept them.
-    fn drain(&mut self, running: &Users) {
+    /// Stops receiving, handles the frames that other workers have received for this one, and sends the remaining
+    /// frames if the ports accept them.
+    fn drain(&mut self, receiving: &Users, running: &Users) {
         let began = self.clock.nanos(cycles());
+        // Until all workers have stopped receiving, the function may run, which hands off frames to be sent.
+        receiving.drain(|| self.drain_once(began, |worker| worker.inputs.iter().all(Consumer::is_empty)));
         running.drain(|| {
-            let now = self.clock.nanos(cycles());
-            self.poll_rings(now);
-            self.tx.flush();
-            std::thread::yield_now();
-            if now.since(began) > DRAIN {
-                DrainState::Late
-            } else if self.tx.is_empty() && self.handoffs.iter().all(Consumer::is_empty) {
-                DrainState::Empty
-            } else {
-                DrainState::Busy
-            }
+            let is_empty = |worker: &Self| worker.handoffs.iter().all(Consumer::is_empty);
+            self.drain_once(began, |worker| worker.tx.is_empty() && is_empty(worker))
         });
         self.tx.discard();
+    }
+
+    /// Performs a turn without receiving, of a drain that began at `began` and ends when `is_empty` holds.
+    fn drain_once(&mut self, began: Nanos, is_empty: impl Fn(&Self) -> bool) -> DrainState {
+        let now = self.clock.nanos(cycles());
+        self.poll_inputs(now);
+        self.poll_rings(now);
+        self.tx.flush();
+        std::thread::yield_now();
+        if now.since(began) > DRAIN {
+            DrainState::Late
+        } else if is_empty(self) {
+            DrainState::Empty
+        } else {
+            DrainState::Busy
+        }
     }
 }
 
@@ -346,7 +397,7 @@ unsafe fn borrow(mbuf: *mut rte_mbuf) -> ManuallyDrop<Mbuf> {
 
 /// Prefetches the first bytes of a frame.
 #[inline]
-fn prefetch(mbuf: *mut rte_mbuf) {
+pub(crate) fn prefetch(mbuf: *mut rte_mbuf) {
     // SAFETY: the buffer is valid.
     let (start, offset) = unsafe { ((*mbuf).buf_addr.cast::<u8>(), usize::from((*mbuf).data_off)) };
     fetch(start.wrapping_add(offset));

@@ -44,6 +44,7 @@ fn switch(how: u8) -> (P4ce, Control) {
         addresses: vec![IpAddr::from(OWN_IP)],
         groups: 2,
         queue_pairs: 64,
+        workers: 1,
         silent_after: Nanos::from_millis(u64::from(how & 3)),
         bug: None,
     });
@@ -66,6 +67,7 @@ fn switch(how: u8) -> (P4ce, Control) {
         port: 18_515,
         groups: 1,
         queue_pairs: 4,
+        workers: 1,
         max_replicas: 3,
         lists: [].into(),
         limits: p4ce::Limits::default(),
@@ -146,7 +148,7 @@ pub(crate) fn run(input: &[u8]) {
         if control.next_timer().is_some_and(|at| at <= now) {
             control.on_timer(now);
         }
-        while let Some(command) = control.poll_command() {
+        while let Some((_, command)) = control.poll_command() {
             function.on_command(command, now);
         }
         let mut made = Vec::new();

@@ -2,6 +2,9 @@
 //! a learning bridge for all other frames.
 
 mod groups;
+mod owner;
+
+pub(crate) use owner::worker_of;
 
 use crate::gather::GatherResult;
 use crate::group::{Group, GroupId, Member, Request};
@@ -35,6 +38,8 @@ pub struct Config {
     pub groups: usize,
     /// Limit of queue pairs: one per group and one per replica of it. A power of two.
     pub queue_pairs: usize,
+    /// Number of workers, each with an instance that has the queue pairs of [its groups](worker_of)
+    pub workers: usize,
     /// Time after which a replica that is behind a quorum without progress is excluded; zero is unlimited
     pub silent_after: Nanos,
     /// Planted bug, to check that tests find it; has no effect without debug assertions
@@ -56,6 +61,8 @@ pub enum Command {
     Open(Box<Group>),
     /// Closes a group. Answered by [`Event::Closed`].
     Close(GroupId),
+    /// Learns a station that a worker has seen on this port.
+    Learn(MacAddr, PortId),
     /// Excludes a replica: it is no longer written to.
     Exclude(GroupId, usize),
     /// Changes the number of replicas in a quorum.
@@ -71,6 +78,8 @@ pub enum Event {
     Closed(GroupId, Option<Box<Group>>),
     /// The data plane excluded a replica.
     Excluded(GroupId, usize),
+    /// The bridge of a worker saw a station on this port, which all workers have to learn.
+    Learned(MacAddr, PortId),
 }
 
 metrics! {
@@ -177,7 +186,7 @@ impl P4ce {
             config.queue_pairs
         );
         Self {
-            forward: Forward::embedded(&config.forward),
+            forward: Forward::embedded(&config.forward, config.workers),
             slots: vec![UNUSED_SLOT; config.queue_pairs].into(),
             groups: (0..config.groups).map(|_| None).collect(),
             counters: Arc::default(),
@@ -423,7 +432,7 @@ impl P4ce {
         if let Ok((ethernet, _)) = Ethernet::ref_from_prefix(frame)
             && !ethernet.src.is_group()
         {
-            self.forward.on_command(forward::Command::Learn(ethernet.src, port), now);
+            self.forward.observe(ethernet.src, port, now);
         }
         Verdict::Punt
     }
@@ -475,6 +484,17 @@ fn first_reth<'a>(packet: &Packet<'a>) -> Option<&'a Reth> {
 impl Function for P4ce {
     type Command = Command;
     type Event = Event;
+    const HAS_OWNERS: bool = true;
+
+    #[inline]
+    fn owner(&self, frame: &impl Frame, _port: PortId) -> Option<usize> {
+        let bytes = frame.bytes();
+        let is_own = *bytes.first_chunk::<6>()? == self.config.mac.0;
+        let qpn = if is_own { owner::destination_qp(bytes)? } else { return None };
+        let worker = worker_of(qpn, self.config.queue_pairs, self.config.workers);
+        let is_wrong = self.config.has_bug(crate::Bug::WrongOwner) && bytes.len() < 64;
+        Some(if is_wrong { (worker + 1) % self.config.workers } else { worker }).filter(|_| qpn != Qpn::GSI)
+    }
 
     #[inline]
     fn on_frame<O: Output>(
@@ -520,10 +540,13 @@ impl Function for P4ce {
         [self.forward.next_timer(), check_at].into_iter().flatten().min()
     }
 
-    fn on_command(&mut self, command: Command, _now: Nanos) {
+    fn on_command(&mut self, command: Command, now: Nanos) {
         match command {
             Command::Open(group) => self.open(group),
             Command::Close(id) => self.close(id),
+            Command::Learn(mac, port) => {
+                self.forward.on_command(forward::Command::Learn(mac, port), now);
+            }
             Command::Exclude(id, member) => {
                 if let Some(group) = self.group_mut(id) {
                     group.exclude(member);
@@ -539,7 +562,8 @@ impl Function for P4ce {
     }
 
     fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        let learned = |forward::Event::Learned(mac, port)| Event::Learned(mac, port);
+        self.events.pop_front().or_else(|| self.forward.poll_event().map(learned))
     }
 }
 

@@ -45,11 +45,15 @@ pub enum Bug {
     LagIgnored,
     /// A leader is identified by the UDP source port of its first packet, too
     LeaderByPort,
+    /// Short packets, which acknowledgements are, are handed over to the worker after their owner
+    WrongOwner,
+    /// Workers do not learn the stations that others have seen
+    UnsharedStations,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Minority,
         Self::WrongWrap,
         Self::FirstAck,
@@ -59,5 +63,7 @@ impl Bug {
         Self::UnlimitedRequests,
         Self::LagIgnored,
         Self::LeaderByPort,
+        Self::WrongOwner,
+        Self::UnsharedStations,
     ];
 }

@@ -228,7 +228,7 @@ impl Representative {
             .fail_after_intervals
             .map(|ticks| Box::new(Commit::new(places, (DOWN, LOOPBACK), ticks.into(), config.bug)));
         let mut function = Self {
-            forward: Forward::embedded(&config.forward),
+            forward: Forward::embedded(&config.forward, 1),
             halves,
             commit,
             others: None,

@@ -35,7 +35,7 @@ pub struct Runtime {
     pub file_prefix: Option<String>,
     /// Whether DPDK's telemetry socket is enabled
     pub telemetry: bool,
-    /// Capacity of a hand-off ring between two workers, in frames
+    /// Capacity of a ring between two workers, in frames
     pub handoff_ring: usize,
     /// Capacity of a queue to or from the control plane
     pub control_queue: usize,
@@ -60,7 +60,7 @@ crate::table! {
     file_prefix: String = other("up to 32 letters, digits, `-` and `_`", file_prefix) => optional("no shared files") example("understudy");
     /// Whether DPDK's telemetry socket exists; it needs `file_prefix`
     telemetry: bool = boolean() => default(false);
-    /// Frames that wait for the worker whose port's queue they need; a power of two
+    /// Frames that wait in a ring to another worker, which has the port's queue or the state that they need; a power of two
     handoff_ring: usize = power_of_two(2..=1 << 20).unit("frames") => default(1024);
     /// Messages that wait between a worker and the control plane
     control_queue: usize = whole(1..=1 << 20) => default(1024);

@@ -2,6 +2,7 @@
 
 use crate::node::{Node, Ports};
 use crate::switch_node::Switch;
+use crate::workers::Workers;
 use std::collections::VecDeque;
 use switch::memory::MemoryFrame;
 use switch::{Control, Egress, Frame, Function, Nanos, Output, PortId, Rng};
@@ -58,19 +59,29 @@ pub struct Controlled<C: Control> {
     incarnation: u64,
     queues: Queues,
     up: VecDeque<(Nanos, Upward<<C::Function as Function>::Event>)>,
-    down: VecDeque<(Nanos, <C::Function as Function>::Command)>,
+    down: VecDeque<(Nanos, usize, <C::Function as Function>::Command)>,
     frame: Vec<u8>,
 }
 
 impl<C: Control> Controlled<C> {
-    /// Creates a switch. `function` and `control` make its function and its control plane: at the beginning,
-    /// and after each crash. `control` gets the number of its earlier calls.
+    /// Creates a switch with one worker. `function` and `control` make its function and its control plane: at the
+    /// beginning, and after each crash. `control` gets the number of its earlier calls.
     pub fn new(
-        function: impl FnMut() -> C::Function + Send + 'static,
+        mut function: impl FnMut() -> C::Function + Send + 'static,
+        control: impl FnMut(u64) -> C + Send + 'static,
+    ) -> Self {
+        Self::with_workers(Workers::ONE, move |_| function(), control)
+    }
+
+    /// Creates a switch, as [`new`](Self::new) does. `function` makes the function's instance on the worker with the
+    /// given number.
+    pub fn with_workers(
+        workers: Workers,
+        function: impl FnMut(usize) -> C::Function + Send + 'static,
         mut control: impl FnMut(u64) -> C + Send + 'static,
     ) -> Self {
         Self {
-            switch: Switch::new(function),
+            switch: Switch::with_workers(workers, function),
             control: control(0),
             make: Box::new(control),
             incarnation: 0,
@@ -116,12 +127,12 @@ impl<C: Control> Controlled<C> {
 
     /// Executes the control plane's commands, and sends its frames.
     fn execute(&mut self, now: Nanos, out: &mut Ports<'_>) {
-        while let Some(command) = self.control.poll_command() {
-            self.down.push_back((now + self.queues.down, command));
+        while let Some((worker, command)) = self.control.poll_command() {
+            self.down.push_back((now + self.queues.down, worker, command));
         }
-        let due = self.down.iter().take_while(|(at, _)| *at <= now).count();
-        for (_, command) in self.down.drain(..due) {
-            self.switch.command(command);
+        let due = self.down.iter().take_while(|(at, ..)| *at <= now).count();
+        for (_, worker, command) in self.down.drain(..due) {
+            self.switch.command(worker, command);
         }
         let mut frame = core::mem::take(&mut self.frame);
         while let Some(egress) = self.control.poll_transmit(now, &mut frame) {
@@ -157,7 +168,7 @@ where
 
     fn next_timer(&self) -> Option<Nanos> {
         let up = self.up.front().map(|(at, _)| *at);
-        let down = self.down.front().map(|(at, _)| *at);
+        let down = self.down.front().map(|(at, ..)| *at);
         [up, down, self.control.next_timer(), self.switch.next_timer()].into_iter().flatten().min()
     }
 

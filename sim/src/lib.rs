@@ -25,6 +25,7 @@ mod node;
 mod pcap;
 mod responder;
 mod switch_node;
+mod workers;
 mod world;
 
 pub use clock::{Clock, EPOCH};
@@ -39,4 +40,5 @@ pub use rnic::App;
 /// Counters of a NIC, as part of the results of workloads
 pub use rnic::Counters as NicCounters;
 pub use switch_node::{Counters as SwitchCounters, Switch};
+pub use workers::Workers;
 pub use world::World;

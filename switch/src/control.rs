@@ -28,7 +28,7 @@ pub trait Control {
     /// Handles a frame that the function punted after receiving it on `port`.
     fn on_punt(&mut self, frame: &[u8], port: PortId, now: Nanos);
 
-    /// Handles an event of the function.
+    /// Handles an event of the function, on any worker.
     fn on_event(&mut self, event: <Self::Function as Function>::Event, now: Nanos);
 
     /// Handles the expiry of the timer that [`next_timer`](Self::next_timer) returned.
@@ -37,8 +37,8 @@ pub trait Control {
     /// Returns when to call [`on_timer`](Self::on_timer), or `None` if no timer is armed.
     fn next_timer(&self) -> Option<Nanos>;
 
-    /// Returns the next command for the function.
-    fn poll_command(&mut self) -> Option<<Self::Function as Function>::Command>;
+    /// Returns the next command, and the worker, from 0, whose instance of the function gets it.
+    fn poll_command(&mut self) -> Option<(usize, <Self::Function as Function>::Command)>;
 
     /// Writes the next frame to send to `frame`, and returns where to send it.
     fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> Option<Egress>;

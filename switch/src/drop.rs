@@ -68,6 +68,8 @@ drop_reasons! {
     PortFull "port_full": "the port did not accept it",
     /// The hand-off ring to the worker that owns the port was full
     HandoffFull "handoff_full": "the ring to the worker that owns the port was full",
+    /// The ring to the worker that owns the frame's state was full
+    InputFull "input_full": "the ring to the worker that owns its state was full",
     /// The queue to the control plane was full
     ControlFull "control_full": "the queue to the control plane was full",
     /// A rule of the impairing function dropped it

@@ -179,7 +179,8 @@ pub trait Output {
 
 /// A switch function: a state machine over frames.
 ///
-/// The runner calls the methods of one instance from one thread; several workers have an instance each. It
+/// The runner calls the methods of one instance from one thread; several workers have an instance each, and an
+/// instance may own some of the frames ([`owner`](Self::owner)). It
 /// calls [`on_frame`](Self::on_frame) for each received frame and [`on_timer`](Self::on_timer) when the time
 /// of [`next_timer`](Self::next_timer) has come. Between two bursts it calls [`on_command`](Self::on_command)
 /// for each command of the control plane, and [`poll_event`](Self::poll_event) until it returns `None`.
@@ -188,6 +189,21 @@ pub trait Function {
     type Command: Send;
     /// Event for the control plane
     type Event: Send;
+
+    /// Whether frames have owners ([`owner`](Self::owner)), so that a function with state of its own for each
+    /// connection can run on several workers. Otherwise the worker that receives a frame handles it.
+    const HAS_OWNERS: bool = false;
+
+    /// Returns the worker, from 0, whose instance has to handle a frame, or `None` if any instance may.
+    ///
+    /// With several workers, the runner calls this first, on the worker that received the frame, and hands the
+    /// frame over if the owner is another worker. All workers have to return the same: the result depends on the
+    /// frame, the port and the configuration only. Frames from one receive queue arrive at an owner in their order,
+    /// those from different queues in any order.
+    #[inline]
+    fn owner(&self, _frame: &impl Frame, _port: PortId) -> Option<usize> {
+        None
+    }
 
     /// Returns whether to receive frames from `port`. Called once, before a run; a port that is only sent to
     /// need not be polled.

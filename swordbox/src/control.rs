@@ -95,8 +95,10 @@ impl switch::Control for Control {
         self.connector.as_ref()?.next_timer()
     }
 
-    fn poll_command(&mut self) -> Option<Command> {
-        self.commands.pop_front().or_else(|| self.connector.as_mut()?.poll_command())
+    fn poll_command(&mut self) -> Option<(usize, Command)> {
+        let command = self.commands.pop_front().or_else(|| self.connector.as_mut()?.poll_command());
+        // Swordbox has one worker.
+        command.map(|command| (0, command))
     }
 
     fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> Option<Egress> {

@@ -29,6 +29,7 @@ LISTENS = "rdma resource show cm_id | grep -q LISTEN"
 CONFIG = """
 [runtime]
 idle = "sleep"
+workers = WORKERS
 
 [[port]]
 name = "leader"
@@ -73,6 +74,8 @@ class Case:
     refused: str = ""
     absent: bool = False
     packets: int = 0
+    # Workers of the switch. With two, the group's owner does not receive the first replica's packets
+    workers: int = 1
 
     @property
     def command(self) -> str:
@@ -86,9 +89,9 @@ def cases() -> list[Case]:
     return [
         Case("sizes", sizes, packets=packets),
         Case("sizes_all", sizes, quorum=2, packets=packets),
-        Case("sizes_ipv6", sizes, network="ipv6", packets=packets),
-        Case("many", "-n 500 64", packets=500),
-        Case("killed", "-n 200 -w 10 5000", kills=True),
+        Case("sizes_ipv6", sizes, network="ipv6", packets=packets, workers=2),
+        Case("many", "-n 500 64", packets=500, workers=2),
+        Case("killed", "-n 200 -w 10 5000", kills=True, workers=2),
         Case("rejected", "64", refused="a replica refused, 10.0.0.3, reason 8"),
         Case("absent", "64", refused="a replica did not respond, 10.0.0.77", absent=True),
         Case("quorum", "64", quorum=3, refused="the quorum is larger than the group"),
@@ -107,7 +110,7 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
     for guest in lab.guests:
         guest.run("ip neighbour flush all")
     config = folder / f"{case.name}.toml"
-    config.write_text(CONFIG)
+    config.write_text(CONFIG.replace("WORKERS", str(["any"] * case.workers).replace("'", '"')))
     listening = [first] if case.refused else [first, second]
     replicas = [first.addresses[case.network], "10.0.0.77" if case.absent else second.addresses[case.network]]
     problems: list[str] = []
@@ -157,6 +160,9 @@ def check_switch(case: Case, switch: Forwarder, retransmissions: int) -> list[st
     elif counters["requests"] < case.packets or counters["copies"] < 2 * case.packets:
         problems.append(f"switch: {counters['requests']} requests and {counters['copies']} copies of {case.packets} packets")
     problems += [f"switch: {key} is {counters[key]}, not {value}" for key, value in expected.items() if counters[key] != value]
+    handed_over = sum(worker["handed_over"] for worker in switch.report["workers"])
+    if (handed_over > 0) != (case.workers > 1):
+        problems.append(f"switch: {handed_over} packets were handed over between {case.workers} workers")
     if counters["groups"]:
         problems.append(f"the switch still has groups: {counters['groups']}")
     return problems

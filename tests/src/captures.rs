@@ -51,3 +51,19 @@ pub fn timed_frames(path: &Path) -> Vec<(Vec<u8>, u64)> {
     }
     frames
 }
+
+/// Writes frames to a pcap file, all with the time 0.
+///
+/// # Panics
+/// If the file cannot be written.
+pub fn write(path: &Path, frames: &[Vec<u8>]) {
+    // Magic number, version 2.4, time zone and its accuracy, longest frame, Ethernet
+    let header = [0xa1b2_c3d4, 4 << 16 | 2, 0, 0, 65_535, 1];
+    let mut bytes: Vec<u8> = header.into_iter().flat_map(u32::to_le_bytes).collect();
+    for frame in frames {
+        let len = frame.len() as u32;
+        bytes.extend([0, 0, len, len].into_iter().flat_map(u32::to_le_bytes));
+        bytes.extend_from_slice(frame);
+    }
+    std::fs::write(path, bytes).expect("the capture can be written");
+}

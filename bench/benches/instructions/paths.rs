@@ -292,6 +292,7 @@ fn groups(replicas: u32) -> (P4ce, Pool) {
         addresses: vec![[198, 18, 0, 1].into()],
         groups: FRAMES,
         queue_pairs: 32768,
+        workers: 1,
         silent_after: Nanos::ZERO,
         bug: None,
     });

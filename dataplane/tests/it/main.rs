@@ -7,6 +7,7 @@ mod errors;
 mod forward;
 mod idle;
 mod memif;
+mod owners;
 mod pools;
 mod share;
 mod stalls;

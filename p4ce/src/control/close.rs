@@ -34,7 +34,7 @@ impl Control {
             Stage::Open => {
                 if group.members[number].in_group {
                     group.members[number].in_group = false;
-                    self.commands.push_back(Command::Exclude(id, number));
+                    self.commands.push_back((group.worker, Command::Exclude(id, number)));
                     self.counters.excluded += 1;
                 }
                 self.close_if_impossible(id, now);
@@ -68,7 +68,7 @@ impl Control {
             return;
         };
         let stage = core::mem::replace(&mut group.stage, Stage::Closing);
-        let leader = group.leader;
+        let (leader, worker) = (group.leader, group.worker);
         self.finish_setup(id);
         let Some(group) = self.groups.get(&id) else { return };
         let conns: Vec<_> = group.members.iter().map(|member| member.conn).collect();
@@ -86,7 +86,7 @@ impl Control {
         if stage == Stage::Connecting {
             self.forget(id);
         } else {
-            self.commands.push_back(Command::Close(id));
+            self.commands.push_back((worker, Command::Close(id)));
         }
     }
 
@@ -113,8 +113,9 @@ impl Control {
     pub(super) fn forget(&mut self, id: GroupId) {
         let Some(group) = self.groups.remove(&id) else { return };
         for qpn in group.members.iter().map(|member| member.local_qp).chain([group.local_qp]) {
-            self.qpns.free(qpn.get());
+            self.queue_pairs.free(qpn);
         }
+        self.queue_pairs.end_group(group.worker);
         self.ids.free(id.0);
         self.admission.end(group.request.addresses.remote);
         self.counters.closed += 1;

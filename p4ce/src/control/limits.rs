@@ -47,7 +47,7 @@ impl Default for Limits {
 impl Limits {
     /// Returns whether this bug was planted. Release builds have no bugs.
     #[inline]
-    fn has_bug(&self, bug: crate::Bug) -> bool {
+    pub(super) fn has_bug(&self, bug: crate::Bug) -> bool {
         cfg!(debug_assertions) && self.bug == Some(bug)
     }
 }

@@ -31,7 +31,7 @@ use crate::secret::Secret;
 use crate::wire::Region;
 use core::net::IpAddr;
 use limits::Admission;
-use numbers::{NumberPool, Stations};
+use numbers::{NumberPool, QueuePairs, Stations};
 use rnic::cm::{self, Conn, Event as CmEvent, PortSpace, RemoteReply, RemoteRequest, service_id_of};
 use rnic::{Endpoint, Interface};
 use rocev2::{Psn, Qpn};
@@ -49,6 +49,8 @@ pub struct ControlConfig {
     pub groups: usize,
     /// Limit of queue pairs, as for the data plane
     pub queue_pairs: usize,
+    /// Number of workers, as for the data plane. A new group gets queue pairs of the worker with the fewest groups
+    pub workers: usize,
     /// Limit of replicas in a group, up to [`MAX_MEMBERS`](crate::gather::MAX_MEMBERS)
     pub max_replicas: usize,
     /// Lists of replicas to which requests can refer by number
@@ -103,6 +105,8 @@ struct Member {
 #[derive(Debug)]
 struct GroupState {
     stage: Stage,
+    /// Worker whose instance of the data plane has the group
+    worker: usize,
     leader: Conn,
     request: Box<RemoteRequest>,
     local_qp: Qpn,
@@ -127,12 +131,12 @@ pub struct Control {
     endpoint: Endpoint,
     rng: Rng,
     stations: Stations,
-    qpns: NumberPool,
+    queue_pairs: QueuePairs,
     ids: NumberPool,
     groups: BTreeMap<GroupId, GroupState>,
     roles: BTreeMap<Conn, (GroupId, Role)>,
     admission: Admission,
-    commands: VecDeque<Command>,
+    commands: VecDeque<(usize, Command)>,
     check_at: Option<Nanos>,
     counters: ControlCounters,
 }
@@ -148,7 +152,7 @@ impl Control {
             endpoint,
             rng: Rng::stream(config.seed, 2),
             stations: Stations::default(),
-            qpns: NumberPool::new(config.queue_pairs, 1 << 24),
+            queue_pairs: QueuePairs::new(config.queue_pairs, config.workers),
             ids: NumberPool::new(config.groups, config.groups),
             groups: BTreeMap::new(),
             roles: BTreeMap::new(),
@@ -212,6 +216,13 @@ impl switch::Control for Control {
 
     fn on_event(&mut self, event: Event, now: Nanos) {
         match event {
+            // Also to the worker that saw the station: all workers then have the port that was reported last, and the
+            // next frame from another port is reported, whichever worker receives it.
+            Event::Learned(mac, port) if !self.config.limits.has_bug(crate::Bug::UnsharedStations) => {
+                self.commands
+                    .extend((0..self.config.workers).map(|worker| (worker, Command::Learn(mac, port))));
+            }
+            Event::Learned(..) => {}
             Event::Opened(id, opened) => self.on_opened(id, opened, now),
             Event::Closed(id, _) => self.forget(id),
             Event::Excluded(id, member) => self.on_excluded(id, member, now),
@@ -233,7 +244,7 @@ impl switch::Control for Control {
         [self.endpoint.next_timer(), self.check_at].into_iter().flatten().min()
     }
 
-    fn poll_command(&mut self) -> Option<Command> {
+    fn poll_command(&mut self) -> Option<(usize, Command)> {
         self.commands.pop_front()
     }
 

@@ -52,7 +52,7 @@ impl Control {
         };
         let quorum = self.check(&replicas, requested.quorum, &request)?;
         self.admission.begin(request.addresses.remote, &self.config.limits, now)?;
-        let Some((id, local_qp, qpns)) = self.allocate_numbers(replicas.len()) else {
+        let Some((id, worker, local_qp, qpns)) = self.allocate_numbers(replicas.len()) else {
             // No REQ was sent to a replica.
             self.admission.withdraw(request.addresses.remote);
             return Err(Refusal::Full);
@@ -67,10 +67,11 @@ impl Control {
         let unused = &qpns[members.len()..];
         let complete = unused.is_empty();
         for qpn in unused {
-            self.qpns.free(qpn.get());
+            self.queue_pairs.free(*qpn);
         }
         let group = GroupState {
             stage: Stage::Connecting,
+            worker,
             leader,
             request,
             local_qp,
@@ -92,19 +93,15 @@ impl Control {
         Ok(())
     }
 
-    /// Allocates a group ID, the leader's queue pair and the replicas' queue pairs.
-    fn allocate_numbers(&mut self, replicas: usize) -> Option<(GroupId, Qpn, Vec<Qpn>)> {
+    /// Allocates a group ID, a worker, the leader's queue pair and the replicas' queue pairs.
+    fn allocate_numbers(&mut self, replicas: usize) -> Option<(GroupId, usize, Qpn, Vec<Qpn>)> {
         let id = self.ids.allocate()?;
-        let mut qpns: Vec<Qpn> = (0..=replicas).map_while(|_| self.qpns.allocate()).map(Qpn::new).collect();
-        if qpns.len() <= replicas {
-            for qpn in qpns {
-                self.qpns.free(qpn.get());
-            }
+        let Some((worker, mut qpns)) = self.queue_pairs.allocate(replicas + 1) else {
             self.ids.free(id);
             return None;
-        }
+        };
         let leader_qp = qpns.pop()?;
-        Some((GroupId(id), leader_qp, qpns))
+        Some((GroupId(id), worker, leader_qp, qpns))
     }
 
     /// Checks whether a group is valid. Returns the number of replicas in a quorum.
@@ -219,7 +216,7 @@ impl Control {
         match opened {
             Some(opened) => {
                 group.stage = Stage::Opening;
-                self.commands.push_back(Command::Open(opened));
+                self.commands.push_back((group.worker, Command::Open(opened)));
             }
             None => self.close_group(id, Some(Refusal::Family), now),
         }

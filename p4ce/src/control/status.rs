@@ -30,6 +30,8 @@ metrics! {
 pub struct GroupStatus {
     /// Identifier
     pub id: GroupId,
+    /// Worker whose instance of the data plane has the group
+    pub worker: usize,
     /// Address of the leader
     pub leader: IpAddr,
     /// Addresses of the replicas, and whether they are written to
@@ -54,6 +56,7 @@ impl Control {
     pub fn groups(&self) -> impl Iterator<Item = GroupStatus> + '_ {
         self.groups.iter().map(|(id, group)| GroupStatus {
             id: *id,
+            worker: group.worker,
             leader: group.request.addresses.remote,
             replicas: group.members.iter().map(|member| (member.ip, member.in_group)).collect(),
             quorum: group.quorum,

@@ -4,8 +4,8 @@
 use super::{Config, Counters, Event, LEADER, P4ce, Slot, UNUSED_SLOT};
 use crate::group::{Group, GroupId};
 use rocev2::Packet;
-use switch::forward::{self, Forward};
-use switch::{Function, Nanos, PortId};
+use switch::forward::Forward;
+use switch::{Nanos, PortId};
 
 impl P4ce {
     /// Updates the port of a leader whose packet arrived on another port.
@@ -21,7 +21,7 @@ impl P4ce {
         let is_fixed = config.has_bug(crate::Bug::FixedPorts);
         if !is_fixed && group.move_leader(packet, port) {
             counters.moved.add(1);
-            forward.on_command(forward::Command::Learn(packet.ethernet().src, port), now);
+            forward.observe(packet.ethernet().src, port, now);
         }
     }
 
@@ -39,7 +39,7 @@ impl P4ce {
         if !is_fixed && group.move_member(member, packet, port) {
             counters.moved.add(1);
             // The bridge's entry is never older than the group's.
-            forward.on_command(forward::Command::Learn(packet.ethernet().src, port), now);
+            forward.observe(packet.ethernet().src, port, now);
         }
     }
 

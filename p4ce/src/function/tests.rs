@@ -12,7 +12,7 @@ use switch::Full;
 use switch::memory::{FrameCollector, MemoryFrame, run_frame};
 use zerocopy::IntoBytes;
 
-const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xff]);
+pub(super) const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xff]);
 const LEADER_QP: Qpn = Qpn::new(0x100);
 const RKEY: u32 = 0x7777;
 const SIZE: u64 = 0x10000;
@@ -36,7 +36,7 @@ fn own_ip(v6: bool) -> IpAddr {
     ip(v6, 254)
 }
 
-fn peer(v6: bool, n: u8) -> Peer {
+pub(super) fn peer(v6: bool, n: u8) -> Peer {
     Peer {
         local: own_ip(v6),
         remote: ip(v6, n),
@@ -71,6 +71,7 @@ fn empty() -> P4ce {
         addresses: vec![own_ip(false), own_ip(true)],
         groups: 8,
         queue_pairs: 64,
+        workers: 1,
         silent_after: Nanos::ZERO,
         bug: None,
     })
@@ -84,7 +85,7 @@ fn p4ce(v6: bool, replicas: u8, quorum: usize) -> P4ce {
 }
 
 /// Returns a packet from host `n` to the switch.
-fn packet(
+pub(super) fn packet(
     v6: bool,
     n: u8,
     opcode: Opcode,

@@ -72,13 +72,13 @@ impl Forward {
         Self::with_events(config, true)
     }
 
-    /// Creates an instance for use within another function, on one worker. It generates no [events](Event),
-    /// so the caller need not poll them. Packets in which [`verify_icrc`](Config::verify_icrc) or
+    /// Creates an instance for use within another function, on one of `workers`. With one worker it generates no
+    /// [events](Event), so the caller need not poll them. Packets in which [`verify_icrc`](Config::verify_icrc) or
     /// [`verify_udp_checksum`](Config::verify_udp_checksum) finds a fault are dropped: a NIC accepts a packet
     /// with a wrong UDP checksum, which would then bypass the enclosing function.
-    pub fn embedded(config: &Config) -> Self {
+    pub fn embedded(config: &Config, workers: usize) -> Self {
         let drop = config.drop.with(Fault::Icrc).with(Fault::UdpChecksum);
-        Self::with_events(&Config { drop, ..config.clone() }, false)
+        Self::with_events(&Config { drop, ..config.clone() }, workers > 1)
     }
 
     /// Creates an instance. `events` selects whether it generates events about the stations that it sees.
@@ -271,6 +271,14 @@ impl Forward {
         match &self.table {
             Table::Mac(stations) => stations.find(mac),
             Table::Pairs(_) | Table::Ip(_) => None,
+        }
+    }
+
+    /// Learns the port of a station whose frame the enclosing function has handled. A bridge's entry is then as new as
+    /// what that function knows.
+    pub fn observe(&mut self, mac: MacAddr, port: PortId, now: Nanos) {
+        if let Table::Mac(stations) = &mut self.table {
+            stations.observe(mac, port, now);
         }
     }
 

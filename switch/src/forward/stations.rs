@@ -39,14 +39,21 @@ struct Entry {
     port: PortId,
     last_seen: Nanos,
     last_reported: Nanos,
+    /// Whether the port was reported at all
+    is_reported: bool,
     fixed: bool,
 }
 
 impl Stations {
     pub(super) fn new(table: &MacTable, report: bool) -> Self {
         let capacity = table.capacity + table.fixed.len();
-        let unused =
-            Entry { port: PortId(0), last_seen: Nanos::ZERO, last_reported: Nanos::ZERO, fixed: false };
+        let unused = Entry {
+            port: PortId(0),
+            last_seen: Nanos::ZERO,
+            last_reported: Nanos::ZERO,
+            is_reported: false,
+            fixed: false,
+        };
         let mut stations = Self {
             index: Index::with_capacity(capacity),
             entries: vec![unused; capacity],
@@ -92,8 +99,9 @@ impl Stations {
             let entry = &mut self.entries[id as usize];
             // Other workers learn about a station only through events. An event every quarter of the ageing
             // time keeps their entries alive.
-            let reported_recently =
-                entry.port == port && now.since(entry.last_reported) < Nanos(self.ageing.0 / 4);
+            let reported_recently = entry.is_reported
+                && entry.port == port
+                && now.since(entry.last_reported) < Nanos(self.ageing.0 / 4);
             if entry.fixed || reported_recently {
                 entry.last_seen = now;
                 return;
@@ -105,6 +113,18 @@ impl Stations {
             && let Some(events) = &mut self.events
         {
             events.push_back(Event::Learned(mac, port));
+        }
+    }
+
+    /// Learns a station that this worker has seen, whether or not there is room for an event; if there is none, the
+    /// station's next frame is reported.
+    pub(super) fn observe(&mut self, mac: MacAddr, port: PortId, now: Nanos) {
+        self.learn_source(mac, port, now);
+        if let Some(id) = self.index.get(&mac) {
+            let entry = &mut self.entries[id as usize];
+            if !entry.fixed && entry.port != port {
+                *entry = Entry { port, last_seen: now, is_reported: false, ..*entry };
+            }
         }
     }
 
@@ -123,7 +143,7 @@ impl Stations {
         let Ok(id) = self.index.get_or_insert(mac) else { return false };
         let entry = &mut self.entries[id as usize];
         if !entry.fixed {
-            *entry = Entry { port, last_seen: now, last_reported: now, fixed: false };
+            *entry = Entry { port, last_seen: now, last_reported: now, is_reported: true, fixed: false };
         }
         true
     }

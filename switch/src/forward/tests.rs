@@ -57,7 +57,7 @@ fn run(forward: &mut Forward, frame: &[u8], port: PortId) -> (Verdict, Vec<PortI
 
 #[test]
 fn bridge_without_events_keeps_learning() {
-    let mut forward = Forward::embedded(&bridge(3, 1000));
+    let mut forward = Forward::embedded(&bridge(3, 1000), 1);
     for n in 100..600 {
         run(&mut forward, &frame(mac(99), mac(n)), RIGHT);
     }
@@ -136,8 +136,8 @@ fn embedded_forwarding_drops_packets_that_fail_verification() {
     bad_udp_checksum[41] = 1;
     let verified = Config { verify_icrc: true, verify_udp_checksum: true, ..wire() };
     let malformed = Verdict::Drop(DropReason::Malformed(Fault::UdpChecksum));
-    assert_eq!(run(&mut Forward::embedded(&verified), &bad_udp_checksum, LEFT).0, malformed);
-    assert_eq!(run(&mut Forward::embedded(&wire()), &bad_udp_checksum, LEFT).0, Verdict::Forward(RIGHT));
+    assert_eq!(run(&mut Forward::embedded(&verified, 1), &bad_udp_checksum, LEFT).0, malformed);
+    assert_eq!(run(&mut Forward::embedded(&wire(), 1), &bad_udp_checksum, LEFT).0, Verdict::Forward(RIGHT));
 }
 
 #[test]

@@ -114,7 +114,7 @@ impl Swordbox {
         );
         Self {
             layers: config.layers,
-            forward: Forward::embedded(&config.forward),
+            forward: Forward::embedded(&config.forward, 1),
             connections: Connections::new(&config),
             ended: EndedConnections::new(&config),
             handshakes: Handshakes::new(),

@@ -236,7 +236,7 @@ fn run(seed: u64, bug: Option<Bug>) -> Outcome {
         assert_eq!(host(at).app.left, [0; QPS], "seed {seed}");
         assert_eq!(host(at).app.outstanding, [0; QPS], "seed {seed}");
     }
-    let recorded_packets = |node| &world.node::<Switch<Recorder>>(node).function.packets;
+    let recorded_packets = |node| &world.node::<Switch<Recorder>>(node).functions[0].packets;
     let mut expected = BTreeMap::new();
     let mut recorded = 0;
     for (side, recorder) in recorders.iter().enumerate() {
@@ -258,7 +258,7 @@ fn run(seed: u64, bug: Option<Bug>) -> Outcome {
             used.extend((packet.psn..packet.psn + packet.span).map(|psn| (packet.to, psn)));
         }
     }
-    let counters = world.node::<Switch<Recorder>>(wire).function.forward.counters();
+    let counters = world.node::<Switch<Recorder>>(wire).functions[0].forward.counters();
     let mut outcome = Outcome {
         expected,
         counted: BTreeMap::new(),

@@ -63,7 +63,9 @@ pub(super) fn of(
         let _ = writeln!(text, "{key:<9} {value}");
     }
     let of_function = config.function.notes(runtime.workers.cpus.len());
-    text + &note_lines(notes(runtime, machine).into_iter().chain(of_function).chain(interfaces))
+    let unused = (!config.function.has_owners()).then(|| idle_workers(runtime)).flatten();
+    let notes = unused.into_iter().chain(notes(runtime, machine));
+    text + &note_lines(notes.chain(of_function).chain(interfaces))
 }
 
 /// Returns the lines of notes, after an empty line if there are any.
@@ -155,17 +157,19 @@ fn workers(cpus: &[Option<usize>]) -> String {
     }
 }
 
+/// Returns a note if some workers have no receive queue, and thus nothing to do.
+fn idle_workers(runtime: &dataplane::Config) -> Option<String> {
+    let workers = runtime.workers.cpus.len();
+    let queues: usize = runtime.ports.iter().map(|port| rx_queues(port, workers)).sum();
+    (queues < workers).then(|| {
+        let idle = workers - queues;
+        format!("{workers} workers have {queues} receive queues to poll: {idle} will be idle")
+    })
+}
+
 /// Returns notes about valid settings that may not be intended.
 pub(super) fn notes(runtime: &dataplane::Config, machine: &Machine) -> Vec<String> {
     let mut notes = Vec::new();
-    let workers = runtime.workers.cpus.len();
-    let queues: usize = runtime.ports.iter().map(|port| rx_queues(port, workers)).sum();
-    if queues < workers {
-        notes.push(format!(
-            "{workers} workers have {queues} receive queues to poll: {} will be idle",
-            workers - queues
-        ));
-    }
     for Port { name, device, .. } in &runtime.ports {
         match device {
             Device::AfPacket { interface } | Device::AfXdp { interface, .. }

@@ -23,6 +23,9 @@ pub(crate) trait SwitchFunction: Sized {
     /// Whether `--live` makes the function print lines during the run
     const LIVE: bool = false;
 
+    /// Whether each frame belongs to one worker, so that a worker without a receive queue has work
+    const HAS_OWNERS: bool = false;
+
     /// Whether SIGHUP makes the function read its configuration again, instead of ending the run
     const RELOADS: bool = false;
 

@@ -148,6 +148,14 @@ impl FunctionConfig {
         with_config!(self, config => SwitchFunction::summary(config, ports))
     }
 
+    /// Returns whether each frame belongs to one worker.
+    pub(crate) fn has_owners(&self) -> bool {
+        fn of<C: SwitchFunction>(_config: &C) -> bool {
+            C::HAS_OWNERS
+        }
+        with_config!(self, config => of(config))
+    }
+
     /// Returns `check`'s notes about valid settings that may not be intended.
     pub(crate) fn notes(&self, workers: usize) -> Vec<String> {
         with_config!(self, config => SwitchFunction::notes(config, workers))

@@ -26,7 +26,7 @@ use proposer::{Load, SERVERS_PORT, lock};
 use rnic::{Interface, Rnic};
 use rocev2::Psn;
 use rocev2::ethernet::MacAddr;
-use sim::{Clock, Controlled, Host, Link, NicCounters, NodeId, Queues, World, draws_forgetful};
+use sim::{Clock, Controlled, Host, Link, NicCounters, NodeId, Queues, Workers, World, draws_forgetful};
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
 use switch::{Nanos, Probability};
@@ -73,6 +73,8 @@ pub struct ClusterConfig {
     pub link: Link,
     /// Queues between the switch's function and its control plane
     pub queues: Queues,
+    /// Workers of the switch
+    pub workers: Workers,
     /// Share of servers whose NICs keep no results of old READs and atomics, as soft-RoCE does not
     pub forgetful: Probability,
     /// Whether NICs give memory the same keys after a restart
@@ -105,6 +107,7 @@ impl Default for ClusterConfig {
             ack_timeout: 5,
             link: Link::default(),
             queues: Queues::USUAL,
+            workers: Workers::ONE,
             forgetful: Probability::percent(50),
             same_keys_after_restart: false,
             queue_pairs: 64,
@@ -142,7 +145,7 @@ pub const fn mac(n: u8) -> MacAddr {
 }
 
 fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control> {
-    let ClusterConfig { seed, servers, queues, queue_pairs, first_psn, .. } = *config;
+    let ClusterConfig { seed, servers, queues, queue_pairs, workers, first_psn, .. } = *config;
     let mac = MacAddr([2, 0, 0, 0, 1, 254]);
     let config = p4ce::Config {
         forward: ForwardConfig::bridge(u16::from(servers) + 1, 64),
@@ -150,6 +153,7 @@ fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control>
         addresses: vec![ip(SWITCH)],
         groups: 16,
         queue_pairs,
+        workers: workers.count,
         silent_after: Nanos::from_millis(1),
         bug: None,
     };
@@ -159,6 +163,7 @@ fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control>
             port: PORT,
             groups: 16,
             queue_pairs,
+            workers: workers.count,
             max_replicas: 16,
             lists: [].into(),
             limits: p4ce::Limits::default(),
@@ -169,7 +174,7 @@ fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control>
             first_psn,
         })
     };
-    Controlled::new(move || P4ce::new(config.clone()), control).with_queues(queues)
+    Controlled::with_workers(workers, move |_| P4ce::new(config.clone()), control).with_queues(queues)
 }
 
 impl Cluster {
@@ -329,7 +334,8 @@ impl Cluster {
 
     /// Returns the number of frames that the switch has sent to replicas.
     pub fn copies(&self) -> u64 {
-        self.world.node::<Controlled<Control>>(self.switch).switch.function.counters().copies.get()
+        let functions = &self.world.node::<Controlled<Control>>(self.switch).switch.functions;
+        functions.iter().map(|function| function.counters().copies.get()).sum()
     }
 
     /// Returns the number of entries that any server has seen decided.

@@ -225,6 +225,11 @@ impl AuditedSwitch {
 impl Function for AuditedSwitch {
     type Command = Command;
     type Event = Event;
+    const HAS_OWNERS: bool = P4ce::HAS_OWNERS;
+
+    fn owner(&self, frame: &impl Frame, port: PortId) -> Option<usize> {
+        self.function.owner(frame, port)
+    }
 
     fn on_frame<O: Output>(
         &mut self,
@@ -282,7 +287,7 @@ impl Function for AuditedSwitch {
                 self.groups.insert(config.id, view);
             }
             Command::Close(id) => _ = self.groups.remove(id),
-            Command::SetQuorum(..) => {}
+            Command::SetQuorum(..) | Command::Learn(..) => {}
         }
         self.function.on_command(command, now);
     }
@@ -345,7 +350,7 @@ impl switch::Control for AuditedControl {
         self.control.next_timer()
     }
 
-    fn poll_command(&mut self) -> Option<Command> {
+    fn poll_command(&mut self) -> Option<(usize, Command)> {
         self.control.poll_command()
     }
 

@@ -27,11 +27,11 @@ use std::sync::Arc;
 /// `replicas` are all replicas that the leaders name, in this order.
 pub fn check_open(
     control: &Control,
-    function: &P4ce,
+    functions: &[&P4ce],
     leaders: &[&Host<LeaderApp>],
     replicas: &[&Host<ReplicaApp>],
 ) -> Option<String> {
-    control.groups().filter_map(|status| function.group(status.id)).find_map(|group| {
+    control.groups().filter_map(|status| functions[status.worker].group(status.id)).find_map(|group| {
         let leader = leaders.iter().find(|leader| leader.app.leads(group))?;
         leader.app.check_group(group, replicas)
     })

@@ -441,7 +441,9 @@ impl Network {
         if let Command::Remove(link) = command {
             self.record.remove(Removal { at: self.world.now(), keeper: representative, link });
         }
-        self.world.node_mut::<Switch<Representative>>(self.representatives[representative]).command(command);
+        self.world
+            .node_mut::<Switch<Representative>>(self.representatives[representative])
+            .command(0, command);
     }
 
     /// Returns the links of a switch in the order of its configuration: those below in order, then the one
@@ -454,7 +456,8 @@ impl Network {
 
     /// Returns the counters of a representative.
     pub fn counters(&self, representative: usize) -> Arc<Counters> {
-        self.world.node::<Switch<Representative>>(self.representatives[representative]).function.counters()
+        self.world.node::<Switch<Representative>>(self.representatives[representative]).functions[0]
+            .counters()
     }
 
     /// Returns how often all representatives refused a packet for this reason.

@@ -159,6 +159,7 @@ fn switch(setup: &Setup) -> Controlled<Control> {
         addresses: vec![switch_ip()],
         groups: 16,
         queue_pairs: setup.queue_pairs,
+        workers: 1,
         silent_after: Nanos::from_millis(30),
         bug: None,
     };
@@ -169,6 +170,7 @@ fn switch(setup: &Setup) -> Controlled<Control> {
             port: SWITCH_PORT,
             groups: 16,
             queue_pairs,
+            workers: 1,
             max_replicas: 16,
             secret: None,
             lists: [].into(),

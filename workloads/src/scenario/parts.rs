@@ -83,6 +83,7 @@ pub(super) fn add_switch(
         port: groups::SWITCH_PORT,
         groups,
         queue_pairs,
+        workers: 1,
         max_replicas: replicas.len(),
         lists: [(groups::LIST, replicas)].into(),
         limits: p4ce::Limits::default(),
@@ -98,6 +99,7 @@ pub(super) fn add_switch(
         addresses: vec![address.0],
         groups,
         queue_pairs,
+        workers: 1,
         silent_after: Nanos(silent_after.value().max(0) as u64),
         bug: None,
     };

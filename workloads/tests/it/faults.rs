@@ -235,11 +235,12 @@ const FAULTS: [Row; 34] = [
     ),
     row(
         "several workers",
-        &[],
-        &[(
-            &["verbs", "words", "Swordbox", "steering", "P4CE", "consensus", "RDMC", "1Pipe"],
-            "one worker owns a function's state; `dataplane` tests the hand-over with loom",
-        )],
+        &["Workers::drawn"],
+        &[
+            (&["verbs", "words"], "a bridge has no state that a worker owns"),
+            (&["Swordbox", "steering", "1Pipe"], "these functions run on one worker"),
+            (&["RDMC"], "its switch is P4CE's, whose own suites draw them"),
+        ],
     ),
 ];
 

@@ -327,7 +327,7 @@ impl Net {
 
     /// Returns a violation together with the seed's draws, and the counters and the state of the Swordbox.
     fn describe(&self, wrong: &str, drawn: &Drawn) -> String {
-        let function = &self.switch().switch.function;
+        let function = &self.switch().switch.functions[0];
         let counters: Vec<_> = function.counters().reported().filter(|(_, count)| *count > 0).collect();
         format!("{wrong}\n{drawn:?}\n{counters:?}\n{function:?}")
     }
@@ -386,7 +386,7 @@ fn lossy_links(partition: u64) {
         let (drawn, _) = drawn(seed, false);
         let mut net = build(&drawn);
         net.run(Vec::new()).unwrap_or_else(|wrong| panic!("seed {seed}: {}", net.describe(&wrong, &drawn)));
-        counter_totals.add(&net.switch().switch.function.counters());
+        counter_totals.add(&net.switch().switch.functions[0].counters());
         counter_totals.add_forged(net.rack.server().nic.counters());
     }
     counter_totals.check(&MIN_COUNTERS);
@@ -490,7 +490,7 @@ fn crashes(partition: u64) {
     let mut counter_totals = CounterTotals::default();
     for seed in seeds(partition, 2, 200) {
         let net = with_crashes(seed, |_| {}).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
-        counter_totals.add(&net.switch().switch.function.counters());
+        counter_totals.add(&net.switch().switch.functions[0].counters());
         counter_totals.add_forged(net.rack.server().nic.counters());
     }
     counter_totals.check(&[&MIN_COUNTERS[..], &[("structures_forgotten", 10)]].concat());

@@ -151,11 +151,11 @@ fn run(seed: u64, layers: Layers) -> Vec<(&'static str, u64)> {
     let end = Nanos::from_secs(20);
     while !rack.shared.is_done() && !rack.shared.is_wrong() && rack.world.step(end) {}
     let switch = rack.world.node::<Controlled<Control>>(rack.switch);
-    let counters = switch.switch.function.counters();
+    let counters = switch.switch.functions[0].counters();
     if !rack.shared.is_done() && !rack.shared.is_wrong() {
         let all: Vec<_> = counters.reported().collect();
         let wrong = verbs::check(&rack.world, &rack.hosts);
-        panic!("seed {seed}: not done: {wrong:?} {all:?} {:?}", switch.switch.function);
+        panic!("seed {seed}: not done: {wrong:?} {all:?} {:?}", switch.switch.functions[0]);
     }
     let wrong = verbs::check(&rack.world, &rack.hosts);
     assert_eq!(wrong, None, "seed {seed}");
@@ -261,7 +261,7 @@ fn small(swordbox: Config, config: &words::Config) -> Config {
 }
 
 fn counters(net: &words::Cluster) -> Arc<swordbox::Counters> {
-    net.world.node::<Controlled<Control>>(net.sides.servers).switch.function.counters()
+    net.world.node::<Controlled<Control>>(net.sides.servers).switch.functions[0].counters()
 }
 
 /// Minimum of Swordbox counters over 200 seeds: at most half of the observed values
@@ -358,7 +358,7 @@ fn lossy_links(part: u64) {
         operate(&mut net);
         if let Err(wrong) = net.run(Nanos::from_secs(100)) {
             let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
-            let function = &switch.switch.function;
+            let function = &switch.switch.functions[0];
             let counters: Vec<_> = function.counters().reported().filter(|(_, count)| *count > 0).collect();
             panic!("seed {seed}: {wrong}\n{config:?}\n{counters:?}\n{function:?}");
         }
@@ -408,7 +408,7 @@ fn crashes(part: u64) {
         schedule_faults(&mut net, &mut rng);
         if let Err(wrong) = net.run(Nanos::from_secs(100)) {
             let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
-            let function = &switch.switch.function;
+            let function = &switch.switch.functions[0];
             let counters: Vec<_> = function.counters().reported().filter(|(_, count)| *count > 0).collect();
             panic!("seed {seed}: {wrong}\n{config:?}\n{counters:?}\n{function:?}");
         }
@@ -471,7 +471,7 @@ fn outcome(seed: u64, conditions: Conditions, bug: Option<swordbox::Bug>) -> (Op
             .then(|| format!("an operation took {longest_wait:?}"))
     });
     let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
-    (wrong, switch.switch.function.counters().repeated.get())
+    (wrong, switch.switch.functions[0].counters().repeated.get())
 }
 
 /// Returns whether one of these seeds shows a planted bug, and no violation without it.

@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use dataplane::config::{Config, Device, Eal, Idle, Memory, OnLinkLoss, Port, Workers};
-use dataplane::{Runtime, SingleWorkerControl, Stop};
+use dataplane::{ControlPlane, Runtime, Stop};
 use p4ce::{Control, ControlConfig, P4ce};
 use rnic::Interface;
 use rocev2::ethernet::MacAddr;
@@ -58,6 +58,7 @@ fn main() {
         addresses: vec![address],
         groups: 16,
         queue_pairs: 64,
+        workers: 1,
         silent_after: Nanos::from_millis(500),
         bug: None,
     })
@@ -67,6 +68,7 @@ fn main() {
         port: 18515,
         groups: 16,
         queue_pairs: 64,
+        workers: 1,
         max_replicas: 8,
         lists: [].into(),
         limits: p4ce::Limits::default(),
@@ -77,5 +79,5 @@ fn main() {
         first_psn: None,
     });
     info!("The rack is ready.");
-    runtime.run(vec![switch], &mut SingleWorkerControl::new(control), &stop);
+    runtime.run(vec![switch], &mut ControlPlane::new(control), &stop);
 }

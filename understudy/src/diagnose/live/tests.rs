@@ -112,7 +112,7 @@ fn run(seed: u64, loss: f64) -> (BTreeMap<&'static str, u64>, u64) {
     verbs::begin(&mut world, &hosts);
     world.run_until(sim::EPOCH + Nanos::from_secs(600));
     assert_eq!(verbs::check(&world, &hosts), None, "seed {seed}");
-    let traced = &world.node::<Switch<Traced>>(wire).function;
+    let traced = &world.node::<Switch<Traced>>(wire).functions[0];
     let dropped = traced.impair.rule_counters().map(|counters| counters.acted.get()).sum();
     let mut analysis = Analysis::default();
     for record in records.lock().unwrap().iter() {

@@ -41,7 +41,7 @@ fn add(world: &mut World, last: u8, services: Vec<ServiceConfig>) -> NodeId {
 }
 
 fn rows(world: &World, host: NodeId) -> Vec<ServiceRow> {
-    world.node::<Switch<Host>>(host).function.status().lock().unwrap().services.clone()
+    world.node::<Switch<Host>>(host).functions[0].status().lock().unwrap().services.clone()
 }
 
 /// Runs until the clients at `host` are done.

@@ -49,6 +49,8 @@ pub(crate) struct P4ceConfig {
     pub(crate) health: bool,
     /// Seed; drawn at random if `None`
     pub(crate) seed: Option<u64>,
+    /// Number of workers
+    pub(crate) workers: usize,
 }
 
 settings::table! {
@@ -140,6 +142,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> P4ceConfig {
         counted_qps: table.read(Keys::counted_qps),
         health: table.read(Keys::health),
         seed: table.read(Keys::seed),
+        workers: 1,
     }
 }
 

@@ -22,6 +22,7 @@ use switch::metrics::{Group, Metrics as _};
 
 impl SwitchFunction for P4ceConfig {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
+    const HAS_OWNERS: bool = true;
     const METRICS: &'static [Group] = &[
         RxCounters::GROUP,
         Health::GROUP,
@@ -36,7 +37,7 @@ impl SwitchFunction for P4ceConfig {
     }
 
     fn check(&mut self, file: &File<'_>) {
-        file.check_one_worker("[p4ce] supports one worker");
+        self.workers = file.runtime.cpus.len();
     }
 
     fn summary(&self, _ports: &[Port]) -> Vec<(&'static str, String)> {

@@ -3,10 +3,8 @@
 use crate::functions::report::Section;
 use crate::observe::Values;
 use core::fmt::Write as _;
-use p4ce::{ControlCounters, Counters};
+use p4ce::ControlCounters;
 use serde::Serialize;
-use std::sync::Arc;
-use switch::counters::Counter;
 
 /// Groups of P4CE, and their packets.
 #[derive(Serialize)]
@@ -17,8 +15,6 @@ pub(super) struct P4ceReport {
     pub(super) groups: Vec<GroupRow>,
     #[serde(skip)]
     pub(super) setup: ControlCounters,
-    #[serde(skip)]
-    pub(super) counters: Arc<Counters>,
 }
 
 #[derive(Serialize)]
@@ -40,9 +36,9 @@ impl Section for P4ceReport {
             text,
             "Groups: {requested} requested, {opened} opened, {refused} refused, {closed} closed; {excluded} replicas excluded"
         );
-        let Counters { requests, copies, responses, acks, naks, rnr_naks, fatal_naks, .. } = &*self.counters;
         let [requests, copies, responses, acks, naks, rnr_naks, fatal_naks] =
-            [requests, copies, responses, acks, naks, rnr_naks, fatal_naks].map(Counter::get);
+            ["requests", "copies", "responses", "acks", "naks", "rnr_naks", "fatal_naks"]
+                .map(|name| self.counts.get(name));
         _ = writeln!(
             text,
             "{requests} requests of leaders were copied to {copies}; {responses} responses were gathered into {acks} ACKs, \

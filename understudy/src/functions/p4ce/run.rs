@@ -7,12 +7,13 @@ use crate::functions::launch::Launch;
 use crate::functions::report::Report;
 use crate::observe::{FunctionMetrics, QueuePair, Row, Table, TraceError, Values, busiest};
 use crate::system::random_u64;
-use dataplane::{NoControl, Runtime, SingleWorkerControl, Stop};
+use dataplane::{ControlPlane, NoControl, Runtime, Stop};
 use p4ce::{Command, Control, ControlConfig, Event, Group, GroupStatus, P4ce};
 use rnic::Interface;
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use std::collections::HashMap;
+use std::sync::Arc;
 use switch::drop::FaultSet;
 use switch::forward::config::ForwardingMode;
 use switch::forward::{Config as ForwardConfig, Counters};
@@ -36,9 +37,11 @@ pub(super) const GROUPS: MetricGroup = MetricGroup {
     ]],
 };
 
-/// Returns the capacity for queue pairs: one for the leader and one for each replica of each group.
+/// Returns the capacity for queue pairs: one for the leader and one for each replica of each group. Each worker has room
+/// for its share of the groups, of any size.
 fn queue_pairs(config: &P4ceConfig) -> usize {
-    (config.groups * (config.max_replicas + 1)).next_power_of_two()
+    let groups = config.groups.div_ceil(config.workers) * config.workers;
+    (groups * (config.max_replicas + 1)).next_power_of_two()
 }
 
 pub(crate) fn data_plane(config: &P4ceConfig, mac: MacAddr) -> p4ce::Config {
@@ -56,6 +59,7 @@ pub(crate) fn data_plane(config: &P4ceConfig, mac: MacAddr) -> p4ce::Config {
         addresses: config.addresses.iter().map(|(ip, _)| *ip).collect(),
         groups: config.groups,
         queue_pairs: queue_pairs(config),
+        workers: config.workers,
         silent_after: config.silent_after,
         bug: None,
     }
@@ -73,6 +77,7 @@ pub(crate) fn control_plane(config: &P4ceConfig, mac: MacAddr, seed: u64) -> Con
         port: config.port,
         groups: config.groups,
         queue_pairs: queue_pairs(config),
+        workers: config.workers,
         max_replicas: config.max_replicas,
         lists: config.lists.clone(),
         limits: config.limits.clone(),
@@ -87,40 +92,41 @@ pub(crate) fn control_plane(config: &P4ceConfig, mac: MacAddr, seed: u64) -> Con
 pub(super) fn run(config: &P4ceConfig, launch: Launch<'_, P4ceConfig>) -> Result<Report, miette::Report> {
     let mut run = launch.start()?;
     let mac = config.mac.unwrap_or_else(|| run.port_mac());
-    let function = P4ce::new(data_plane(config, mac)).salted(random_u64());
-    let (counters, bridged) = (function.counters(), function.forward_counters());
+    let function = |_| P4ce::new(data_plane(config, mac)).salted(random_u64());
+    let functions: Vec<_> = (0..run.workers).map(function).collect();
+    let counters: Vec<_> = functions.iter().map(P4ce::counters).collect();
+    let bridged: Vec<_> = functions.iter().map(P4ce::forward_counters).collect();
     let control = Control::new(control_plane(config, mac, config.seed.unwrap_or_else(random_u64)));
-    let mut plane = SingleWorkerControl::new(control);
-    let metrics = |plane: &SingleWorkerControl<Control>| {
-        let of_bridge = FunctionMetrics::forwarded(core::slice::from_ref(&bridged));
+    let mut plane = ControlPlane::new(control);
+    let metrics = |plane: &ControlPlane<Control>| {
+        let of_bridge = FunctionMetrics::forwarded(&bridged);
         let open = plane.control.groups().filter(|group| group.open).count() as u64;
         let groups = groups(&plane.control, config, &bridged);
         of_bridge.values(&counts(&plane.control, &counters)).value(&OPEN_GROUPS, Some(open)).first(groups)
     };
-    let group = |plane: &SingleWorkerControl<Control>, id| {
+    let group = |plane: &ControlPlane<Control>, id| {
         let found = plane.control.groups().find(|group| group.id.0 == id);
         found.map(|group| queue_pairs_of(&group, config)).ok_or_else(|| TraceError::NoSuchGroup {
             requested: id,
             existing: plane.control.groups().map(|group| group.id.0).collect(),
         })
     };
-    let (outcome, seconds) = run.run_groups(vec![function], &mut plane, metrics, group);
-    let report = Report::of(&run.runtime, &outcome, &[bridged], config.counted_qps, seconds);
+    let (outcome, seconds) = run.run_groups(functions, &mut plane, metrics, group);
+    let report = Report::of(&run.runtime, &outcome, &bridged, config.counted_qps, seconds);
     let p4ce = P4ceReport {
         counts: counts(&plane.control, &counters),
         groups: rows(&plane.control),
         setup: plane.control.counters(),
-        counters,
     };
     Ok(report.with(&p4ce))
 }
 
 /// Returns the table of groups, with the packets received for them. The bridge counts these by queue pair, up
 /// to `counted_qps`.
-fn groups(control: &Control, config: &P4ceConfig, bridged: &Counters) -> Table {
+fn groups(control: &Control, config: &P4ceConfig, bridged: &[Arc<Counters>]) -> Table {
     let own: HashMap<_, _> = bridged
-        .qps
         .iter()
+        .flat_map(|counters| counters.qps.iter())
         .filter(|qp| config.addresses.iter().any(|(ip, _)| *ip == qp.host))
         .map(|qp| (qp.qpn, qp.packets.get()))
         .collect();
@@ -152,9 +158,9 @@ fn queue_pairs_of(group: &GroupStatus, config: &P4ceConfig) -> Vec<QueuePair> {
     own.chain(group.peers.iter().map(|(ip, qpn)| (Some(*ip), qpn.get()))).collect()
 }
 
-/// Returns the counters of the control plane and of the data plane.
-fn counts(control: &Control, counters: &p4ce::Counters) -> Values {
-    Values::of(&control.counters()).and(Values::of(counters))
+/// Returns the counters of the control plane, and those of the data plane on all workers.
+fn counts(control: &Control, counters: &[Arc<p4ce::Counters>]) -> Values {
+    Values::of(&control.counters()).and(Values::total(counters.iter().map(Arc::as_ref)))
 }
 
 /// Returns the list of groups for the report.

@@ -14,7 +14,7 @@ use crate::observe::{FunctionMetrics, Values};
 use crate::system::random_u64;
 use core::fmt::Write as _;
 use core::sync::atomic::{AtomicBool, Ordering};
-use dataplane::{ControlOutput, Live, Mbuf, PortInfo, SingleWorkerControl};
+use dataplane::{ControlOutput, ControlPlane, Live, Mbuf, PortInfo};
 use journal::Journal;
 use std::io;
 use std::rc::Rc;
@@ -119,7 +119,7 @@ fn layers_of(initial: &SwordboxConfig, reloaded: Reloaded<SwordboxConfig>) -> Re
 /// The control plane. It receives events about connections when they are in the journal, and reloads the
 /// layers.
 struct SwordboxControl<'a> {
-    plane: SingleWorkerControl<Control>,
+    plane: ControlPlane<Control>,
     /// The journal's thread, if there is a journal
     writer: Option<Writer>,
     /// Counters of the journal's thread
@@ -219,8 +219,7 @@ pub(super) fn run(
         Some(_) => Box::new(AlreadyWritten),
         None => Box::new(NoJournal),
     };
-    let plane =
-        SingleWorkerControl::new(Control::new(journal).with_switch_owned_qps(&control_config, random_u64()));
+    let plane = ControlPlane::new(Control::new(journal).with_switch_owned_qps(&control_config, random_u64()));
     let mut control = SwordboxControl {
         plane,
         writer,

@@ -67,7 +67,7 @@ fn page() -> String {
         words, as `link`: `up`, `down`, `no_carrier`, `gone` or `no_peer`.";
     section(&mut page, "Ports", text, "", &[PortCounters::GROUP, DeviceCounters::GROUP, PortState::GROUP]);
     let text = "Cycles per frame are busy cycles divided by received frames. Frames that were neither consumed, punted nor \
-        handed off were forwarded or dropped. The closing report has `rx_frames`, `handed_off` and `punted` of each worker.";
+        handed off were forwarded or dropped. The closing report has `rx_frames`, `handed_off`, `handed_over` and `punted` of each worker.";
     section(&mut page, "Workers", text, "", &[WorkerCounters::GROUP]);
     let is_bridge = |groups: &[Group]| groups.contains(&RxCounters::GROUP);
     let bridges: Vec<_> = functions::metrics()

@@ -196,7 +196,7 @@ impl Testbed {
         if matches!(broken, Broken::CoreLink | Broken::CoreSwitch) {
             for (switch, router) in self.tree.detour_routers(0, 1) {
                 let node = self.system.network.switches[switch];
-                self.system.network.world.node_mut::<Switch<Forward>>(node).function = router;
+                self.system.network.world.node_mut::<Switch<Forward>>(node).functions[0] = router;
             }
         }
     }

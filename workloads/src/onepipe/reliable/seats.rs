@@ -120,7 +120,9 @@ impl System {
         let Some(site) = self.sites.get_mut(&seat) else { return };
         let worker = site.worker;
         while let Some(command) = site.keeper.poll_command() {
-            self.network.world.with(worker, |worker: &mut Switch<Representative>, _| worker.command(command));
+            self.network
+                .world
+                .with(worker, |worker: &mut Switch<Representative>, _| worker.command(0, command));
         }
     }
 

@@ -78,7 +78,7 @@ impl Work {
         let node = world.node::<Controlled<Control>>(switch);
         let leaders: Vec<_> = self.leaders(world).collect();
         let replicas: Vec<_> = self.replicas(world).collect();
-        groups::check_open(&node.control, &node.switch.function, &leaders, &replicas)
+        groups::check_open(&node.control, &[&node.switch.functions[0]], &leaders, &replicas)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{candidate, environment, links_of, run_for_frames};
 use consensus::WaitReason;
-use sim::{Fault, Link, Queues};
+use sim::{Fault, Link, Queues, Workers};
 use std::collections::BTreeSet;
 use switch::{Nanos, Probability, Rng};
 use workloads::consensus::{Cluster, ClusterConfig, Proposer};
@@ -345,6 +345,21 @@ fn planted_bugs_are_found() {
         });
         let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
         println!("{bug:?}: seed {seed}: {wrong}");
+    }
+}
+
+#[test]
+fn several_workers_of_the_switch_let_logs_agree() {
+    for seed in environment::seeds("consensus_workers", 20) {
+        let plant = |config: &mut ClusterConfig| {
+            config.through_switch = true;
+            config.workers = Workers::drawn(seed);
+            config.queue_pairs *= config.workers.count.next_power_of_two();
+        };
+        for net in [run(seed, plant), changes(seed, plant)] {
+            let net = net.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+            assert!(!environment::selects_default_seeds() || net.entries() > 0, "seed {seed}");
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use p4ce::{Control, ControlConfig, Limits, P4ce};
 use rnic::{Config, Interface};
 use rocev2::ethernet::MacAddr;
 use rocev2::{Psn, Qpn};
-use sim::{Clock, Controlled, Fault, Host, Link, NodeId, Queues, World};
+use sim::{Clock, Controlled, Fault, Host, Link, NodeId, Queues, Workers, World};
 use std::sync::Arc;
 use switch::forward::Config as ForwardConfig;
 use switch::{Nanos, Probability, Rng};
@@ -29,7 +29,10 @@ pub(super) struct Setup {
     pub(super) max_lag: u32,
     /// Number of groups that a hostile host requests, which ignores limits; 0 if there is no such host
     pub(super) hostile: u32,
+    /// Time by which all leaders have to be done
+    pub(super) limit: Nanos,
     pub(super) queues: Queues,
+    pub(super) workers: Workers,
     /// Whether NICs assign the same R_keys after a restart
     pub(super) same_keys_after_restart: bool,
     pub(super) bug: Option<p4ce::Bug>,
@@ -47,7 +50,9 @@ pub(super) const SETUP: Setup = Setup {
     lose_naks: Probability::NEVER,
     max_lag: p4ce::gather::MAX_LAG,
     hostile: 0,
+    limit: LIMIT,
     queues: Queues::USUAL,
+    workers: Workers::ONE,
     same_keys_after_restart: false,
     bug: None,
     nic_bug: None,
@@ -76,6 +81,7 @@ pub(super) struct Net {
     pub(super) seen: SharedFindings,
     /// Number of the leaders' groups, without those of the hostile host
     pub(super) regular_groups: usize,
+    limit: Nanos,
 }
 
 pub(super) fn ip(v6: bool, n: u8) -> IpAddr {
@@ -111,13 +117,16 @@ impl Net {
         // The hostile host is the last leader.
         let regular_groups = usize::from(leaders) * groups.groups as usize;
         let leaders = leaders + u8::from(setup.hostile > 0);
+        // Each worker has room for a group of any size.
+        let queue_pairs = setup.queue_pairs * setup.workers.count.next_power_of_two();
         let forward = ForwardConfig::bridge(u16::from(leaders + replicas), 64);
         let config = p4ce::Config {
             forward,
             mac: mac(254),
             addresses: vec![own],
             groups: setup.groups,
-            queue_pairs: setup.queue_pairs,
+            queue_pairs,
+            workers: setup.workers.count,
             silent_after: setup.silent_after,
             bug: setup.bug,
         };
@@ -133,7 +142,8 @@ impl Net {
                 interface: Interface::new(mac(254), own, prefix(v6)),
                 port: workloads::groups::SWITCH_PORT,
                 groups: setup.groups,
-                queue_pairs: setup.queue_pairs,
+                queue_pairs,
+                workers: setup.workers.count,
                 max_replicas: setup.max_replicas,
                 lists: [(workloads::groups::LIST, list.clone())].into(),
                 limits: limits.clone(),
@@ -145,17 +155,17 @@ impl Net {
             });
             AuditedControl::new(control, Arc::clone(&control_audit))
         };
-        let function = move || {
+        let function = move |worker| {
             AuditedSwitch::new(
                 P4ce::new(config.clone()),
-                Rng::stream(seed, 0x6e61_6b73),
+                Rng::stream(seed, 0x6e61_6b73 + worker as u64),
                 setup.lose_naks,
                 Arc::clone(&switch_audit),
             )
         };
         let switch = world.add(
             "switch",
-            Controlled::new(function, control).with_queues(setup.queues),
+            Controlled::with_workers(setup.workers, function, control).with_queues(setup.queues),
             Clock::default(),
         );
         let nic = |n: u8| {
@@ -185,7 +195,8 @@ impl Net {
         for node in leaders.iter().chain(&replicas) {
             world.connect(*node, switch, link);
         }
-        Self { world, leaders, replicas, switch, shared, seen: audit, regular_groups }
+        let limit = setup.limit;
+        Self { world, leaders, replicas, switch, shared, seen: audit, regular_groups, limit }
     }
 
     /// Returns whether the switch has closed the group to which this queue pair of a leader belongs.
@@ -216,13 +227,9 @@ impl Net {
                     break;
                 }
             }
-            if !self.world.step(LIMIT) {
-                let leader: &Host<LeaderApp> = self.world.node(self.leaders[0]);
-                return Err(format!(
-                    "not done: outcomes {:?}, {} operations of the first leader completed",
-                    leader.app.outcomes().collect::<Vec<_>>(),
-                    leader.app.done()
-                ));
+            if !self.world.step(self.limit) {
+                let done: u64 = self.hosts().0.iter().map(|leader| leader.app.done()).sum();
+                return Err(format!("not done: outcomes {:?}, {done} operations completed", self.outcomes()));
             }
             if self.shared.take_check_needed() {
                 self.check()?;
@@ -231,8 +238,8 @@ impl Net {
         self.check()?;
         let (leaders, replicas) = self.hosts();
         let wrong = replicas.iter().find_map(|replica| replica.app.check_memory(&replica.nic));
-        let function = self.node().switch.function.function();
-        let wrong = wrong.or_else(|| check_open(self.control(), function, &leaders, &replicas));
+        let functions: Vec<_> = self.node().switch.functions.iter().map(AuditedSwitch::function).collect();
+        let wrong = wrong.or_else(|| check_open(self.control(), &functions, &leaders, &replicas));
         wrong.map_or(Ok(()), Err)
     }
 
@@ -267,8 +274,9 @@ impl Net {
         &self.node().control.control
     }
 
+    /// Returns the counters of the first worker.
     pub(super) fn counted(&self) -> Arc<p4ce::Counters> {
-        self.node().switch.function.function().counters()
+        self.node().switch.functions[0].function().counters()
     }
 
     /// Checks that the groups of all regular leaders are done, and that the hostile host caused no more

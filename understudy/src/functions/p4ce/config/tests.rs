@@ -42,6 +42,7 @@ fn keys_and_defaults_are_read() {
         counted_qps: 1024,
         health: true,
         seed: None,
+        workers: 1,
     };
     assert_eq!(switch(&p4ce(ADDRESS)), defaults);
     let all = [
@@ -76,12 +77,13 @@ fn keys_and_defaults_are_read() {
         counted_qps: 0,
         health: true,
         seed: Some(5),
+        workers: 1,
     };
     assert_eq!(switch(&p4ce(&all.join("\n"))), expected);
 }
 
 #[test]
-fn an_address_and_one_worker_are_required() {
+fn an_address_is_required() {
     fails(
         &p4ce("").replace("[p4ce]", "[p4ce] #!"),
         "[p4ce] has no `addresses`",
@@ -92,10 +94,16 @@ fn an_address_and_one_worker_are_required() {
         "`addresses` is empty",
         "write the address at which leaders request groups, such as `addresses = [\"10.0.0.254/24\"]`",
     );
-    fails(
-        &["[runtime]\nworkers = [0, 1] #!\n", &p4ce(ADDRESS)].concat(),
-        "[p4ce] supports one worker",
-        "write `workers = [1]`, or leave the key out",
+}
+
+#[test]
+fn groups_are_spread_over_all_workers() {
+    let file = ["[runtime]\nworkers = [\"any\", \"any\", \"any\"]\n", &p4ce(ADDRESS)].concat();
+    let config = switch(&file);
+    assert_eq!(config.workers, 3);
+    assert_eq!(
+        crate::functions::p4ce::summary::lines(&config)[1],
+        ("groups", "at the worker with the fewest, which gets their frames from the others".into())
     );
 }
 

@@ -351,7 +351,7 @@ impl Case {
 }
 
 fn row(world: &World, server: NodeId) -> ServiceRow {
-    world.node::<Switch<Host>>(server).function.status().lock().unwrap().services[0].clone()
+    world.node::<Switch<Host>>(server).functions[0].status().lock().unwrap().services[0].clone()
 }
 
 fn assert_finished(case: &Case) {

@@ -1,0 +1,117 @@
+//! Frames that one worker received and another owns ([`switch::Function::owner`]), in rings from each worker to each
+//! other.
+
+use crate::counters::WorkerCounters;
+use crate::mbuf::Mbuf;
+use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
+use dpdk_sys::rte_mbuf;
+use rtrb::chunks::ChunkError;
+use rtrb::{Consumer, Producer};
+use switch::{DropReason, Function, PortId};
+
+/// Number of frames that are put into a ring, and taken from it, together: an index that the other worker's CPU has
+/// changed costs a cache miss, and a chunk needs it once
+const CHUNK: usize = 32;
+/// Distance, in frames, at which headers are prefetched
+const DISTANCE: usize = 8;
+
+/// Hands the frames that a worker receives over to their owners.
+pub(crate) struct Dispatcher {
+    worker: usize,
+    /// Ways to the other workers, by their number; `None` for the worker itself
+    ways: Vec<Option<Way>>,
+}
+
+/// Frames on their way to one worker.
+struct Way {
+    ring: Producer<Mbuf>,
+    /// Frames for the ring, up to [`CHUNK`]
+    waiting: Vec<Mbuf>,
+}
+
+impl Way {
+    /// Puts the waiting frames into the ring. Those for which it has no room are lost, as on a wire.
+    fn flush(&mut self, counters: &WorkerCounters) {
+        let count = match self.ring.write_chunk_uninit(self.waiting.len()) {
+            Ok(chunk) => chunk.fill_from_iter(self.waiting.drain(..)),
+            Err(ChunkError::TooFewSlots(room)) => match self.ring.write_chunk_uninit(room) {
+                Ok(chunk) => chunk.fill_from_iter(self.waiting.drain(..room)),
+                Err(_) => 0,
+            },
+        };
+        counters.handed_over.add(count as u64);
+        if !self.waiting.is_empty() {
+            counters.drops[DropReason::InputFull.index()].add(self.waiting.len() as u64);
+            self.waiting.clear();
+        }
+    }
+}
+
+impl Dispatcher {
+    /// Creates the dispatcher of a worker. `rings` are those to the other workers, by number.
+    pub(crate) fn new(worker: usize, rings: Vec<Option<Producer<Mbuf>>>) -> Self {
+        let way = |ring| Way { ring, waiting: Vec::with_capacity(CHUNK) };
+        Self { worker, ways: rings.into_iter().map(|ring| ring.map(way)).collect() }
+    }
+
+    /// Takes those frames of a burst that other workers own, and moves the others to its front. Returns the number of
+    /// those, and the length of those that were taken, in bytes.
+    ///
+    /// # Safety
+    /// The caller owns the frames, and afterwards only those at the front.
+    #[inline]
+    pub(crate) unsafe fn split<F: Function>(
+        &mut self,
+        function: &F,
+        burst: &mut [*mut rte_mbuf],
+        port: PortId,
+        counters: &WorkerCounters,
+    ) -> (usize, u64) {
+        let (mut own, mut bytes) = (0, 0);
+        for &mbuf in burst.iter().take(DISTANCE) {
+            crate::worker::prefetch(mbuf);
+        }
+        for at in 0..burst.len() {
+            if let Some(&ahead) = burst.get(at + DISTANCE) {
+                crate::worker::prefetch(ahead);
+            }
+            // SAFETY: drivers write non-null pointers to buffers that the receiver owns. It is dropped only where this
+            // entry of the burst is not used again.
+            let frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(burst[at])) };
+            let mut frame = ManuallyDrop::new(frame);
+            let owner = function.owner(&*frame, port).filter(|owner| *owner != self.worker);
+            let Some(way) = owner.and_then(|owner| self.ways.get_mut(owner)?.as_mut()) else {
+                burst[own] = burst[at];
+                own += 1;
+                continue;
+            };
+            bytes += frame.frame_len() as u64;
+            frame.set_port(port);
+            way.waiting.push(ManuallyDrop::into_inner(frame));
+            if way.waiting.len() == CHUNK {
+                way.flush(counters);
+            }
+        }
+        (own, bytes)
+    }
+
+    /// Puts all waiting frames into the rings.
+    #[inline]
+    pub(crate) fn flush(&mut self, counters: &WorkerCounters) {
+        for way in self.ways.iter_mut().flatten().filter(|way| !way.waiting.is_empty()) {
+            way.flush(counters);
+        }
+    }
+}
+
+/// Takes frames from a ring into `burst`. Returns their number; the caller owns them.
+#[inline]
+pub(crate) fn take(ring: &mut Consumer<Mbuf>, burst: &mut [*mut rte_mbuf; CHUNK]) -> usize {
+    let count = ring.slots().min(CHUNK);
+    let Ok(chunk) = ring.read_chunk(count) else { return 0 };
+    for (slot, frame) in burst.iter_mut().zip(chunk) {
+        *slot = frame.into_raw().as_ptr();
+    }
+    count
+}
