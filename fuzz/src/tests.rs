@@ -3,8 +3,8 @@
 use crate::corpus::{first_inputs, mutate};
 use switch::Rng;
 
-/// Number of mutations with which each target is run
-const MUTATIONS: usize = 2000;
+/// Number of mutations with which each target is run here; `make soak` and `make fuzz` run libFuzzer.
+const MUTATIONS: usize = 300;
 
 fn smoke(name: &str) {
     let run = crate::target(name).expect("a target of this name");

@@ -32,7 +32,7 @@ const SWITCHES: [(&str, [&str; 2]); 3] = [("t1", ["r1", "q1"]), ("t2", ["r2", "q
 /// Links to the spine
 const UPLINKS: [&str; 2] = ["t1", "t2"];
 /// Intervals of 1 ms after which a silent link is dead: a program that shares its CPU may be silent for a while
-const DEAD_AFTER: u64 = 5_000;
+const DEAD_AFTER: u64 = 3_000;
 /// Messages of each process in a second
 const RATE: u64 = 40;
 /// Time in which a node has to answer the controller, which the machine's other work must not exceed
@@ -192,11 +192,12 @@ impl Network {
     }
 
     fn wait(&self, what: &str, is: impl Fn(&Self) -> bool) {
-        for _ in 0..1_200 {
+        // Each look parses all that processes have printed.
+        for _ in 0..400 {
             if is(self) {
                 return;
             }
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(300));
         }
         panic!("{what}\n{}", self.logs());
     }
