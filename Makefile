@@ -66,10 +66,10 @@ e2e: build ## run real RDMA programs in virtual machines, through understudy and
 	@scripts/deps.sh e2e
 	$(AS_ROOT) tests/e2e/all.py --understudy $(PROGRAM) $(if $(JOBS),--jobs $(JOBS))
 
-soak: build ## run new seeds of every simulator suite, scenario and fuzz target, for SECONDS=60 each or SEEDS=100000 FROM=1; seeds that fail become tests. Before that, exhaustive tests: consensus interrupted after every packet of three leader changes, every order of deliveries through Swordbox around a restart, and 1Pipe's smallest worlds with a failure (some minutes each)
+soak: build ## run new seeds of every simulator suite, scenario and fuzz target, for SECONDS=60 each or SEEDS=100000 FROM=1; seeds that fail become tests. Before that, exhaustive tests: consensus interrupted after every packet of three leader changes, a controller after every fourth step of a decision, every order of deliveries through Swordbox around a restart, and 1Pipe's smallest worlds with a failure (some minutes each)
 	DEPTH=3 $(CARGO) test --release --locked -p workloads --test it consensus::exhaustive::
 	DEPTH=8 $(CARGO) test --release --locked -p workloads --test it swordbox::exhaustive::
-	DEPTH=2 $(CARGO) test --release --locked -p controller --lib members::search::
+	DEPTH=2 $(CARGO) test --release --locked -p controller --lib -- members::search:: a_leader_that_dies
 	scripts/soak.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FROM),--from $(FROM))
 
 bench: build ## compare forwarding and replication with dpdk-testpmd; measure parsing, the ICRC, the NIC and the simulator

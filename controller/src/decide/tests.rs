@@ -5,6 +5,9 @@ use super::*;
 use crate::graph::tests::fabric;
 use switch::Rng;
 
+/// Seeds in `cargo test`; `FROM=1000 SEEDS=5000` runs others
+const SEEDS: u64 = 500;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
     /// The minimum over the cut
@@ -268,13 +271,15 @@ fn run(seed: u64, bug: Option<Bug>) -> Result<usize, String> {
 #[test]
 fn times_are_what_was_announced_and_no_barrier_passes_them() {
     let mut failures = 0;
-    for seed in 0..4_000 {
+    let number = |name, default| std::env::var(name).map_or(default, |text| text.parse().expect("a number"));
+    let (from, seeds) = (number("FROM", 0), number("SEEDS", SEEDS));
+    for seed in from..from + seeds {
         match run(seed, None) {
             Ok(failed) => failures += failed,
             Err(error) => panic!("seed {seed}: {error}"),
         }
     }
-    assert!(failures > 2_000, "most seeds have failures: {failures}");
+    assert!(failures > seeds as usize / 2 || seeds < SEEDS, "most seeds have failures: {failures}");
 }
 
 #[test]

@@ -13,6 +13,10 @@ use switch::{Nanos, Probability, Rng};
 use workloads::groups::{Groups, JoinReply, LeaderApp, Outcome, ReplicaApp};
 
 const LIMIT: Nanos = Nanos::from_secs(100);
+/// Seeds of each test in `make test`; `make soak` runs others.
+const SEEDS: u64 = 60;
+/// Seeds with several workers
+const SEEDS_OF_WORKERS: u64 = 40;
 
 #[test]
 fn a_leader_writes_once_and_all_replicas_have_the_data() {
@@ -136,21 +140,21 @@ fn far_behind(setup: Setup, seed: u64) -> Result<(), String> {
 
 #[test]
 fn replicas_far_behind_are_excluded_and_reported() {
-    for seed in environment::seeds("groups", 300) {
+    for seed in environment::seeds("groups", SEEDS) {
         far_behind(SETUP, seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
     }
 }
 
 #[test]
 fn lossy_links_stop_no_group() {
-    for seed in environment::seeds("groups", 500) {
+    for seed in environment::seeds("groups", SEEDS) {
         on_lossy_links(SETUP, seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
     }
 }
 
 #[test]
 fn several_workers_stop_no_group() {
-    for seed in environment::seeds("groups_workers", 150) {
+    for seed in environment::seeds("groups_workers", SEEDS_OF_WORKERS) {
         let setup = Setup { workers: Workers::drawn(seed), ..SETUP };
         on_lossy_links(setup, seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
     }
@@ -345,12 +349,16 @@ fn crashes_lose_no_acknowledged_write(
 
 #[test]
 fn crashes_and_partitions_lose_no_acknowledged_write() {
-    crashes_lose_no_acknowledged_write(environment::seeds("groups", 500), |_| Workers::ONE, 100);
+    crashes_lose_no_acknowledged_write(environment::seeds("groups", SEEDS), |_| Workers::ONE, 12);
 }
 
 #[test]
 fn several_workers_lose_no_acknowledged_write() {
-    crashes_lose_no_acknowledged_write(environment::seeds("groups_workers", 150), Workers::drawn, 30);
+    crashes_lose_no_acknowledged_write(
+        environment::seeds("groups_workers", SEEDS_OF_WORKERS),
+        Workers::drawn,
+        6,
+    );
 }
 
 #[test]

@@ -39,6 +39,9 @@ fn ip(n: u8) -> IpAddr {
 
 /// Capacity of the Swordbox's connection table
 const CONNECTIONS: usize = 2048;
+/// Seeds of all parts of the test with lossy links in `make test`, and half as many of each other test; `make soak`
+/// runs others.
+const SEEDS: u64 = 150;
 /// Virtual address of the workload's words
 const WORDS: u64 = 0x3_0000_0000;
 
@@ -264,19 +267,19 @@ fn counters(net: &words::Cluster) -> Arc<swordbox::Counters> {
     net.world.node::<Controlled<Control>>(net.sides.servers).switch.functions[0].counters()
 }
 
-/// Minimum of Swordbox counters over 200 seeds: at most half of the observed values
+/// Minimum of Swordbox counters over 100 seeds: at most half of the observed values
 const MIN_COUNTERS: [(&str, u64); 11] = [
-    ("decided", 120),
-    ("coalesced", 110),
-    ("remapped", 13_000),
-    ("learnt", 40),
-    ("lanes", 150),
-    ("own_lanes", 160),
-    ("keys_refused", 15),
-    ("resent", 2400),
-    ("reread", 350),
-    ("replayed", 1050),
-    ("unproven", 850),
+    ("decided", 60),
+    ("coalesced", 55),
+    ("remapped", 6500),
+    ("learnt", 20),
+    ("lanes", 75),
+    ("own_lanes", 80),
+    ("keys_refused", 7),
+    ("resent", 1200),
+    ("reread", 175),
+    ("replayed", 525),
+    ("unproven", 425),
 ];
 
 #[test]
@@ -350,7 +353,7 @@ fn operate(net: &mut words::Cluster) {
 fn lossy_links(part: u64) {
     let mut all = words::Totals::default();
     let mut counter_totals = CounterTotals::default();
-    for seed in seeds(part, 3, 600) {
+    for seed in seeds(part, 3, SEEDS) {
         let (config, shared_qp) = draw_shared_qps(&drawn(seed, FORGETFUL).0);
         let mut net = words(&config, shared_qp);
         drift(&mut net);
@@ -375,7 +378,7 @@ fn lossy_links(part: u64) {
     println!("{all:?}");
     // Shared QPs are left where their owners wait for receive buffers.
     counter_totals.check(
-        &[&MIN_COUNTERS[..], &[("decided", 1000), ("lanes_left", 2), ("answered", 10), ("forged", 300)]]
+        &[&MIN_COUNTERS[..], &[("decided", 500), ("lanes_left", 1), ("answered", 5), ("forged", 150)]]
             .concat(),
     );
 }
@@ -398,7 +401,7 @@ fn lossy_links_leave_words_correct_in_the_last_third_of_the_seeds() {
 fn crashes(part: u64) {
     let mut all = words::Totals::default();
     let mut counter_totals = CounterTotals::default();
-    for seed in seeds(part, 2, 400) {
+    for seed in seeds(part, 2, SEEDS / 2) {
         let (config, mut rng) = drawn(seed, FORGETFUL);
         let (config, shared_qp) = draw_shared_qps(&may_fail(&config, &mut rng));
         let mut net = words(&config, shared_qp);
@@ -432,7 +435,7 @@ fn crashes_leave_words_correct_in_the_second_half_of_the_seeds() {
 #[test]
 fn every_verb_completes_correctly_through_a_swordbox() {
     let mut sum = std::collections::BTreeMap::<&str, u64>::new();
-    for seed in environment::seeds("swordbox", 100) {
+    for seed in environment::seeds("swordbox", SEEDS / 2) {
         for (name, value) in run(seed, Layers::CAS_TO_WRITE) {
             *sum.entry(name).or_default() += value;
         }

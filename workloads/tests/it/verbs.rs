@@ -8,6 +8,9 @@ use workloads::scenario::{
 
 use switch::Rng;
 
+/// Seeds of each test in `make test`; `make soak` runs others.
+const SEEDS: u64 = 20;
+
 fn scenario() -> Scenario {
     let percent = NumberRange { low: 0, high: 100_000_000 };
     let host = |name: &str, last: u8| HostSpec {
@@ -76,7 +79,7 @@ fn congested() -> Scenario {
 #[test]
 fn verbs_complete_correctly_on_lossy_links() {
     let scenario = scenario();
-    for seed in environment::seeds("verbs", 100) {
+    for seed in environment::seeds("verbs", SEEDS) {
         let outcome = run(&scenario, seed, Planted::default(), Vec::new());
         assert_eq!(outcome.violation, None, "seed {seed}");
     }
@@ -86,13 +89,13 @@ fn verbs_complete_correctly_on_lossy_links() {
 fn verbs_complete_correctly_in_a_congested_network() {
     let scenario = congested();
     let mut cnps = 0;
-    for seed in environment::seeds("verbs", 100) {
+    for seed in environment::seeds("verbs", SEEDS) {
         let outcome = run(&scenario, seed, Planted::default(), Vec::new());
         assert_eq!(outcome.violation, None, "seed {seed}");
         cnps += outcome.hosts.iter().map(|host| host.counters.cnps_received).sum::<u64>();
     }
     // A single seed that is run again need not have any.
-    assert!(!environment::selects_default_seeds() || cnps > 1000, "only {cnps} CNPs were received");
+    assert!(!environment::selects_default_seeds() || cnps > 200, "only {cnps} CNPs were received");
 }
 
 /// Returns [`scenario`] in which each host revokes the access rights of one of its connections.
@@ -107,7 +110,7 @@ fn revoking() -> Scenario {
 #[test]
 fn memory_is_not_written_without_a_right() {
     let scenario = revoking();
-    for seed in environment::seeds("verbs", 100) {
+    for seed in environment::seeds("verbs", SEEDS) {
         let outcome = run(&scenario, seed, Planted::default(), Vec::new());
         assert_eq!(outcome.violation, None, "seed {seed}");
     }
@@ -128,15 +131,12 @@ fn failing() -> Scenario {
 fn connections_fail_only_for_a_reason() {
     let scenario = failing();
     let mut broken = 0;
-    for seed in environment::seeds("verbs", 100) {
+    for seed in environment::seeds("verbs", SEEDS) {
         let outcome = run(&scenario, seed, Planted::default(), Vec::new());
         assert_eq!(outcome.violation, None, "seed {seed}");
         broken += outcome.broken;
     }
-    assert!(
-        !environment::selects_default_seeds() || broken > 100,
-        "only {broken} ends of connections failed"
-    );
+    assert!(!environment::selects_default_seeds() || broken > 20, "only {broken} ends of connections failed");
 }
 
 /// Returns [`congested`] with one to four faults that the seed draws. Each fault ends.
@@ -201,14 +201,14 @@ fn draw_path_and_clock_faults(seed: u64) -> Vec<FaultSpec> {
 #[test]
 fn verbs_complete_after_links_and_hosts_have_recovered() {
     let mut refused = 0;
-    for seed in environment::seeds("verbs", 200) {
+    for seed in environment::seeds("verbs", SEEDS) {
         let outcome = run(&with_faults(seed), seed, Planted::default(), Vec::new());
         assert_eq!(outcome.violation, None, "seed {seed}");
         refused += outcome.hosts.iter().map(|host| host.counters.no_qp).sum::<u64>();
     }
     // Forged packets reach the hosts. They name existing queue pairs, but none that is connected to their
     // sender.
-    assert!(!environment::selects_default_seeds() || refused > 1000, "only {refused} packets were refused");
+    assert!(!environment::selects_default_seeds() || refused > 100, "only {refused} packets were refused");
 }
 
 #[cfg(debug_assertions)]

@@ -12,6 +12,8 @@ const ERROR: u64 = 1_000_000_000;
 const DRIFT: u64 = 100_000;
 /// Largest cost of wrong clocks (ns)
 const GOAL: f64 = 1_000.0;
+/// Seeds of these tests in `make test`; `make soak` runs others.
+const SEEDS: u64 = 12;
 
 #[test]
 fn delivery_takes_as_long_as_with_perfect_clocks() {
@@ -143,12 +145,12 @@ fn run(trial: &Trial, seed: u64) -> Result<usize, String> {
 #[test]
 fn clocks_agree_again_after_faults_and_none_goes_back() {
     let mut total = 0;
-    for seed in environment::seeds("onepipe", 60) {
+    for seed in environment::seeds("onepipe", SEEDS) {
         let trial = draw(seed);
         total += run(&trial, seed).unwrap_or_else(|what| panic!("seed {seed}: {what}\n{trial:#?}"));
     }
     println!("{total} messages");
-    assert!(total > 20_000 || !environment::selects_default_seeds(), "{total}");
+    assert!(total > 4_000 || !environment::selects_default_seeds(), "{total}");
 }
 
 /// Returns the first seed that finds a planted bug, with a violation that contains `what`.

@@ -85,7 +85,7 @@ fn no_barrier_is_too_high_where_nodes_crash() {
     println!("{totals:?}");
     if environment::selects_default_seeds() {
         totals.assert_eligible();
-        assert!(totals.restarts > 20 && totals.left > 30 && totals.recovered > 1000, "{totals:?}");
-        assert!(totals.dead > 100 && totals.joined > 100, "{totals:?}");
+        assert!(totals.restarts > 4 && totals.left > 6 && totals.recovered > 200, "{totals:?}");
+        assert!(totals.dead > 20 && totals.joined > 20, "{totals:?}");
     }
 }

@@ -8,6 +8,8 @@ use workloads::onepipe::{BEACON_INTERVAL, Tree};
 /// The longest time without a rise of a barrier: that of a link that is dead, and two intervals, because a
 /// chip of an earlier version sends beacons only in every third interval beside messages
 const LONGEST_STALL: Nanos = Nanos(33_000 + 2 * BEACON_INTERVAL.0);
+/// Seeds of these tests in `make test`; `make soak` runs others.
+const SEEDS: u64 = 20;
 
 /// Draws a tree of switches of all incarnations. In half of them, each node is of an earlier version with a
 /// probability of one half.
@@ -44,11 +46,11 @@ fn run(seed: u64, plant: impl Fn(&mut Tree)) -> Result<usize, String> {
 #[test]
 fn incarnations_and_versions_may_be_mixed() {
     let mut delivered = 0;
-    for seed in crate::environment::seeds("onepipe_mixed", 100) {
+    for seed in crate::environment::seeds("onepipe_mixed", SEEDS) {
         delivered += run(seed, |_| {}).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
     }
     if crate::environment::selects_default_seeds() {
-        assert!(delivered > 5_000, "{delivered}");
+        assert!(delivered > 1_000, "{delivered}");
     }
 }
 

@@ -37,8 +37,8 @@ fn restarted_processes_keep_one_order() {
     println!("{totals:?}");
     if environment::selects_default_seeds() {
         assert!(2 * totals.eligible.eligible >= totals.eligible.arrivals, "{totals:?}");
-        assert!(totals.restarts > 500 && totals.recovered > 1000, "{totals:?}");
-        assert!(totals.explained.restarted > 50, "{totals:?}");
+        assert!(totals.restarts > 100 && totals.recovered > 200, "{totals:?}");
+        assert!(totals.explained.restarted > 10, "{totals:?}");
     }
 }
 pub(super) const DISORDERLY: Suite = Suite {
@@ -67,7 +67,7 @@ fn restarted_processes_accept_no_copies_of_what_was_sent_before() {
     let totals = DISORDERLY.check(environment::seeds("onepipe", SEEDS));
     println!("{totals:?}");
     if environment::selects_default_seeds() {
-        assert!(totals.restarts > 500 && totals.explained.late > 1000, "{totals:?}");
-        assert!(totals.explained.restarted > 50, "{totals:?}");
+        assert!(totals.restarts > 100 && totals.explained.late > 200, "{totals:?}");
+        assert!(totals.explained.restarted > 10, "{totals:?}");
     }
 }

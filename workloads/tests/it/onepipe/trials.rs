@@ -9,8 +9,8 @@ use workloads::onepipe::{
 use crate::environment;
 use representative::config::Pace;
 
-/// Number of seeds of each suite in `make test`
-pub(super) const SEEDS: u64 = 200;
+/// Seeds of each suite in `make test`; `make soak` runs others.
+pub(super) const SEEDS: u64 = 40;
 /// Time after the last fault within which links that have died rejoin: with their first beacon
 const REJOINS_WITHIN: Nanos = Nanos::from_micros(90);
 /// Time after which a sender has noticed that a receiver has restarted, beyond the timeout of its messages

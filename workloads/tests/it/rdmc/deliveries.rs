@@ -13,6 +13,8 @@ use workloads::rdmc::{Setup, ip};
 
 /// Segments that a root keeps ahead of the slowest receiver
 const WINDOW: u64 = 4;
+/// Seeds of these tests in `make test`; `make soak` runs others.
+const SEEDS: u64 = 40;
 
 /// Counts over all runs.
 #[derive(Debug, Default)]
@@ -212,13 +214,13 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
 #[test]
 fn all_correct_and_live_receivers_get_the_object() {
     let mut totals = Totals::default();
-    for seed in crate::environment::seeds("rdmc", 200) {
+    for seed in crate::environment::seeds("rdmc", SEEDS) {
         run(seed, |_| {}, &mut totals).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
     }
     println!("{totals:?}");
     if crate::environment::selects_default_seeds() {
         assert!(
-            totals.whole > 60 && totals.copied > 20 && totals.without > 5 && totals.again > 50,
+            totals.whole > 12 && totals.copied > 4 && totals.without > 0 && totals.again > 9,
             "{totals:?}"
         );
     }

@@ -385,14 +385,16 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
     Ok(())
 }
 
-/// Minimum of refused packets in 600 seeds of a kind in which hosts are sound. Without forged packets, it
+/// Seeds of all kinds in `make test`; `make soak` runs others.
+const SEEDS: u64 = 120;
+/// Minimum of refused packets in these seeds of a kind in which hosts are sound. Without forged packets, it
 /// is half of that.
-const MIN_FORGED: u64 = 3000;
+const MIN_FORGED: u64 = 600;
 
 fn seeds(kind: Kind, is_covered: impl Fn(&Totals) -> bool) {
     let mut totals = Totals::default();
     let mut seeds = 0;
-    for seed in crate::environment::seeds("rdmc", 600) {
+    for seed in crate::environment::seeds("rdmc", SEEDS) {
         seeds += 1;
         if Kind::ALL[seed as usize % Kind::ALL.len()] == kind
             && let Err(what) = run(seed, |_| {}, &mut totals)
@@ -403,13 +405,13 @@ fn seeds(kind: Kind, is_covered: impl Fn(&Totals) -> bool) {
     println!("{kind:?}: {totals:?}");
     assert!(totals.retries_exhausted <= 1 + seeds / 10_000, "{totals:?}");
     if crate::environment::selects_default_seeds() {
-        assert!(totals.messages > 500 && is_covered(&totals), "{totals:?}");
+        assert!(totals.messages > 100 && is_covered(&totals), "{totals:?}");
     }
 }
 
 #[test]
 fn lossy_links_lose_no_messages() {
-    let is_covered = |totals: &Totals| totals.closed > 1000 && totals.retransmitted > 1000;
+    let is_covered = |totals: &Totals| totals.closed > 200 && totals.retransmitted > 200;
     seeds(Kind::Lossy, |totals| is_covered(totals) && totals.forged > MIN_FORGED);
 }
 
@@ -424,17 +426,17 @@ fn a_group_may_fail_if_its_nic_exhausted_its_retries() {
 
 #[test]
 fn slow_links_and_paused_hosts_lose_no_messages() {
-    seeds(Kind::Slow, |totals| totals.closed > 1000 && totals.forged > MIN_FORGED);
+    seeds(Kind::Slow, |totals| totals.closed > 200 && totals.forged > MIN_FORGED);
 }
 
 #[test]
 fn crashes_are_reported_to_all_members() {
-    seeds(Kind::Crashing, |totals| totals.failed > 300 && totals.closed > 100 && totals.uneven > 20);
+    seeds(Kind::Crashing, |totals| totals.failed > 60 && totals.closed > 20 && totals.uneven > 4);
 }
 
 #[test]
 fn members_on_both_sides_of_a_cut_are_notified() {
-    seeds(Kind::Cut, |totals| totals.failed > 300 && totals.closed > 100 && totals.uneven > 20);
+    seeds(Kind::Cut, |totals| totals.failed > 60 && totals.closed > 20 && totals.uneven > 4);
 }
 
 #[cfg(debug_assertions)]

@@ -9,7 +9,7 @@ use workloads::onepipe::reliable::{Bugs, FaultKind, Plan, System};
 use workloads::onepipe::{BEACON_INTERVAL, Tree};
 
 /// Seeds in `make test`
-const SEEDS: u64 = 16;
+const SEEDS: u64 = 4;
 /// Time in which processes send and faults happen
 const ACTIVE: Nanos = Nanos::from_micros(4000);
 /// The same where one representative fails after another

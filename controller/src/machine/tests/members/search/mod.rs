@@ -198,7 +198,7 @@ fn no_order_and_no_death_breaks_the_smallest_worlds() {
 #[test]
 fn no_death_before_or_after_that_of_a_controller_breaks_the_smallest_worlds() {
     let depth = number("DEPTH", DEPTH);
-    let kinds = if depth > DEPTH { DEATHS.len() } else { 2 };
+    let kinds = if depth > DEPTH { DEATHS.len() } else { 1 };
     search_all(Budget { deferrals: depth.saturating_sub(2), deaths: 1, restarts: 1, kinds });
 }
 
