@@ -78,6 +78,7 @@ bench: build ## compare forwarding and replication with dpdk-testpmd; measure pa
 	$(PROGRAM) bench pktgen
 	$(PROGRAM) bench observe
 	$(PROGRAM) bench health
+	$(PROGRAM) bench workers
 	$(PROGRAM) bench p4ce
 	$(PROGRAM) bench consensus
 	$(PROGRAM) bench swordbox

@@ -19,7 +19,7 @@ fn function(groups: u32, replicas: u32) -> P4ce {
         silent_after: Nanos::ZERO,
         bug: None,
     });
-    for (n, group) in (0..).zip(bench::p4ce::groups(groups, replicas)) {
+    for (n, group) in (0..).zip(bench::p4ce::groups(groups, replicas, 1)) {
         function.on_command(Command::Open(Group::new(group).expect("a valid group")), Nanos::ZERO);
         function.poll_event();
         run_frame(&mut function, &bench::traffic::write_only(n, 64), PortId(0), Nanos::ZERO);

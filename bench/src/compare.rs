@@ -232,12 +232,23 @@ impl Bench {
 
     /// Returns the beginning of a configuration for `understudy run` with one worker on a capture.
     pub(crate) fn runtime(&self, capture: &Path, file_prefix: &str, mtu: u16, capacity: Capacity) -> String {
+        let capture = format!("\"{}\"", capture.display());
+        Self::runtime_on(&self.cpu.to_string(), &capture, file_prefix, mtu, capacity)
+    }
+
+    /// Returns the beginning of a configuration with a worker for each capture: on [`cpu`](Self::cpu) and those before.
+    pub(crate) fn runtime_of_workers(&self, captures: &[PathBuf], file_prefix: &str) -> String {
+        let cpus: Vec<_> = (0..captures.len()).map(|worker| (self.cpu - worker).to_string()).collect();
+        let captures: Vec<_> = captures.iter().map(|path| format!("\"{}\"", path.display())).collect();
+        let captures = format!("[{}]", captures.join(", "));
+        Self::runtime_on(&cpus.join(", "), &captures, file_prefix, 1500, Capacity::default())
+    }
+
+    fn runtime_on(cpus: &str, rx: &str, file_prefix: &str, mtu: u16, capacity: Capacity) -> String {
         let Capacity { memory_mb, buffers } = capacity;
         format!(
-            "[runtime]\nworkers = [{}]\nmemory_mb = {memory_mb}\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
-             [[port]]\nname = \"loop\"\nmtu = {mtu}\nbuffers = {buffers}\ndescriptors = 512\npcap = {{ rx = \"{}\", infinite = true }}\n",
-            self.cpu,
-            capture.display()
+            "[runtime]\nworkers = [{cpus}]\nmemory_mb = {memory_mb}\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
+             [[port]]\nname = \"loop\"\nmtu = {mtu}\nbuffers = {buffers}\ndescriptors = 512\npcap = {{ rx = {rx}, infinite = true }}\n"
         )
     }
 }

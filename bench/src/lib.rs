@@ -21,3 +21,4 @@ pub use process::OWN_TIME;
 pub mod swordbox;
 mod telemetry;
 pub mod traffic;
+pub mod workers;

@@ -21,7 +21,7 @@ use switch::PortId;
 /// Groups in the traffic
 const GROUPS: u32 = 1024;
 /// The switch's MAC address in the traffic
-const OWN: &str = "02:00:00:00:00:01";
+pub(crate) const OWN: &str = "02:00:00:00:00:01";
 const REWRITER: &str = "C rewriter (array by QPN, ICRC corrected)";
 const MACSWAP: &str = "testpmd macswap";
 
@@ -48,9 +48,14 @@ pub struct LoadArgs {
     pub share_from: Option<usize>,
 }
 
-/// Returns the groups of the traffic: the leader of group `n` sends [`traffic::write_only`] of `n`.
-pub fn groups(count: u32, replicas: u32) -> impl Iterator<Item = GroupConfig> {
+/// Queue pairs of a worker in the traffic, as many as its part of a switch for [`GROUPS`] groups has
+const OF_WORKER: u32 = 1 << 15;
+
+/// Returns the groups of the traffic: the leader of group `n` sends [`write_to_group`] of `n`. The groups belong to
+/// the workers in turn.
+pub fn groups(count: u32, replicas: u32, workers: u32) -> impl Iterator<Item = GroupConfig> {
     (0..count).map(move |n| {
+        let shift = n % workers * OF_WORKER;
         let local: IpAddr = [198, 18, 0, 1 + (n % 200) as u8].into();
         let peer = |remote: IpAddr, local_qp, remote_qp, first| Peer {
             local,
@@ -63,14 +68,19 @@ pub fn groups(count: u32, replicas: u32) -> impl Iterator<Item = GroupConfig> {
         };
         let [_, _, high, low] = n.to_be_bytes();
         let replica = |r: u32| Replica {
-            peer: peer([198, 19 + r as u8, high, low].into(), replica_qp(n, r), 0x2000 + n, n * 977 + r),
+            peer: peer(
+                [198, 19 + r as u8, high, low].into(),
+                replica_qp(n, r) + shift,
+                0x2000 + n,
+                n * 977 + r,
+            ),
             va: u64::from(r) << 40,
             rkey: 0x77 + r,
         };
         GroupConfig {
             id: GroupId(n),
             own: MacAddr([2, 0, 0, 0, 0, 1]),
-            leader: peer([10, 0, high, low].into(), 0x100 + n, 0x3000 + n, n),
+            leader: peer([10, 0, high, low].into(), 0x100 + n + shift, 0x3000 + n, n),
             rkey: 0x1000 + n,
             size: 1 << 48,
             replicas: (0..replicas).map(replica).collect(),
@@ -80,6 +90,11 @@ pub fn groups(count: u32, replicas: u32) -> impl Iterator<Item = GroupConfig> {
             max_lag: p4ce::gather::MAX_LAG,
         }
     })
+}
+
+/// Returns a WRITE of the leader of group `n`.
+pub fn write_to_group(n: u32, workers: u32, payload: usize) -> Vec<u8> {
+    traffic::write_to(n, Qpn::new(0x100 + n + n % workers * OF_WORKER), payload)
 }
 
 /// Returns the switch's queue pair towards replica `r` of group `n`.

@@ -4,6 +4,7 @@ use crate::telemetry::{CountedFrames, Telemetry};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -15,18 +16,18 @@ const WARM_UP: Duration = Duration::from_millis(500);
 /// Longest time that a program takes to end before it is killed
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
-/// For a program whose polling thread has an unknown name: the thread that used the most CPU time
+/// For a program whose only polling thread has an unknown name: the thread that used the most CPU time
 pub(crate) const BUSIEST: &[&str] = &[];
 
 /// Prefix of the line in which a program reports the nanoseconds per frame of its function, without the
 /// drivers
 pub const OWN_TIME: &str = "own nanoseconds a frame: ";
 
-/// A DPDK program that forwards with one polling thread.
+/// A DPDK program that forwards with one polling thread, or several.
 pub(crate) struct Program {
     pub(crate) command: Command,
     pub(crate) file_prefix: String,
-    /// Possible names of its polling thread
+    /// Possible names of its polling threads
     pub(crate) thread_names: &'static [&'static str],
 }
 
@@ -43,9 +44,9 @@ pub(crate) trait Observer {
 /// Result of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
-    /// Frames per second of the polling thread's CPU time
+    /// Frames per second of CPU time of each of the polling threads
     pub(crate) per_cpu_second: f64,
-    /// Fraction of the time that the polling thread was on the CPU
+    /// Fraction of the time that the polling threads were on their CPUs
     pub(crate) on_cpu: f64,
     /// Nanoseconds per frame of its function, without the drivers, if the program reports them
     pub(crate) own_ns: Option<f64>,
@@ -85,7 +86,7 @@ pub(crate) fn measure(
     mut program: Program,
     counts: CountedFrames,
     length: Duration,
-    log: &std::path::Path,
+    log: &Path,
     start_observer: impl FnOnce() -> io::Result<Option<Box<dyn Observer>>>,
 ) -> io::Result<Sample> {
     let name = program.command.get_program().to_string_lossy().into_owned();
@@ -101,7 +102,7 @@ pub(crate) fn measure(
     let child = program.command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file).spawn();
     let mut running = Running(child.map_err(|error| failed(format!("cannot be started: {error}")))?);
     let started = now();
-    let (mut telemetry, thread) = loop {
+    let (mut telemetry, threads) = loop {
         if let Some(status) = running.0.try_wait()? {
             return Err(failed(format!("ended by itself with {status}")));
         }
@@ -114,18 +115,18 @@ pub(crate) fn measure(
         sleep(Duration::from_millis(50));
         let Ok(mut telemetry) = Telemetry::connect(&program.file_prefix) else { continue };
         // A port that plays a capture also counts the frames that it reads in advance.
-        let thread = thread_of(running.0.id(), program.thread_names);
-        if let (Some(thread), true) = (thread, telemetry.frames(counts).is_ok_and(|frames| frames > 1000)) {
-            break (telemetry, thread);
+        let threads = threads_of(running.0.id(), program.thread_names);
+        if !threads.is_empty() && telemetry.frames(counts).is_ok_and(|frames| frames > 1000) {
+            break (telemetry, threads);
         }
     };
     let observer =
         start_observer().map_err(|error| failed(format!("its observers cannot start: {error}")))?;
     sleep(WARM_UP);
-    let (frames, on_cpu, at) = (telemetry.frames(counts)?, on_cpu_nanos(&thread)?, now());
+    let (frames, on_cpu, at) = (telemetry.frames(counts)?, on_cpu_nanos(&threads)?, now());
     sleep(length);
     let (frames, on_cpu, wall) =
-        (telemetry.frames(counts)? - frames, on_cpu_nanos(&thread)? - on_cpu, now().duration_since(at));
+        (telemetry.frames(counts)? - frames, on_cpu_nanos(&threads)? - on_cpu, now().duration_since(at));
     if let Some(observer) = observer {
         observer.stop().map_err(|error| failed(format!("an observer failed: {error}")))?;
     }
@@ -136,25 +137,32 @@ pub(crate) fn measure(
     let output = fs::read_to_string(log).unwrap_or_default();
     Ok(Sample {
         own_ns: output.lines().find_map(|line| line.strip_prefix(OWN_TIME)?.parse().ok()),
-        per_cpu_second: frames as f64 * 1e9 / on_cpu.max(1) as f64,
-        on_cpu: on_cpu as f64 / wall.as_nanos() as f64,
+        per_cpu_second: frames as f64 * 1e9 / (on_cpu.max(1) as f64 / threads.len() as f64),
+        on_cpu: on_cpu as f64 / (wall.as_nanos() as f64 * threads.len() as f64),
     })
 }
 
-/// Returns the folder in /proc of the first thread that has one of these names, or of the [busiest](BUSIEST).
-fn thread_of(process: u32, names: &[&str]) -> Option<std::path::PathBuf> {
-    let mut threads = fs::read_dir(format!("/proc/{process}/task")).ok()?.flatten().map(|entry| entry.path());
+/// Returns the folders in /proc of the threads that have one of these names, or of the [busiest](BUSIEST).
+fn threads_of(process: u32, names: &[&str]) -> Vec<PathBuf> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
+    let threads = threads.flatten().map(|entry| entry.path());
     if names.is_empty() {
-        return threads.max_by_key(|thread| on_cpu_nanos(thread).unwrap_or(0));
+        return threads.max_by_key(|thread| on_cpu_nanos_of(thread).unwrap_or(0)).into_iter().collect();
     }
-    threads.find(|thread| {
+    let has_name = |thread: &PathBuf| {
         let name = fs::read_to_string(thread.join("comm")).unwrap_or_default();
         names.iter().any(|wanted| name.trim() == *wanted)
-    })
+    };
+    threads.filter(has_name).collect()
+}
+
+/// Returns the CPU time of all these threads, in nanoseconds.
+fn on_cpu_nanos(threads: &[PathBuf]) -> io::Result<u64> {
+    threads.iter().map(|thread| on_cpu_nanos_of(thread)).sum()
 }
 
 /// Returns the CPU time of the thread, in nanoseconds.
-fn on_cpu_nanos(thread: &std::path::Path) -> io::Result<u64> {
+fn on_cpu_nanos_of(thread: &Path) -> io::Result<u64> {
     let text = fs::read_to_string(thread.join("schedstat"))?;
     let first = text.split_whitespace().next().and_then(|word| word.parse().ok());
     first.ok_or_else(|| io::Error::other("the kernel gives no on-CPU time (schedstat)"))

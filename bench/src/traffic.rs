@@ -52,6 +52,11 @@ pub(crate) fn acknowledge(src: [u8; 4], dst: [u8; 4], qpn: Qpn, psn: Psn) -> Vec
 
 /// Returns a WRITE Only to the `n`th queue pair, with valid checksums and ICRC.
 pub fn write_only(n: u32, payload: usize) -> Vec<u8> {
+    write_to(n, Qpn::new(0x100 + n), payload)
+}
+
+/// Returns the WRITE Only of [`write_only`], to another queue pair.
+pub(crate) fn write_to(n: u32, qpn: Qpn, payload: usize) -> Vec<u8> {
     let udp_len = Udp::LEN + Bth::LEN + Reth::LEN + payload + 4;
     let mut ip = Ipv4 {
         src: [10, 0, (n >> 8) as u8, n as u8],
@@ -64,7 +69,7 @@ pub fn write_only(n: u32, payload: usize) -> Vec<u8> {
         len: (udp_len as u16).into(),
         ..Udp::default()
     };
-    let mut bth = Bth::new(Opcode::RC_WRITE_ONLY, Qpn::new(0x100 + n), Psn::new(n));
+    let mut bth = Bth::new(Opcode::RC_WRITE_ONLY, qpn, Psn::new(n));
     bth.set_ack_req(true);
     let reth = Reth {
         va: (0x7f00_0000_0000 + u64::from(n) * 4096).into(),

@@ -297,7 +297,7 @@ fn groups(replicas: u32) -> (P4ce, Pool) {
         bug: None,
     });
     let mut out = Pool::new(FRAMES * replicas as usize);
-    for (group, write) in bench::p4ce::groups(FRAMES as u32, replicas).zip(write_frames(64)) {
+    for (group, write) in bench::p4ce::groups(FRAMES as u32, replicas, 1).zip(write_frames(64)) {
         function.on_command(Command::Open(Group::new(group).expect("a valid group")), Nanos::ZERO);
         function.poll_event();
         let verdict = function.on_frame(&mut MemoryFrame::new(write), A, Nanos::ZERO, &mut out);

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use switch::drop::FaultSet;
 use switch::forward::config::ForwardingMode;
 use switch::forward::{Config as ForwardConfig, Counters};
-use switch::memory::run_frame;
+use switch::memory::{MemoryFrame, run_frame};
 use switch::metrics::{Group as MetricGroup, Kind, Metric};
 use switch::{Function, Nanos, PortId};
 
@@ -180,17 +180,20 @@ fn rows(control: &Control) -> Vec<GroupRow> {
 /// it.
 pub(crate) fn load(runtime: &mut Runtime, config: &P4ceConfig, args: &bench::p4ce::LoadArgs, stop: &Stop) {
     let mac = config.mac.unwrap_or(MacAddr([2, 0, 0, 0, 0, 1]));
-    let mut function = P4ce::new(data_plane(config, mac));
-    for (n, group) in (0..).zip(bench::p4ce::groups(args.groups, args.replicas)) {
+    let workers = config.workers as u32;
+    let mut functions: Vec<_> = (0..workers).map(|_| P4ce::new(data_plane(config, mac))).collect();
+    for (n, group) in (0..).zip(bench::p4ce::groups(args.groups, args.replicas, workers)) {
         let group = Group::new(group).expect("the groups are valid");
+        let function = &mut functions[(n % workers) as usize];
         function.on_command(Command::Open(group), Nanos::ZERO);
         assert!(
             matches!(function.poll_event(), Some(Event::Opened(_, true))),
             "the switch has room for the group"
         );
         // Only requests that were sent can be acknowledged.
-        let write = bench::traffic::write_only(n, 64);
-        run_frame(&mut function, &write, PortId(0), Nanos::ZERO);
+        let write = bench::p4ce::write_to_group(n, workers, 64);
+        assert_eq!(function.owner(&MemoryFrame::new(write.clone()), PortId(0)), Some((n % workers) as usize));
+        run_frame(function, &write, PortId(0), Nanos::ZERO);
     }
-    runtime.run(vec![function], &mut NoControl, stop);
+    runtime.run(functions, &mut NoControl, stop);
 }

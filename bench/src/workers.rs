@@ -1,0 +1,124 @@
+//! `understudy bench workers`: what a second worker adds, and what it costs to hand a frame over.
+//!
+//! One port plays a capture for each worker into a receive queue of its own, and discards what is sent. Frames are
+//! steered if each capture has the frames that its worker owns, as a NIC delivers them that distributes by queue pair;
+//! half of them are handed over if each capture has the frames of all owners.
+
+use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio};
+use crate::process::Program;
+use crate::telemetry::CountedFrames;
+use crate::{p4ce, traffic};
+use clap::Args;
+use miette::{IntoDiagnostic as _, Report, miette};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Queue pairs, or groups, in the traffic
+const FLOWS: u32 = 1024;
+/// Payload of the frames, in bytes
+const PAYLOAD: usize = 64;
+const ONE: &str = "one worker";
+const STEERED: &str = "two workers, steered";
+const HANDED: &str = "two workers, half handed over";
+/// Time that handing a frame over may take, in nanoseconds
+const HANDED_NS: f64 = 15.0;
+
+/// Measure what a second worker adds, and what it costs to hand a frame over to its owner (two CPUs)
+#[derive(Args)]
+pub struct WorkersArgs {
+    #[command(flatten)]
+    compare: CompareArgs,
+}
+
+/// Runs the comparison and prints it. `understudy` is the path of the program itself.
+///
+/// # Errors
+/// If the machine has one CPU, or a program cannot be run.
+pub fn run(args: &WorkersArgs, understudy: &Path) -> Result<(), Report> {
+    let bench = Bench::new(&args.compare, understudy)?;
+    if bench.cpu == 0 {
+        return Err(miette!(
+            help = "give the machine a second CPU, or write `--cpu` with another than 0",
+            "two workers need two CPUs, and this one would be CPU 0"
+        ));
+    }
+    let capture = |name: &str, flows: &mut dyn Iterator<Item = Vec<u8>>| {
+        let path = bench.dir.path().join(format!("{name}.pcap"));
+        traffic::write(&path, flows).into_diagnostic().map(|()| path)
+    };
+    let write = |n| traffic::write_only(n, PAYLOAD);
+    let wire = capture("wire", &mut (0..FLOWS).map(write))?;
+    let all = capture("all", &mut (0..FLOWS).map(|n| p4ce::write_to_group(n, 2, PAYLOAD)))?;
+    let of_one = capture("one", &mut (0..FLOWS).map(|n| p4ce::write_to_group(n, 1, PAYLOAD)))?;
+    let of = |worker| (0..FLOWS).filter(move |n| n % 2 == worker);
+    let even = capture("even", &mut of(0).map(|n| p4ce::write_to_group(n, 2, PAYLOAD)))?;
+    let odd = capture("odd", &mut of(1).map(|n| p4ce::write_to_group(n, 2, PAYLOAD)))?;
+    let entries = [
+        entry(ONE, FORWARD, vec![wire.clone()], forwarding),
+        entry(STEERED, FORWARD, vec![wire.clone(), wire], forwarding),
+        entry(ONE, P4CE, vec![of_one], replicating),
+        entry(STEERED, P4CE, vec![even, odd], replicating),
+        entry(HANDED, P4CE, vec![all.clone(), all], replicating),
+    ];
+    bench.compare(&args.compare, &entries, ratios)
+}
+
+const FORWARD: &str = "forward, 64 B";
+const P4CE: &str = "P4CE to one, WRITE 64 B";
+
+/// Table of a function, and the command that runs it with a configuration
+type Function = fn(usize) -> (String, Vec<String>);
+
+fn forwarding(_workers: usize) -> (String, Vec<String>) {
+    ("[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = 0\n".into(), vec!["run".into()])
+}
+
+fn replicating(workers: usize) -> (String, Vec<String>) {
+    let groups = FLOWS as usize * workers;
+    let table = format!(
+        "[p4ce]\nmac = \"{}\"\naddresses = [\"198.18.0.1/16\"]\ncounted_qps = 0\nsilent_after_ms = 0\ngroups = {groups}\n",
+        p4ce::OWN
+    );
+    let flows = FLOWS.to_string();
+    let command = ["bench", "p4ce-load", "--groups", &flows, "--replicas", "1"];
+    (table, command.map(String::from).into())
+}
+
+fn entry(program: &str, traffic: &str, captures: Vec<PathBuf>, function: Function) -> Entry {
+    let launch: Launch = Box::new(move |bench, _, file_prefix| {
+        let workers = captures.len();
+        let (table, arguments) = function(workers);
+        let path = bench.dir.path().join("workers.toml");
+        let config = bench.runtime_of_workers(&captures, &file_prefix) + &table;
+        std::fs::write(&path, config).into_diagnostic()?;
+        let mut command = Command::new(&bench.understudy);
+        command.args(arguments).arg(path);
+        Ok(Program { command, file_prefix, thread_names: &["worker-0", "worker-1"] })
+    });
+    Entry {
+        program: program.into(),
+        traffic: traffic.into(),
+        capture: PathBuf::new(),
+        launch,
+        help: "run `understudy doctor` to see what is missing",
+        counts: CountedFrames::Sent,
+        observer: None,
+    }
+}
+
+fn ratios(figures: &Figures) -> Vec<Ratio> {
+    let ratio = |what: &str, value, at_least| Ratio { what: what.into(), value, at_least };
+    let rates = figures.rate(STEERED, P4CE).zip(figures.rate(HANDED, P4CE));
+    // A frame takes one of two workers 2,000 ns, divided by the rate of both in million frames a second.
+    let extra_ns = rates.map(|(steered, handed)| 2.0 * (2_000.0 / handed - 2_000.0 / steered));
+    vec![
+        ratio("forward: two workers, steered / one", figures.ratio(STEERED, ONE, FORWARD), 1.85),
+        ratio("P4CE: two workers, steered / one", figures.ratio(STEERED, ONE, P4CE), 1.85),
+        ratio("P4CE: two workers, half handed over / one", figures.ratio(HANDED, ONE, P4CE), 1.7),
+        ratio(
+            "15 ns / additional time of a frame that is handed over",
+            extra_ns.map(|ns| HANDED_NS / ns),
+            1.0,
+        ),
+    ]
+}
