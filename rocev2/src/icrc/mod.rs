@@ -22,18 +22,20 @@ mod table;
 
 /// CRC register after the eight bytes of ones
 const AFTER_LINK_HEADER: u32 = 0xdebb_20e3;
-/// Length of the region behind the start of the IP header that contains all masked fields, in whole blocks of
-/// 16 bytes: IPv6, UDP and BTH
-const MASKED: usize = (Ipv6::LEN + Udp::LEN + crate::Bth::LEN).next_multiple_of(16);
-/// Length of the same region with IPv4
-const MASKED_V4: usize = (Ipv4::LEN + Udp::LEN + crate::Bth::LEN).next_multiple_of(16);
-/// Masks from the IP header on: ones in the fields that the ICRC reads as ones, zeros elsewhere.
-type Masks = [u8; MASKED + 16];
+/// Length of the region behind the start of the IP header that contains all masked fields: IPv6, UDP and BTH
+const MASKED: usize = last_masked(true) + 1;
+/// Offset from the IP header of the last masked byte
+const fn last_masked(v6: bool) -> usize {
+    (if v6 { Ipv6::LEN } else { Ipv4::LEN }) + Udp::LEN + crate::Bth::MASKED_BYTE
+}
+/// Masks from the IP header on: ones in the fields that the ICRC reads as ones, zeros elsewhere. The length
+/// allows blocks of 16 and 32 bytes to be read from any offset within the last block that has a masked byte.
+type Masks = [u8; 96];
 
 /// Returns the masks of packets without IPv4 options and IPv6 extension headers, by offset from the IP
 /// header.
 const fn masks(ip: &[(usize, u8)], ip_len: usize) -> Masks {
-    let mut masks = [0; MASKED + 16];
+    let mut masks = [0; 96];
     let mut n = 0;
     while n < ip.len() {
         masks[ip[n].0] = ip[n].1;
@@ -75,21 +77,38 @@ pub fn compute_for(packet: &[u8], v6: bool, udp: usize) -> u32 {
 #[inline(always)]
 pub fn compute_inline(packet: &[u8], v6: bool, udp: usize) -> u32 {
     let (masks, ip_len) = if v6 { (&IPV6_MASKS, Ipv6::LEN) } else { (&IPV4_MASKS, Ipv4::LEN) };
-    if udp != ip_len || packet.len() < 16 {
+    if udp != ip_len {
         return compute_with_options(packet, v6, udp);
     }
     #[cfg(target_arch = "x86_64")]
     {
         let crc = if v6 {
-            clmul::update::<{ MASKED / 16 }>(AFTER_LINK_HEADER, packet, masks)
+            clmul::update::<true>(AFTER_LINK_HEADER, packet, masks)
         } else {
-            clmul::update::<{ MASKED_V4 / 16 }>(AFTER_LINK_HEADER, packet, masks)
+            clmul::update::<false>(AFTER_LINK_HEADER, packet, masks)
         };
         if let Some(crc) = crc {
             return !crc;
         }
     }
-    !table::update_masked(AFTER_LINK_HEADER, packet, masks)
+    compute_in_pieces(packet, masks)
+}
+
+/// Computes the ICRC on CPUs without carry-less multiplication, and that of packets that are shorter or longer than
+/// RoCEv2's.
+#[cold]
+fn compute_in_pieces(packet: &[u8], masks: &Masks) -> u32 {
+    let mut crc = AFTER_LINK_HEADER;
+    for (n, piece) in packet.chunks(POWERS - 256).enumerate() {
+        let masks = if n == 0 { masks } else { &[0; _] };
+        #[cfg(target_arch = "x86_64")]
+        if let Some(updated) = clmul::update::<true>(crc, piece, masks) {
+            crc = updated;
+            continue;
+        }
+        crc = table::update_masked(crc, piece, masks);
+    }
+    !crc
 }
 
 /// Computes the ICRC of packets with IPv4 options or IPv6 extension headers, which are rare and whose headers
@@ -263,7 +282,7 @@ pub fn of_parts<const N: usize>(mut head: [u32; HEAD], behind: &[u8; N]) -> u32 
 
 /// Returns the change of the ICRC of an IPv4 packet without options if the words from its first byte to the
 /// end of its BTH change by `xor` (old XOR new, each read in little-endian order) and the `follow` bytes
-/// between them and the ICRC (at least four) do not change.
+/// between them and the ICRC do not change.
 #[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 pub fn change_of_head(mut xor: [u32; HEAD], follow: usize) -> u32 {

@@ -23,11 +23,16 @@ static SLICES: [[u32; 256]; 8] = {
     slices
 };
 
+/// Multiplies by x.
+pub(super) const fn append_zero_bit(crc: u32) -> u32 {
+    (crc >> 1) ^ if crc & 1 == 1 { POLYNOMIAL } else { 0 }
+}
+
 /// Multiplies by x^8.
 pub(super) const fn append_zero_byte(mut crc: u32) -> u32 {
     let mut bit = 0;
     while bit < 8 {
-        crc = (crc >> 1) ^ if crc & 1 == 1 { POLYNOMIAL } else { 0 };
+        crc = append_zero_bit(crc);
         bit += 1;
     }
     crc

@@ -1,15 +1,18 @@
 //! CRC folding of long packets with four blocks per register (VPCLMULQDQ with AVX-512), in less than half the
-//! time for 1 KiB.
+//! time of [`narrow`](super::narrow) for 1 KiB.
 
+use super::narrow::Fold;
 use crate::icrc::POWER;
 use core::arch::x86_64::{
     __m128i, __m512i, _mm_clmulepi64_si128, _mm_set_epi64x, _mm_xor_si128, _mm512_broadcast_i32x4,
     _mm512_castsi512_si128, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_loadu_si512,
-    _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
+    _mm512_ternarylogic_epi64,
 };
 
-/// Minimum number of 16-byte blocks for which these functions are faster
-pub(super) const MIN_BLOCKS: usize = 4 * LANES;
+/// Minimum length of packets that have enough blocks behind those with masks
+pub(super) const MIN_LEN: usize = 16 * (super::masked_blocks(16, true) + MIN_BLOCKS);
+/// Minimum number of blocks
+const MIN_BLOCKS: usize = 4 * LANES;
 /// Number of registers that are folded in parallel, so that their multiplications overlap
 const LANES: usize = 4;
 
@@ -24,8 +27,9 @@ const BY_512: (i64, i64) = fold(64);
 const BY_384: (i64, i64) = fold(48);
 const BY_256: (i64, i64) = fold(32);
 const BY_128: (i64, i64) = fold(16);
-const _: () = assert!(BY_512.0 == super::FOLD_512.0 && BY_512.1 == super::FOLD_512.1);
-const _: () = assert!(BY_128.0 == super::FOLD_128.0 && BY_128.1 == super::FOLD_128.1);
+// These constants are in Gopal et al.
+const _: () = assert!(BY_512.0 == 0x1_5444_2bd4 && BY_512.1 == 0x1_c6e4_1596);
+const _: () = assert!(BY_128.0 == 0x1_7519_97d0 && BY_128.1 == 0x0_ccaa_009e);
 
 /// Returns whether the CPU has the instructions.
 #[inline]
@@ -62,17 +66,21 @@ fn multiply_block(x: __m128i, (low, high): (i64, i64)) -> __m128i {
     _mm_xor_si128(_mm_clmulepi64_si128::<0x00>(x, powers), _mm_clmulepi64_si128::<0x11>(x, powers))
 }
 
-/// Folds those of `blocks` (at least [`MIN_BLOCKS`]) that fill whole registers into `x`. Returns the
+/// Returns [`fold_all`] if the CPU has the instructions.
+pub(super) fn available_fold() -> Option<Fold> {
+    available().then_some(fold_all as Fold)
+}
+
+/// Folds those of `blocks` (at least [`MIN_BLOCKS`]) that fill whole registers into one. Returns the
 /// resulting block, and the remaining blocks.
 ///
 /// # Panics
 /// If there are fewer than [`LANES`] whole registers.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
-pub(super) fn fold_all(x: __m128i, blocks: &[[u8; 16]]) -> (__m128i, &[[u8; 16]]) {
+fn fold_all(blocks: &[[u8; 16]]) -> (__m128i, &[[u8; 16]]) {
     let (fours, rest) = blocks.as_chunks::<4>();
     let (first, others) = fours.split_first_chunk::<LANES>().expect("at least MIN_BLOCKS blocks");
     let mut lanes = [load(&first[0]), load(&first[1]), load(&first[2]), load(&first[3])];
-    lanes[0] = _mm512_xor_si512(lanes[0], _mm512_zextsi128_si512(multiply_block(x, BY_128)));
     let (turns, fours) = others.as_chunks::<LANES>();
     let by_all = powers(BY_ALL);
     for turn in turns {
