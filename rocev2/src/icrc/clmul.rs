@@ -210,14 +210,18 @@ pub(super) fn of_words<const N: usize>(crc: u32, mut head: [u32; HEAD], tail: &[
 #[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 fn sum_pairs<const N: usize>(pairs: [u64; N], tail: &[u8]) -> u32 {
-    let tail = tail.as_chunks().0.iter().map(|bits| u64::from_le_bytes(*bits));
+    let tail = tail.as_chunks().0;
     let all = N + tail.len();
     // SAFETY: the caller has checked `available`: the CPU has the features that the functions are compiled
     // for.
     let mut sum = unsafe { zero() };
-    for (n, bits) in pairs.into_iter().chain(tail).enumerate() {
+    for (n, bits) in pairs.into_iter().enumerate() {
         // SAFETY: as above.
         sum = unsafe { add(sum, bits, POWER[8 * (all - 1 - n) + 4]) };
+    }
+    for (n, bits) in tail.iter().enumerate() {
+        // SAFETY: as above.
+        sum = unsafe { add(sum, u64::from_le_bytes(*bits), POWER[8 * (tail.len() - 1 - n) + 4]) };
     }
     // SAFETY: as above.
     unsafe { reduce_sum(sum) }

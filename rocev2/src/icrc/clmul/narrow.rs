@@ -1,7 +1,7 @@
 //! CRC of a packet with a block of 16 bytes per register (PCLMULQDQ), for CPUs without VPCLMULQDQ, and of the blocks
 //! that AVX-512 leaves.
 
-use super::{BLOCKS, FACTORS, KEEP, LENGTHS, LONGEST_BLOCK, Masks, POWER, masked_blocks, reduce_sum};
+use super::{BLOCKS, FACTORS, KEEP, LENGTHS, LONGEST_BLOCK, Masks, POWER, factor, masked_blocks, reduce_sum};
 use core::arch::x86_64::{
     __m128i, _mm_add_epi64, _mm_and_si128, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_loadu_si128,
     _mm_or_si128, _mm_setzero_si128, _mm_unpacklo_epi64, _mm_xor_si128,
@@ -9,6 +9,10 @@ use core::arch::x86_64::{
 
 /// Length of a block
 const BLOCK: usize = 16;
+/// Number of blocks that are folded in parallel
+const LANES: usize = 4;
+/// Number of bytes from which on folding is worth it
+const MIN_FOLDED: usize = 256;
 
 /// A function that folds the first of many blocks into one. Returns it, and the remaining blocks. The one contributes to
 /// the CRC what the folded ones would, if it stands where the last of them stood.
@@ -57,6 +61,56 @@ fn add(sum: __m128i, block: __m128i, factors: __m128i) -> __m128i {
     _mm_xor_si128(sum, _mm_xor_si128(first, second))
 }
 
+/// Blocks that are not in the sum yet, and their factors
+type Remaining<'a> = (&'a [u8], core::slice::Iter<'a, [u64; 2]>);
+
+/// Adds many blocks, if there are many: those that `fold` folds into one, and lanes.
+///
+/// # Safety
+/// As for [`update`].
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse2")]
+unsafe fn add_many(
+    mut sum: __m128i,
+    (mut rest, mut factors): Remaining<'_>,
+    fold: Option<Fold>,
+) -> (__m128i, Remaining<'_>) {
+    if let Some(fold) = fold {
+        let (blocks, _) = rest.as_chunks();
+        // SAFETY: the caller vouches for the CPU's features and for the number of blocks.
+        let (block, others) = unsafe { fold(blocks) };
+        let folded = blocks.len() - others.len();
+        let Some(factor) = factors.nth(folded - 1) else { unreachable!("each block has factors") };
+        sum = add(sum, block, load_factors(factor));
+        rest = others.as_flattened();
+    }
+    if rest.len() < MIN_FOLDED { (sum, (rest, factors)) } else { add_lanes(sum, (rest, factors)) }
+}
+
+/// Adds all but up to three blocks. Four lanes are folded into the last four blocks, each of which is multiplied by its
+/// own factors: the factors of folding stay in a register, those of a sum have to be loaded for each block.
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse2")]
+fn add_lanes(mut sum: __m128i, (rest, factors): Remaining<'_>) -> (__m128i, Remaining<'_>) {
+    let (fours, others) = rest.as_chunks::<{ LANES * BLOCK }>();
+    let (own, factors_of_others) = factors.as_slice().split_at(LANES * fours.len());
+    let (Some((first, fours)), Some(own)) = (fours.split_first(), own.last_chunk::<LANES>()) else {
+        return (sum, (rest, factors));
+    };
+    // A product of 96 bits at the start of a block is x^32 times as large as one in a sum.
+    let by_all = load_factors(const { &[factor(BLOCK * LANES), factor(BLOCK * LANES - 8)] });
+    let mut lanes = [load_at(first, 0), load_at(first, 16), load_at(first, 32), load_at(first, 48)];
+    for four in fours {
+        for (n, lane) in lanes.iter_mut().enumerate() {
+            *lane = add(load_at(four, BLOCK * n), *lane, by_all);
+        }
+    }
+    for (lane, factors) in lanes.into_iter().zip(own) {
+        sum = add(sum, lane, load_factors(factors));
+    }
+    (sum, (others, factors_of_others.iter()))
+}
+
 /// Runs `packet` through the CRC register, with `masks` ORed into its start. `fold` takes the blocks behind those with
 /// masks. Returns `None` if the length is not one of [`LENGTHS`].
 ///
@@ -93,17 +147,8 @@ pub(super) unsafe fn update<const V6: bool>(
             rest = others;
         }
     }
-    if let Some(fold) = fold {
-        let (blocks, _) = rest.as_chunks();
-        // SAFETY: the caller vouches for the CPU's features and for the number of blocks.
-        let (block, others) = unsafe { fold(blocks) };
-        let folded = blocks.len() - others.len();
-        if let Some(factor) = factors.nth(folded - 1) {
-            sum = add(sum, block, load_factors(factor));
-        }
-        rest = others.as_flattened();
-    }
-    // One at a time: the compiler's preparations for several would take as long as a packet's few blocks.
+    // SAFETY: the caller vouches for what `fold` needs.
+    (sum, (rest, factors)) = unsafe { add_many(sum, (rest, factors), fold) };
     while let Some((block, others)) = rest.split_first_chunk()
         && let Some(factor) = factors.next()
     {
