@@ -1,17 +1,17 @@
 //! CRC of a packet with a block of 16 bytes per register (PCLMULQDQ), for CPUs without VPCLMULQDQ, and of the blocks
 //! that AVX-512 leaves.
 
-use super::{BLOCKS, FACTORS, KEEP, LENGTHS, LONGEST_BLOCK, Masks, POWER, factor, masked_blocks, reduce_sum};
+use super::{BLOCKS, FACTORS, KEEP, LENGTHS, Masks, POWER, factor, masked_blocks, reduce_sum};
 use core::arch::x86_64::{
     __m128i, _mm_add_epi64, _mm_and_si128, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_loadu_si128,
     _mm_or_si128, _mm_setzero_si128, _mm_unpacklo_epi64, _mm_xor_si128,
 };
 
 /// Length of a block
-const BLOCK: usize = 16;
+const BLOCK: usize = super::LONGEST_BLOCK / 2;
 /// Number of blocks that are folded in parallel
 const LANES: usize = 4;
-/// Number of bytes from which on folding is worth it
+/// Number of bytes from which on folding is worth it; packets of [`wide::MIN_LEN`](super::wide::MIN_LEN) have as many
 const MIN_FOLDED: usize = 256;
 
 /// A function that folds the first of many blocks into one. Returns it, and the remaining blocks. The one contributes to
@@ -64,11 +64,11 @@ fn add(sum: __m128i, block: __m128i, factors: __m128i) -> __m128i {
 /// Blocks that are not in the sum yet, and their factors
 type Remaining<'a> = (&'a [u8], core::slice::Iter<'a, [u64; 2]>);
 
-/// Adds many blocks, if there are many: those that `fold` folds into one, and lanes.
+/// Adds all but a few of many blocks: those that `fold` folds into one, and lanes.
 ///
 /// # Safety
 /// As for [`update`].
-#[inline]
+#[inline(never)]
 #[target_feature(enable = "pclmulqdq,sse2")]
 unsafe fn add_many(
     mut sum: __m128i,
@@ -84,7 +84,7 @@ unsafe fn add_many(
         sum = add(sum, block, load_factors(factor));
         rest = others.as_flattened();
     }
-    if rest.len() < MIN_FOLDED { (sum, (rest, factors)) } else { add_lanes(sum, (rest, factors)) }
+    add_lanes(sum, (rest, factors))
 }
 
 /// Adds all but up to three blocks. Four lanes are folded into the last four blocks, each of which is multiplied by its
@@ -116,7 +116,7 @@ fn add_lanes(mut sum: __m128i, (rest, factors): Remaining<'_>) -> (__m128i, Rema
 ///
 /// # Safety
 /// The CPU has the features that `fold` is compiled for, and there are as many blocks as it needs.
-#[inline]
+#[inline(never)]
 #[target_feature(enable = "pclmulqdq,sse2,sse4.1")]
 pub(super) unsafe fn update<const V6: bool>(
     crc: u32,
@@ -133,22 +133,23 @@ pub(super) unsafe fn update<const V6: bool>(
     let mut rest = &packet[kept..];
     let mut factors = FACTORS.0[BLOCKS - blocks..].iter();
 
-    let start = _mm_cvtsi32_si128(crc as i32);
-    let block = _mm_xor_si128(_mm_or_si128(load_at(packet, 0), load_at(masks, 0)), start);
+    let block = _mm_or_si128(load_at(packet, 0), load_at(masks, 0));
+    let block = _mm_xor_si128(block, _mm_cvtsi32_si128(crc as i32));
     let mut sum = add(_mm_setzero_si128(), block, factors_at(packet.len() - BLOCK));
     for n in 1..const { masked_blocks(BLOCK, V6) } {
         if let Some((block, others)) = rest.split_first_chunk()
             && let Some(factor) = factors.next()
         {
             let block = _mm_or_si128(load(block), load_at(masks, BLOCK * (n - 1) + kept));
-            let keep = load_at(&KEEP, LONGEST_BLOCK - BLOCK + kept);
-            let block = if n == 1 { _mm_and_si128(block, keep) } else { block };
+            let block = if n == 1 { _mm_and_si128(block, load_at(&KEEP, BLOCK + kept)) } else { block };
             sum = add(sum, block, load_factors(factor));
             rest = others;
         }
     }
-    // SAFETY: the caller vouches for what `fold` needs.
-    (sum, (rest, factors)) = unsafe { add_many(sum, (rest, factors), fold) };
+    if rest.len() >= MIN_FOLDED {
+        // SAFETY: the caller vouches for what `fold` needs.
+        (sum, (rest, factors)) = unsafe { add_many(sum, (rest, factors), fold) };
+    }
     while let Some((block, others)) = rest.split_first_chunk()
         && let Some(factor) = factors.next()
     {
