@@ -167,7 +167,10 @@ proptest! {
         let mut bytes = stored(&case, Key::Case(1));
         let at = at.index(bytes.len());
         bytes[at] = value;
-        if let Ok(read) = CaseRecord::read(&bytes) {
+        // Byte 1 is the format; a record of an earlier one is written in today's.
+        if let Ok(read) = CaseRecord::read(&bytes)
+            && at != 1
+        {
             prop_assert_eq!(stored(&read, Key::Case(1)), bytes.clone());
         }
         let cut = cut.index(bytes.len());

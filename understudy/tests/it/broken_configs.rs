@@ -269,11 +269,11 @@ const BROKEN: [Broken; 50] = [
         help: r#"write an address such as `"10.0.0.1"`"#,
     },
     Broken {
-        config: "p4ce.toml",
+        config: "swordbox.toml",
         change: (r#"workers = ["any"]"#, r#"workers = ["any", "any"]"#),
         findings: 1,
         at: "workers =",
-        message: "[p4ce] supports one worker",
+        message: "[swordbox] supports one worker, which puts the operations on each word into one order",
         help: "write `workers = [1]`, or leave the key out",
     },
     Broken {
