@@ -18,8 +18,10 @@ metrics! {
         pub punted: Counter [frames as punted / punted_frames],
         /// Frames handed off to the worker that owns the port's send queue
         pub handed_off: Counter [frames as handed_off / handed_off_frames],
-        /// Frames handed over to the worker that owns the state which they need
-        pub handed_over: Counter [frames as handed_over / handed_over_frames],
+        /// Frames received here and given to the worker that owns the state which they need
+        pub dispatched: Counter [frames as dispatched / dispatched_frames],
+        /// Frames that other workers received and this one handled
+        pub taken: Counter [frames as taken / taken_frames],
         /// Frames that the function sent in addition to the one received
         pub made: Counter [frames as made / made_frames],
         /// Iterations of the loop in which frames were received
@@ -32,6 +34,8 @@ metrics! {
     also {
         /// Frames received
         Counter rx_frames [frames as rx_frames / received_frames] = Self::received,
+        /// Frames for which the function was run
+        Counter handled [frames as handled / handled_frames] = Self::handled,
     }
 }
 
@@ -60,7 +64,8 @@ impl WorkerCounters {
             consumed: Counter::default(),
             punted: Counter::default(),
             handed_off: Counter::default(),
-            handed_over: Counter::default(),
+            dispatched: Counter::default(),
+            taken: Counter::default(),
             made: Counter::default(),
             busy_turns: Counter::default(),
             busy_cycles: Counter::default(),
@@ -72,6 +77,13 @@ impl WorkerCounters {
     #[inline]
     pub(crate) fn count_drop(&self, reason: DropReason) {
         self.drops[reason.index()].add(1);
+    }
+
+    /// Returns the count of frames for which the function was run.
+    pub fn handled(&self) -> u64 {
+        let input_full = self.drops[DropReason::InputFull.index()].get();
+        // Each counter is read by itself, a moment after the ones before it.
+        (self.received() + self.taken.get()).saturating_sub(self.dispatched.get() + input_full)
     }
 
     /// Returns the count of frames received on all ports.

@@ -19,28 +19,31 @@ const DISTANCE: usize = 8;
 /// Hands the frames that a worker receives over to their owners.
 pub(crate) struct Dispatcher {
     worker: usize,
-    /// Ways to the other workers, by their number; `None` for the worker itself
-    ways: Vec<Option<Way>>,
+    /// Rings to the other workers, by their number; `None` for the worker itself
+    rings: Vec<Option<OutputRing>>,
 }
 
 /// Frames on their way to one worker.
-struct Way {
+struct OutputRing {
     ring: Producer<Mbuf>,
     /// Frames for the ring, up to [`CHUNK`]
     waiting: Vec<Mbuf>,
 }
 
-impl Way {
-    /// Puts the waiting frames into the ring. Those for which it has no room are lost, as on a wire.
+impl OutputRing {
+    /// Puts the waiting frames into the ring. Frames for which it has no room are lost, as on a wire, and all frames if
+    /// the other worker has ended.
     fn flush(&mut self, counters: &WorkerCounters) {
-        let count = match self.ring.write_chunk_uninit(self.waiting.len()) {
+        let room = if self.ring.is_abandoned() { 0 } else { self.waiting.len() };
+        let count = match self.ring.write_chunk_uninit(room) {
+            Ok(chunk) if room == 0 => chunk.fill_from_iter(core::iter::empty()),
             Ok(chunk) => chunk.fill_from_iter(self.waiting.drain(..)),
             Err(ChunkError::TooFewSlots(room)) => match self.ring.write_chunk_uninit(room) {
                 Ok(chunk) => chunk.fill_from_iter(self.waiting.drain(..room)),
                 Err(_) => 0,
             },
         };
-        counters.handed_over.add(count as u64);
+        counters.dispatched.add(count as u64);
         if !self.waiting.is_empty() {
             counters.drops[DropReason::InputFull.index()].add(self.waiting.len() as u64);
             self.waiting.clear();
@@ -51,12 +54,12 @@ impl Way {
 impl Dispatcher {
     /// Creates the dispatcher of a worker. `rings` are those to the other workers, by number.
     pub(crate) fn new(worker: usize, rings: Vec<Option<Producer<Mbuf>>>) -> Self {
-        let way = |ring| Way { ring, waiting: Vec::with_capacity(CHUNK) };
-        Self { worker, ways: rings.into_iter().map(|ring| ring.map(way)).collect() }
+        let output = |ring| OutputRing { ring, waiting: Vec::with_capacity(CHUNK) };
+        Self { worker, rings: rings.into_iter().map(|ring| ring.map(output)).collect() }
     }
 
-    /// Takes those frames of a burst that other workers own, and moves the others to its front. Returns the number of
-    /// those, and the length of those that were taken, in bytes.
+    /// Takes the frames of a burst that other workers own, and moves the remaining frames to its front. Returns the number
+    /// of remaining frames, and the length of the taken ones, in bytes.
     ///
     /// # Safety
     /// The caller owns the frames, and afterwards only those at the front.
@@ -81,16 +84,16 @@ impl Dispatcher {
             let frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(burst[at])) };
             let mut frame = ManuallyDrop::new(frame);
             let owner = function.owner(&*frame, port).filter(|owner| *owner != self.worker);
-            let Some(way) = owner.and_then(|owner| self.ways.get_mut(owner)?.as_mut()) else {
+            let Some(ring) = owner.and_then(|owner| self.rings.get_mut(owner)?.as_mut()) else {
                 burst[own] = burst[at];
                 own += 1;
                 continue;
             };
             bytes += frame.frame_len() as u64;
             frame.set_port(port);
-            way.waiting.push(ManuallyDrop::into_inner(frame));
-            if way.waiting.len() == CHUNK {
-                way.flush(counters);
+            ring.waiting.push(ManuallyDrop::into_inner(frame));
+            if ring.waiting.len() == CHUNK {
+                ring.flush(counters);
             }
         }
         (own, bytes)
@@ -99,8 +102,8 @@ impl Dispatcher {
     /// Puts all waiting frames into the rings.
     #[inline]
     pub(crate) fn flush(&mut self, counters: &WorkerCounters) {
-        for way in self.ways.iter_mut().flatten().filter(|way| !way.waiting.is_empty()) {
-            way.flush(counters);
+        for ring in self.rings.iter_mut().flatten().filter(|ring| !ring.waiting.is_empty()) {
+            ring.flush(counters);
         }
     }
 }

@@ -254,6 +254,7 @@ impl Runtime {
                     to_control: to_control.clone(),
                     from_control,
                     clock,
+                    unsent: None,
                     watch: None,
                     idler: Idler::new(self.config.workers.idle),
                 }

@@ -70,6 +70,12 @@ impl<F> Stopwatch<F> {
 impl<F: Function> Function for Stopwatch<F> {
     type Command = F::Command;
     type Event = F::Event;
+    const HAS_OWNERS: bool = F::HAS_OWNERS;
+
+    #[inline]
+    fn owner(&self, frame: &impl Frame, port: PortId) -> Option<usize> {
+        self.function.owner(frame, port)
+    }
 
     fn receives_from(&self, port: PortId) -> bool {
         self.function.receives_from(port)

@@ -21,6 +21,8 @@ use switch::{DropReason, Function, Nanos, PortId, Verdict};
 
 /// Maximum number of frames per burst
 const BURST: usize = 32;
+/// Maximum number of bursts that a worker takes from one ring of input frames in a turn
+const INPUT_BURSTS: usize = 4;
 /// Distance, in frames, at which headers are prefetched
 const HEADER_DISTANCE: usize = 12;
 /// Distance, in frames, at which the function prefetches its tables
@@ -56,6 +58,8 @@ pub(crate) struct Worker<F: Function> {
     pub(crate) to_control: Sender<ToControl<F>>,
     pub(crate) from_control: Receiver<ToWorker<F>>,
     pub(crate) clock: Clock,
+    /// Event for which the queue to the control plane had no room
+    pub(crate) unsent: Option<F::Event>,
     /// Packet trace, if there is one
     pub(crate) watch: Option<Box<Watch>>,
     pub(crate) idler: Idler,
@@ -147,11 +151,18 @@ impl<F: Function> Worker<F> {
         {
             dispatcher.flush(&self.tx.counters);
             for at in 0..self.inputs.len() {
-                let mut burst = [null_mut::<rte_mbuf>(); BURST];
-                let received = inputs::take(&mut self.inputs[at], &mut burst);
-                self.handle(&burst[..received], Mbuf::port, now);
-                total += received;
+                // More than a burst, because a worker with several receive queues may have received that many.
+                for _ in 0..INPUT_BURSTS {
+                    let mut burst = [null_mut::<rte_mbuf>(); BURST];
+                    let taken = inputs::take(&mut self.inputs[at], &mut burst);
+                    self.handle(&burst[..taken], Mbuf::port, now);
+                    total += taken;
+                    if taken < BURST {
+                        break;
+                    }
+                }
             }
+            self.tx.counters.taken.add(total as u64);
         }
         total
     }
@@ -260,6 +271,8 @@ impl<F: Function> Worker<F> {
     /// Passes a frame to the control plane. Returns the reason if it was dropped.
     #[cold]
     fn punt(&mut self, frame: Mbuf, port: PortId) -> Option<DropReason> {
+        // The control plane learns first what the function has learnt from the frame.
+        self.send_events();
         if self.to_control.try_send(ToControl::Punt { worker: self.index, frame, port }).is_ok() {
             self.tx.counters.punted.add(1);
             return None;
@@ -320,13 +333,18 @@ impl<F: Function> Worker<F> {
         }
     }
 
-    /// Passes events to the control plane while there is room for them.
+    /// Passes events to the control plane while there is room for them. Other workers use the same queue, so there may
+    /// be none although there was a moment ago.
     #[inline]
     fn send_events(&mut self) {
-        while !self.to_control.is_full() {
-            let Some(event) = self.function.poll_event() else { break };
+        while let Some(event) = self.unsent.take().or_else(|| self.function.poll_event()) {
             // The control plane drains the queue before it is dropped, and workers end before that.
-            drop(self.to_control.try_send(ToControl::Event { worker: self.index, event }));
+            if let Err(error) = self.to_control.try_send(ToControl::Event { worker: self.index, event }) {
+                if let ToControl::Event { event, .. } = error.into_inner() {
+                    self.unsent = Some(event);
+                }
+                break;
+            }
         }
     }
 
@@ -335,18 +353,25 @@ impl<F: Function> Worker<F> {
     fn drain(&mut self, receiving: &Users, running: &Users) {
         let began = self.clock.nanos(cycles());
         // Until all workers have stopped receiving, the function may run, which hands off frames to be sent.
-        receiving.drain(|| self.drain_once(began, |worker| worker.inputs.iter().all(Consumer::is_empty)));
+        receiving.drain(|| {
+            let now = self.clock.nanos(cycles());
+            self.poll_inputs(now);
+            self.drain_once(began, |worker| worker.inputs.iter().all(Consumer::is_empty))
+        });
         running.drain(|| {
             let is_empty = |worker: &Self| worker.handoffs.iter().all(Consumer::is_empty);
             self.drain_once(began, |worker| worker.tx.is_empty() && is_empty(worker))
         });
         self.tx.discard();
+        for ring in &mut self.inputs {
+            let left = core::iter::from_fn(|| ring.pop().ok()).count();
+            self.tx.counters.drops[DropReason::InputFull.index()].add(left as u64);
+        }
     }
 
     /// Performs a turn without receiving, of a drain that began at `began` and ends when `is_empty` holds.
     fn drain_once(&mut self, began: Nanos, is_empty: impl Fn(&Self) -> bool) -> DrainState {
         let now = self.clock.nanos(cycles());
-        self.poll_inputs(now);
         self.poll_rings(now);
         self.tx.flush();
         std::thread::yield_now();

@@ -61,8 +61,8 @@ pub enum Command {
     Open(Box<Group>),
     /// Closes a group. Answered by [`Event::Closed`].
     Close(GroupId),
-    /// Learns a station that a worker has seen on this port.
-    Learn(MacAddr, PortId),
+    /// Learns a station that a worker saw on this port at this time.
+    Learn(MacAddr, PortId, Nanos),
     /// Excludes a replica: it is no longer written to.
     Exclude(GroupId, usize),
     /// Changes the number of replicas in a quorum.
@@ -78,8 +78,8 @@ pub enum Event {
     Closed(GroupId, Option<Box<Group>>),
     /// The data plane excluded a replica.
     Excluded(GroupId, usize),
-    /// The bridge of a worker saw a station on this port, which all workers have to learn.
-    Learned(MacAddr, PortId),
+    /// The bridge of a worker saw a station on this port at this time, which all workers have to learn.
+    Learned(MacAddr, PortId, Nanos),
 }
 
 metrics! {
@@ -544,8 +544,8 @@ impl Function for P4ce {
         match command {
             Command::Open(group) => self.open(group),
             Command::Close(id) => self.close(id),
-            Command::Learn(mac, port) => {
-                self.forward.on_command(forward::Command::Learn(mac, port), now);
+            Command::Learn(mac, port, seen) => {
+                self.forward.on_command(forward::Command::Learn(mac, port, seen), now);
             }
             Command::Exclude(id, member) => {
                 if let Some(group) = self.group_mut(id) {
@@ -562,7 +562,7 @@ impl Function for P4ce {
     }
 
     fn poll_event(&mut self) -> Option<Event> {
-        let learned = |forward::Event::Learned(mac, port)| Event::Learned(mac, port);
+        let learned = |forward::Event::Learned(mac, port, seen)| Event::Learned(mac, port, seen);
         self.events.pop_front().or_else(|| self.forward.poll_event().map(learned))
     }
 }

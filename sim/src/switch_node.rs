@@ -1,7 +1,7 @@
 //! A switch of the network, with any switch function.
 
 use crate::node::{Node, Ports};
-use crate::workers::{Handover, Workers};
+use crate::workers::{InputRings, Workers};
 use std::collections::VecDeque;
 use switch::memory::MemoryFrame;
 use switch::{DropReason, Frame, Full, Function, Nanos, Output, PortId, Verdict};
@@ -11,7 +11,7 @@ pub struct Switch<F: Function> {
     make: Box<dyn FnMut(usize) -> F + Send>,
     /// The function's instance on each worker; replaced by new ones after a crash
     pub functions: Vec<F>,
-    handover: Handover,
+    rings: InputRings,
     /// Frames by verdict
     pub counters: Counters,
     /// Frames for the control plane
@@ -34,7 +34,7 @@ pub struct Counters {
     /// Frames received
     pub received: u64,
     /// Frames handed over to the worker that owns them
-    pub handed_over: u64,
+    pub dispatched: u64,
     /// Frames forwarded
     pub forwarded: u64,
     /// Frames consumed by the function
@@ -57,7 +57,7 @@ impl<F: Function> Switch<F> {
         Self {
             functions: (0..workers.count).map(&mut make).collect(),
             make: Box::new(make),
-            handover: Handover::new(workers),
+            rings: InputRings::new(workers),
             counters: Counters { dropped: vec![0; DropReason::COUNT], ..Counters::default() },
             punted: VecDeque::new(),
             events: VecDeque::new(),
@@ -117,25 +117,25 @@ where
 {
     fn on_frame(&mut self, frame: MemoryFrame, port: PortId, now: Nanos, out: &mut Ports<'_>) {
         self.counters.received += 1;
-        let receiver = self.handover.receiver(frame.bytes(), port);
+        let receiver = self.rings.receiver(frame.bytes(), port);
         let owner = if F::HAS_OWNERS { self.functions[receiver].owner(&frame, port) } else { None };
         let owner = owner.unwrap_or(receiver);
-        if self.handover.is_direct(receiver, owner, now) {
+        if self.rings.is_direct(receiver, owner, now) {
             return self.handle(owner, frame, port, now, out);
         }
-        self.counters.handed_over += u64::from(owner != receiver);
-        if self.handover.push((receiver, owner), frame, port, now) == Err(Full) {
-            self.counters.dropped[DropReason::InputFull.index()] += 1;
+        match self.rings.push((receiver, owner), frame, port, now) {
+            Ok(()) => self.counters.dispatched += u64::from(owner != receiver),
+            Err(Full) => self.counters.dropped[DropReason::InputFull.index()] += 1,
         }
     }
 
     fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
         self.polled = now;
-        while let Some((owner, frame, port)) = self.handover.pop(now) {
+        while let Some((owner, frame, port)) = self.rings.pop(now) {
             self.handle(owner, frame, port, now, out);
         }
         for worker in 0..self.functions.len() {
-            if now < self.handover.paused_until(worker) {
+            if now < self.rings.paused_until(worker) {
                 continue;
             }
             self.apply_commands(worker, now);
@@ -150,17 +150,17 @@ where
         let due = self.functions.iter().zip(&self.commands).enumerate().filter_map(
             |(worker, (function, commands))| {
                 let due = if commands.is_empty() { function.next_timer()? } else { Nanos::ZERO };
-                Some(due.max(self.polled + POLL_INTERVAL).max(self.handover.paused_until(worker)))
+                Some(due.max(self.polled + POLL_INTERVAL).max(self.rings.paused_until(worker)))
             },
         );
-        due.chain(self.handover.next()).min()
+        due.chain(self.rings.next()).min()
     }
 
     fn start(&mut self, _now: Nanos, _out: &mut Ports<'_>) {}
 
     fn crash(&mut self) {
         self.functions = (0..self.functions.len()).map(&mut self.make).collect();
-        self.handover.clear();
+        self.rings.clear();
         self.punted.clear();
         self.events.clear();
         self.commands.iter_mut().for_each(VecDeque::clear);

@@ -61,7 +61,7 @@ struct Waiting {
 }
 
 /// Frames on their way from the worker that received them to the one that handles them.
-pub(crate) struct Handover {
+pub(crate) struct InputRings {
     workers: Workers,
     rng: Rng,
     /// Ring from each worker (outer) to each other (inner); that from a worker to itself stands for the receive queues,
@@ -71,7 +71,7 @@ pub(crate) struct Handover {
     paused_until: Vec<Nanos>,
 }
 
-impl Handover {
+impl InputRings {
     pub(crate) fn new(workers: Workers) -> Self {
         assert!(workers.count > 0, "a switch has at least one worker");
         let rings = || (0..workers.count).map(|_| VecDeque::new()).collect();
@@ -98,9 +98,10 @@ impl Handover {
         (hash >> 32) as usize % count as usize
     }
 
-    /// Returns whether a frame from this receiver is handled at once. A worker then may begin to pause.
+    /// Returns whether a frame from this receiver is handled at once. The receiver may begin to pause.
     pub(crate) fn is_direct(&mut self, from: usize, owner: usize, now: Nanos) -> bool {
-        from == owner && self.rings[from][owner].is_empty() && !self.pauses(owner, now)
+        let pauses = self.pauses(from, now);
+        from == owner && self.rings[from][owner].is_empty() && !pauses
     }
 
     /// Returns whether a worker pauses, and draws whether it begins to.
@@ -189,14 +190,14 @@ mod tests {
     fn a_ring_keeps_the_order_of_its_frames_and_refuses_what_does_not_fit() {
         for seed in 0..100 {
             let workers = Workers { count: 2, ring: 8, delay: Nanos(1_000), ..Workers::drawn(seed) };
-            let mut handover = Handover::new(workers);
+            let mut rings = InputRings::new(workers);
             for n in 0..10 {
-                let pushed = handover.push((0, 1), frame(n), PortId(3), Nanos(u64::from(n)));
+                let pushed = rings.push((0, 1), frame(n), PortId(3), Nanos(u64::from(n)));
                 assert_eq!(pushed, if n < 8 { Ok(()) } else { Err(Full) });
             }
             let mut taken = Vec::new();
-            while let Some(at) = handover.next() {
-                while let Some((owner, frame, port)) = handover.pop(at) {
+            while let Some(at) = rings.next() {
+                while let Some((owner, frame, port)) = rings.pop(at) {
                     assert_eq!((owner, port), (1, PortId(3)));
                     taken.push(frame.bytes()[0]);
                 }
@@ -207,10 +208,10 @@ mod tests {
 
     #[test]
     fn frames_of_a_flow_have_one_receiver_and_those_of_a_port_several() {
-        let handover = Handover::new(Workers { count: 4, one_queue: false, ..Workers::drawn(1) });
-        let receivers: Vec<_> = (0..64).map(|n| handover.receiver(frame(n).bytes(), PortId(0))).collect();
+        let rings = InputRings::new(Workers { count: 4, one_queue: false, ..Workers::drawn(1) });
+        let receivers: Vec<_> = (0..64).map(|n| rings.receiver(frame(n).bytes(), PortId(0))).collect();
         assert!((0..4).all(|worker| receivers.contains(&worker)));
-        let again: Vec<_> = (0..64).map(|n| handover.receiver(frame(n).bytes(), PortId(0))).collect();
+        let again: Vec<_> = (0..64).map(|n| rings.receiver(frame(n).bytes(), PortId(0))).collect();
         assert_eq!(receivers, again);
     }
 }

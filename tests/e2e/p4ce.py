@@ -160,9 +160,9 @@ def check_switch(case: Case, switch: Forwarder, retransmissions: int) -> list[st
     elif counters["requests"] < case.packets or counters["copies"] < 2 * case.packets:
         problems.append(f"switch: {counters['requests']} requests and {counters['copies']} copies of {case.packets} packets")
     problems += [f"switch: {key} is {counters[key]}, not {value}" for key, value in expected.items() if counters[key] != value]
-    handed_over = sum(worker["handed_over"] for worker in switch.report["workers"])
-    if (handed_over > 0) != (case.workers > 1):
-        problems.append(f"switch: {handed_over} packets were handed over between {case.workers} workers")
+    dispatched = sum(worker["dispatched"] for worker in switch.report["workers"])
+    if (dispatched > 0) != (case.workers > 1):
+        problems.append(f"switch: {dispatched} packets were handed over between {case.workers} workers")
     if counters["groups"]:
         problems.append(f"the switch still has groups: {counters['groups']}")
     return problems

@@ -143,7 +143,8 @@ fn punted_frames_are_sent_by_the_control_plane() {
     let sent = frames(&input);
     let count = sent.len() as u64;
     assert_eq!((relay.punted, relay.events), (count, count / 3));
-    assert_eq!(relay.last.0, count);
+    // An event of a frame comes before the frame itself, which is punted.
+    assert_eq!(relay.last.0, count / 3 * 3);
     assert!(relay.last.1 >= 1, "the first timer fires at the start");
     let worker = &outcome.workers[0];
     assert_eq!((worker.punted.get(), worker.made.get()), (count, count));

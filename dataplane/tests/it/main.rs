@@ -4,6 +4,7 @@ mod common;
 mod control;
 mod copies;
 mod errors;
+mod events;
 mod forward;
 mod idle;
 mod memif;

@@ -109,7 +109,7 @@ fn each_frame_gets_to_its_owner_in_the_order_of_its_queue() {
     drop(runtime);
     assert_eq!(misplaced.load(Ordering::Relaxed), 0);
     // Two thirds of the three quarters that have owners
-    assert_eq!(sum(&outcome, |w| w.handed_over.get()), 3 * 500);
+    assert_eq!(sum(&outcome, |w| w.dispatched.get()), 3 * 500);
     let received = frames(&output);
     assert_eq!(received.len(), 3_000);
     for (source, sent) in (0..SOURCES).zip(&sent) {
@@ -138,7 +138,7 @@ fn a_full_ring_to_an_owner_drops_and_counts() {
     let outcome = runtime.run(functions(3, &Arc::default()), &mut Ticks(50), &Stop::new());
     drop(runtime);
     let input_full = sum(&outcome, |w| w.drops[DropReason::InputFull.index()].get());
-    assert!(input_full > 0 && sum(&outcome, |w| w.handed_over.get()) > 0);
+    assert!(input_full > 0 && sum(&outcome, |w| w.dispatched.get()) > 0);
     let dropped = sum(&outcome, |w| w.drops.iter().map(switch::counters::Counter::get).sum());
     let received: u64 = outcome.workers.iter().map(|w| w.received()).sum();
     assert_eq!(received, sum(&outcome, |w| w.ports[3].tx.frames.get()) + dropped);

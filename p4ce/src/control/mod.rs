@@ -216,11 +216,9 @@ impl switch::Control for Control {
 
     fn on_event(&mut self, event: Event, now: Nanos) {
         match event {
-            // Also to the worker that saw the station: all workers then have the port that was reported last, and the
-            // next frame from another port is reported, whichever worker receives it.
-            Event::Learned(mac, port) if !self.config.limits.has_bug(crate::Bug::UnsharedStations) => {
-                self.commands
-                    .extend((0..self.config.workers).map(|worker| (worker, Command::Learn(mac, port))));
+            Event::Learned(mac, port, seen) if !self.config.limits.has_bug(crate::Bug::UnsharedStations) => {
+                let learn = |worker| (worker, Command::Learn(mac, port, seen));
+                self.commands.extend((0..self.config.workers).map(learn));
             }
             Event::Learned(..) => {}
             Event::Opened(id, opened) => self.on_opened(id, opened, now),

@@ -77,6 +77,7 @@ impl QueuePairs {
     /// Creates pools for `count` queue pairs, a power of two, of which each worker has those that
     /// [`worker_of`] states.
     pub(super) fn new(count: usize, workers: usize) -> Self {
+        assert!((1..=count).contains(&workers), "each worker has a queue pair");
         let first = |worker: usize| (worker * count).div_ceil(workers) as u32;
         let pool = |worker| {
             let numbers = NumberPool::of_slots(first(worker)..first(worker + 1), count, 1 << 24);

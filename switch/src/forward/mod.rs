@@ -50,16 +50,16 @@ enum Table {
 /// A command of the control plane to the forwarding function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Learns a station that another worker has seen on this port.
-    Learn(MacAddr, PortId),
+    /// Learns a station that another worker saw on this port at this time, unless it was seen elsewhere since.
+    Learn(MacAddr, PortId, Nanos),
 }
 
 /// An event of the forwarding function for the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A station was seen on this port: for the first time, on another port than before, or again after a
-    /// quarter of the ageing time.
-    Learned(MacAddr, PortId),
+    /// A station was seen on this port at this time: for the first time, on another port than before, or again
+    /// after a quarter of the ageing time.
+    Learned(MacAddr, PortId, Nanos),
 }
 
 impl Forward {
@@ -360,9 +360,9 @@ impl Function for Forward {
         }
     }
 
-    fn on_command(&mut self, command: Command, now: Nanos) {
+    fn on_command(&mut self, command: Command, _now: Nanos) {
         match (&mut self.table, command) {
-            (Table::Mac(stations), Command::Learn(mac, port)) => stations.learn(mac, port, now),
+            (Table::Mac(stations), Command::Learn(mac, port, seen)) => stations.learn(mac, port, seen),
             (Table::Pairs(_) | Table::Ip(_), Command::Learn(..)) => {}
         }
     }

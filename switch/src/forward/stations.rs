@@ -112,7 +112,7 @@ impl Stations {
             && self.insert(mac, port, now)
             && let Some(events) = &mut self.events
         {
-            events.push_back(Event::Learned(mac, port));
+            events.push_back(Event::Learned(mac, port, now));
         }
     }
 
@@ -133,9 +133,16 @@ impl Stations {
         self.index.get(&mac).map(|id| self.entries[id as usize].port)
     }
 
-    /// Learns a station that another worker has seen.
-    pub(super) fn learn(&mut self, mac: MacAddr, port: PortId, now: Nanos) {
-        self.insert(mac, port, now);
+    /// Learns a station that another worker saw at `seen`, unless it was seen on another port since. All workers then
+    /// agree, whatever the order in which they learn it.
+    pub(super) fn learn(&mut self, mac: MacAddr, port: PortId, seen: Nanos) {
+        if let Some(id) = self.index.get(&mac) {
+            let entry = &mut self.entries[id as usize];
+            if (entry.last_seen, entry.port) > (seen, port) {
+                return;
+            }
+        }
+        self.insert(mac, port, seen);
     }
 
     /// Inserts or updates an entry. Returns whether there was room.

@@ -224,15 +224,35 @@ fn events_teach_other_workers() {
     let hello = frame(MacAddr::BROADCAST, mac(1));
     run_frame(&mut one, &hello, LEFT, Nanos::ZERO);
     let event = one.poll_event();
-    assert_eq!(event, Some(Event::Learned(mac(1), LEFT)));
+    assert_eq!(event, Some(Event::Learned(mac(1), LEFT, Nanos::ZERO)));
     assert_eq!(one.poll_event(), None);
-    two.on_command(Command::Learn(mac(1), LEFT), Nanos::ZERO);
+    two.on_command(Command::Learn(mac(1), LEFT, Nanos::ZERO), Nanos::ZERO);
     assert_eq!(run(&mut two, &frame(mac(1), mac(2)), RIGHT).1, [LEFT]);
     // Reported again only after a quarter of the ageing time, so that other workers keep the entry.
     run_frame(&mut one, &hello, LEFT, Nanos::from_secs(74));
     assert_eq!(one.poll_event(), None);
     run_frame(&mut one, &hello, LEFT, Nanos::from_secs(75));
-    assert_eq!(one.poll_event(), event);
+    assert_eq!(one.poll_event(), Some(Event::Learned(mac(1), LEFT, Nanos::from_secs(75))));
+}
+
+/// A station moves, and each worker sees it on one port. They agree, whatever the order in which they learn it.
+#[test]
+fn workers_agree_on_the_port_of_a_station_that_moves() {
+    for (left_at, right_at, expected) in [(1, 2, RIGHT), (2, 1, LEFT), (3, 3, RIGHT)] {
+        let mut workers = [Forward::new(&bridge(3, 16)), Forward::new(&bridge(3, 16))];
+        let hello = frame(MacAddr::BROADCAST, mac(1));
+        run_frame(&mut workers[0], &hello, LEFT, Nanos(left_at));
+        run_frame(&mut workers[1], &hello, RIGHT, Nanos(right_at));
+        let learned: Vec<_> = workers.iter_mut().filter_map(Forward::poll_event).collect();
+        for order in [[0, 1], [1, 0]] {
+            for worker in &mut workers {
+                for Event::Learned(mac, port, seen) in order.map(|at| learned[at]) {
+                    worker.on_command(Command::Learn(mac, port, seen), Nanos(9));
+                }
+                assert_eq!(worker.find_station(mac(1)), Some(expected));
+            }
+        }
+    }
 }
 
 #[test]
@@ -244,7 +264,7 @@ fn stations_beyond_the_event_queue_are_learnt_later() {
     let reported = std::iter::from_fn(|| forward.poll_event()).count();
     assert!(reported < 200);
     run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1199)), LEFT, Nanos::ZERO);
-    assert_eq!(forward.poll_event(), Some(Event::Learned(mac(1199), LEFT)));
+    assert_eq!(forward.poll_event(), Some(Event::Learned(mac(1199), LEFT, Nanos::ZERO)));
 }
 
 #[test]

@@ -56,6 +56,7 @@ struct Decapsulation {
 impl<F: Function> Tunnel<F> {
     /// Puts tunnel termination in front of `function`.
     pub fn new(config: &Config, function: F) -> Self {
+        const { assert!(!F::HAS_OWNERS, "the owner of a frame within a tunnel is not known before its end") };
         let sorted = |addresses: &[IpAddr]| {
             let mut addresses = addresses.to_vec();
             addresses.sort_unstable();

@@ -106,7 +106,7 @@ pub(super) struct WorkerRow {
     /// Frames received in such an iteration
     frames_per_turn: Option<f64>,
     handed_off: u64,
-    handed_over: u64,
+    dispatched: u64,
     punted: u64,
 }
 
@@ -117,10 +117,10 @@ impl WorkerRow {
         Self {
             worker,
             rx_frames,
-            cycles_per_frame: ratio(counters.busy_cycles.get(), rx_frames),
-            frames_per_turn: ratio(rx_frames, counters.busy_turns.get()),
+            cycles_per_frame: ratio(counters.busy_cycles.get(), counters.handled()),
+            frames_per_turn: ratio(counters.handled(), counters.busy_turns.get()),
             handed_off: counters.handed_off.get(),
-            handed_over: counters.handed_over.get(),
+            dispatched: counters.dispatched.get(),
             punted: counters.punted.get(),
         }
     }
@@ -263,10 +263,10 @@ impl ClosingReport for Report {
                 _ = write!(text, ", {cycles:.0} cycles per frame, {frames:.1} frames per turn");
             }
             if worker.handed_off > 0 {
-                _ = write!(text, ", {} handed to the workers of their ports", worker.handed_off);
+                _ = write!(text, ", {} handed off to the workers of their ports", worker.handed_off);
             }
-            if worker.handed_over > 0 {
-                _ = write!(text, ", {} handed to the workers that own their groups", worker.handed_over);
+            if worker.dispatched > 0 {
+                _ = write!(text, ", {} dispatched to the workers that own their groups", worker.dispatched);
             }
             text.push('\n');
         }

@@ -240,6 +240,11 @@ impl Worker {
         self.counts.get("rx_frames")
     }
 
+    /// Returns the count of frames for which the function was run.
+    pub(crate) fn handled(&self) -> u64 {
+        self.counts.get("handled")
+    }
+
     pub(crate) fn turns(&self) -> u64 {
         self.counts.get("turns")
     }
@@ -489,8 +494,9 @@ mod tests {
         let declared: Vec<_> = WorkerCounters::GROUP.metrics().filter_map(|metric| metric.reported).collect();
         let counts = Counts(declared.iter().map(|&name| (name.into(), 1.into())).collect());
         let worker = Worker { worker: 0, counts };
-        let read = [worker.rx_frames(), worker.turns(), worker.busy_turns(), worker.busy_cycles()];
-        assert_eq!(read, [1; 4], "{declared:?}");
+        let frames = [worker.rx_frames(), worker.handled()];
+        let turns = [worker.turns(), worker.busy_turns(), worker.busy_cycles()];
+        assert_eq!((frames, turns), ([1; 2], [1; 3]), "{declared:?}");
     }
 
     #[test]

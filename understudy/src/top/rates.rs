@@ -110,7 +110,7 @@ fn view(before: &Snapshot, now: &Snapshot) -> View {
     let hz = now.tsc_hz as f64;
     let workers = before.workers.iter().zip(&now.workers).map(|(before, now)| {
         let part = |a: u64, b: u64| (b > 0).then(|| a as f64 / b as f64);
-        let frames = now.rx_frames().saturating_sub(before.rx_frames());
+        let frames = now.handled().saturating_sub(before.handled());
         let cycles = now.busy_cycles().saturating_sub(before.busy_cycles());
         let busy_turns = now.busy_turns().saturating_sub(before.busy_turns());
         let turns = now.turns().saturating_sub(before.turns());

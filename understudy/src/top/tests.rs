@@ -56,7 +56,7 @@ fn snapshot(uptime_s: f64) -> Snapshot {
             { "reason": "no_buffer", "meaning": "…", "frames": 0 },
         ],
         "workers": [{
-            "worker": 0, "rx_frames": so_far(1_000_000), "turns": so_far(4_000_000), "busy_turns": so_far(100_000),
+            "worker": 0, "rx_frames": so_far(1_000_000), "handled": so_far(1_000_000), "turns": so_far(4_000_000), "busy_turns": so_far(100_000),
             "busy_cycles": so_far(500_000_000), "consumed": 0, "punted": 0, "handed_off": 0, "made": 0,
         }],
         "counters": [{ "name": "roce_frames", "value": so_far(1_000_000) }],

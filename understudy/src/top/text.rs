@@ -39,8 +39,8 @@ pub(super) fn of(snapshot: &Snapshot) -> String {
         let part = |a: u64, b: u64| if b > 0 { format!("{:.1}", a as f64 / b as f64) } else { "-".into() };
         let words = [
             worker.worker.to_string(),
-            part(worker.busy_cycles(), worker.rx_frames()),
-            part(worker.rx_frames(), worker.busy_turns()),
+            part(worker.busy_cycles(), worker.handled()),
+            part(worker.handled(), worker.busy_turns()),
         ];
         let words: Vec<_> = words.iter().map(String::as_str).collect();
         row(&words, &[worker.rx_frames(), worker.turns(), worker.busy_turns()])

@@ -13,14 +13,12 @@ use switch::{Function, PortId};
 struct Bridge;
 
 impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Bridge {
-    fn on_event(&mut self, _worker: usize, event: Event, out: &mut ControlOutput<'_, F>) {
-        let Event::Learned(mac, port) = event;
-        // Also to the worker that saw the station: all workers then have the port that was reported last, and the next
-        // frame from another port is reported, whichever worker receives it.
-        for worker in 0..out.workers() {
-            // A worker whose queue is full floods frames to this station until a frame of it is received
-            // again, which loses nothing.
-            _ = out.command(worker, Command::Learn(mac, port));
+    fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, F>) {
+        let Event::Learned(mac, port, seen) = event;
+        for other in (0..out.workers()).filter(|&other| other != worker) {
+            // A worker whose queue is full has no entry, and floods frames to this station, or an old one, until a
+            // frame of the station is reported again: after a quarter of the ageing time at the latest.
+            _ = out.command(other, Command::Learn(mac, port, seen));
         }
     }
 

@@ -124,12 +124,14 @@ pub(super) fn run(config: &P4ceConfig, launch: Launch<'_, P4ceConfig>) -> Result
 /// Returns the table of groups, with the packets received for them. The bridge counts these by queue pair, up
 /// to `counted_qps`.
 fn groups(control: &Control, config: &P4ceConfig, bridged: &[Arc<Counters>]) -> Table {
-    let own: HashMap<_, _> = bridged
-        .iter()
-        .flat_map(|counters| counters.qps.iter())
-        .filter(|qp| config.addresses.iter().any(|(ip, _)| *ip == qp.host))
-        .map(|qp| (qp.qpn, qp.packets.get()))
-        .collect();
+    let mut own = HashMap::<_, (u64, u64)>::new();
+    for qp in bridged.iter().flat_map(|counters| counters.qps.iter()) {
+        if config.addresses.iter().any(|(ip, _)| *ip == qp.host) {
+            let (frames, bytes) = qp.packets.get();
+            let sum = own.entry(qp.qpn).or_default();
+            *sum = (sum.0 + frames, sum.1 + bytes);
+        }
+    }
     let counted = |group: GroupStatus| {
         let received = |qpn: &Qpn| own.get(qpn).copied().unwrap_or((0, 0));
         let (requests, bytes) = group.own.first().map_or((0, 0), received);

@@ -66,8 +66,8 @@ fn page() -> String {
         once the port's workers have caught up. The report and `understudy top --json` also have the state of the link in \
         words, as `link`: `up`, `down`, `no_carrier`, `gone` or `no_peer`.";
     section(&mut page, "Ports", text, "", &[PortCounters::GROUP, DeviceCounters::GROUP, PortState::GROUP]);
-    let text = "Cycles per frame are busy cycles divided by received frames. Frames that were neither consumed, punted nor \
-        handed off were forwarded or dropped. The closing report has `rx_frames`, `handed_off`, `handed_over` and `punted` of each worker.";
+    let text = "Cycles per frame are busy cycles divided by handled frames: those received here and not dispatched, and those \
+        taken from other workers. Handled frames that were neither consumed, punted nor handed off were forwarded or dropped. The closing report has `rx_frames`, `handed_off`, `dispatched` and `punted` of each worker.";
     section(&mut page, "Workers", text, "", &[WorkerCounters::GROUP]);
     let is_bridge = |groups: &[Group]| groups.contains(&RxCounters::GROUP);
     let bridges: Vec<_> = functions::metrics()
