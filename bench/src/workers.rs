@@ -1,8 +1,8 @@
-//! `understudy bench workers`: what a second worker adds, and what it costs to hand a frame over.
+//! `understudy bench workers`: what a second worker adds, and what it costs to dispatch a frame to its owner.
 //!
 //! One port plays a capture for each worker into a receive queue of its own, and discards what is sent. Frames are
 //! steered if each capture has the frames that its worker owns, as a NIC delivers them that distributes by queue pair;
-//! half of them are handed over if each capture has the frames of all owners.
+//! half of them are dispatched to the other worker if each capture has the frames of all owners.
 
 use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio};
 use crate::process::Program;
@@ -19,11 +19,11 @@ const FLOWS: u32 = 1024;
 const PAYLOAD: usize = 64;
 const ONE: &str = "one worker";
 const STEERED: &str = "two workers, steered";
-const HANDED: &str = "two workers, half handed over";
-/// Time that handing a frame over may take, in nanoseconds
-const HANDED_NS: f64 = 15.0;
+const DISPATCHED: &str = "two workers, half dispatched";
+/// Time that dispatching a frame may take, in nanoseconds
+const DISPATCHED_NS: f64 = 15.0;
 
-/// Measure what a second worker adds, and what it costs to hand a frame over to its owner (two CPUs)
+/// Measure what a second worker adds, and what it costs to dispatch a frame to its owner (two CPUs)
 #[derive(Args)]
 pub struct WorkersArgs {
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub fn run(args: &WorkersArgs, understudy: &Path) -> Result<(), Report> {
         entry(STEERED, FORWARD, vec![wire.clone(), wire], forwarding),
         entry(ONE, P4CE, vec![of_one], replicating),
         entry(STEERED, P4CE, vec![even, odd], replicating),
-        entry(HANDED, P4CE, vec![all.clone(), all], replicating),
+        entry(DISPATCHED, P4CE, vec![all.clone(), all], replicating),
     ];
     bench.compare(&args.compare, &entries, ratios)
 }
@@ -108,16 +108,16 @@ fn entry(program: &str, traffic: &str, captures: Vec<PathBuf>, function: Functio
 
 fn ratios(figures: &Figures) -> Vec<Ratio> {
     let ratio = |what: &str, value, at_least| Ratio { what: what.into(), value, at_least };
-    let rates = figures.rate(STEERED, P4CE).zip(figures.rate(HANDED, P4CE));
+    let rates = figures.rate(STEERED, P4CE).zip(figures.rate(DISPATCHED, P4CE));
     // A frame takes one of two workers 2,000 ns, divided by the rate of both in million frames a second.
-    let extra_ns = rates.map(|(steered, handed)| 2.0 * (2_000.0 / handed - 2_000.0 / steered));
+    let extra_ns = rates.map(|(steered, mixed)| 2.0 * (2_000.0 / mixed - 2_000.0 / steered));
     vec![
         ratio("forward: two workers, steered / one", figures.ratio(STEERED, ONE, FORWARD), 1.85),
         ratio("P4CE: two workers, steered / one", figures.ratio(STEERED, ONE, P4CE), 1.85),
-        ratio("P4CE: two workers, half handed over / one", figures.ratio(HANDED, ONE, P4CE), 1.7),
+        ratio("P4CE: two workers, half dispatched / one", figures.ratio(DISPATCHED, ONE, P4CE), 1.7),
         ratio(
-            "15 ns / additional time of a frame that is handed over",
-            extra_ns.map(|ns| HANDED_NS / ns),
+            "15 ns / additional time of a frame that is dispatched",
+            extra_ns.map(|ns| DISPATCHED_NS / ns),
             1.0,
         ),
     ]

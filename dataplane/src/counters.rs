@@ -41,7 +41,9 @@ metrics! {
 
 metrics! {
     /// Frames received and sent on a port.
+    // As for all counters of a worker: no other worker writes to the cache line.
     #[derive(Debug, Default)]
+    #[repr(align(128))]
     pub struct PortCounters of port by [port] {
         /// Frames received
         pub rx: FrameCounter {

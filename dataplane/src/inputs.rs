@@ -34,20 +34,24 @@ impl OutputRing {
     /// Puts the waiting frames into the ring. Frames for which it has no room are lost, as on a wire, and all frames if
     /// the other worker has ended.
     fn flush(&mut self, counters: &WorkerCounters) {
-        let room = if self.ring.is_abandoned() { 0 } else { self.waiting.len() };
-        let count = match self.ring.write_chunk_uninit(room) {
-            Ok(chunk) if room == 0 => chunk.fill_from_iter(core::iter::empty()),
-            Ok(chunk) => chunk.fill_from_iter(self.waiting.drain(..)),
-            Err(ChunkError::TooFewSlots(room)) => match self.ring.write_chunk_uninit(room) {
-                Ok(chunk) => chunk.fill_from_iter(self.waiting.drain(..room)),
-                Err(_) => 0,
-            },
-        };
-        counters.dispatched.add(count as u64);
+        let written = if self.ring.is_abandoned() { 0 } else { self.write() };
+        counters.dispatched.add(written as u64);
         if !self.waiting.is_empty() {
             counters.drops[DropReason::InputFull.index()].add(self.waiting.len() as u64);
             self.waiting.clear();
         }
+    }
+
+    /// Moves waiting frames into the ring, as many as it has room for. Returns their number.
+    #[inline]
+    fn write(&mut self) -> usize {
+        let mut count = self.waiting.len();
+        // `slots` would read the other worker's index each time, which costs a cache miss.
+        if let Err(ChunkError::TooFewSlots(room)) = self.ring.write_chunk_uninit(count) {
+            count = room;
+        }
+        let Ok(chunk) = self.ring.write_chunk_uninit(count) else { return 0 };
+        chunk.fill_from_iter(self.waiting.drain(..count))
     }
 }
 

@@ -329,8 +329,8 @@ impl Port {
             Device::AfPacket { .. } | Device::AfXdp { .. } | Device::Vhost { .. } => {
                 max_queues.min(rx_queues)
             }
-            // One file to record to
-            Device::Pcap { .. } => 1,
+            // One file to record to; a port that records nothing discards in as many queues as it plays captures
+            Device::Pcap { tx: Some(_), .. } => 1,
             _ => max_queues,
         };
         let conf = eth_conf(port, &dev, rx_queues)?;

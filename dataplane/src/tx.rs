@@ -30,7 +30,8 @@ pub(crate) enum Exit {
     Detached(Queue),
 }
 
-/// A send queue of a port, and the frames that wait for it.
+/// A send queue of a port, and the frames that wait for it. No other worker writes to its cache line.
+#[repr(align(64))]
 pub(crate) struct Queue {
     port: u16,
     /// DPDK's queue ID

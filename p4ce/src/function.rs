@@ -85,6 +85,7 @@ pub enum Event {
 metrics! {
     /// Counters of the data plane, in addition to those of the bridge.
     #[derive(Debug, Default)]
+    #[repr(align(128))]
     pub struct Counters {
         /// Leaders' request packets passed to replicas
         pub requests: Counter [packets],

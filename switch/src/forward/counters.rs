@@ -26,7 +26,9 @@ pub struct Counters {
 
 metrics! {
     /// Frames received on one port. Each frame is counted in one of the three fields.
+    // Workers write to different counters, which do not share a cache line.
     #[derive(Debug, Default)]
+    #[repr(align(128))]
     pub struct RxCounters {
         /// Well-formed RoCEv2 packets received
         pub roce: FrameCounter { frames: [frames as roce_frames] },
