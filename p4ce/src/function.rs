@@ -38,7 +38,7 @@ pub struct Config {
     pub groups: usize,
     /// Limit of queue pairs: one per group and one per replica of it. A power of two.
     pub queue_pairs: usize,
-    /// Number of workers, each with an instance that has the queue pairs of [its groups](worker_of)
+    /// Number of workers, each with an instance that has the queue pairs of its groups, which have consecutive slots
     pub workers: usize,
     /// Time after which a replica that is behind a quorum without progress is excluded; zero is unlimited
     pub silent_after: Nanos,
