@@ -16,7 +16,7 @@ const CHUNK: usize = 32;
 /// Distance, in frames, at which headers are prefetched
 const DISTANCE: usize = 8;
 
-/// Hands the frames that a worker receives over to their owners.
+/// Dispatches the frames that a worker receives to their owners.
 pub(crate) struct Dispatcher {
     worker: usize,
     /// Rings to the other workers, by their number; `None` for the worker itself

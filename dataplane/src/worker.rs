@@ -365,6 +365,7 @@ impl<F: Function> Worker<F> {
         self.tx.discard();
         for ring in &mut self.inputs {
             let left = core::iter::from_fn(|| ring.pop().ok()).count();
+            self.tx.counters.taken.add(left as u64);
             self.tx.counters.drops[DropReason::InputFull.index()].add(left as u64);
         }
     }

@@ -45,7 +45,7 @@ pub enum Bug {
     LagIgnored,
     /// A leader is identified by the UDP source port of its first packet, too
     LeaderByPort,
-    /// Short packets, which acknowledgements are, are handed over to the worker after their owner
+    /// Packets of less than 64 bytes, such as ACKs, are dispatched to the worker after their owner
     WrongOwner,
     /// Workers do not learn the stations that others have seen
     UnsharedStations,

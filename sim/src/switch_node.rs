@@ -33,7 +33,7 @@ const POLL_INTERVAL: Nanos = Nanos(200);
 pub struct Counters {
     /// Frames received
     pub received: u64,
-    /// Frames handed over to the worker that owns them
+    /// Frames dispatched to the worker that owns them
     pub dispatched: u64,
     /// Frames forwarded
     pub forwarded: u64,

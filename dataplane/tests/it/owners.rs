@@ -84,7 +84,7 @@ fn positions(of: &[Vec<u8>], source: u16, owner: u8) -> Vec<u32> {
     of.iter().filter(is_from).map(position).collect()
 }
 
-/// Starts three workers with a source each, one of which plays `file`.
+/// Starts three workers, each with a source that plays one of `files`.
 fn start(files: &[&Path], output: &Path, ring: usize) -> Runtime {
     let mut ports: Vec<_> = files.iter().map(|file| port("in", play(file, None))).collect();
     ports.push(port("out", Device::Pcap { rx: vec![], tx: Some(output.into()), infinite: false }));
