@@ -136,6 +136,25 @@ pub fn classify(frame: &[u8]) -> Class {
     }
 }
 
+/// Returns the offset of the BTH of a RoCEv2 frame without VLAN tags, IPv4 options and IPv6 extension headers, without
+/// any check: a quick look at fields of nearly all packets, before [`classify`] finds those that are malformed. Returns
+/// `None` for all other frames.
+#[inline]
+pub fn usual_bth(frame: &[u8]) -> Option<usize> {
+    const IP: usize = Ethernet::LEN;
+    let head = frame.first_chunk::<{ IP + Ipv4::LEN + Udp::LEN + Bth::LEN }>()?;
+    let (l4, protocol) = match head[12..15] {
+        [0x08, 0x00, 0x45] => (IP + Ipv4::LEN, head[IP + 9]),
+        [0x86, 0xdd, 0x60..=0x6f] => (IP + Ipv6::LEN, head[IP + 6]),
+        _ => return None,
+    };
+    let bth = l4 + Udp::LEN;
+    let is_long_enough = frame.len() >= bth + Bth::LEN;
+    let is_roce =
+        is_long_enough && protocol == udp::PROTOCOL && frame[l4 + 2..l4 + 4] == UDP_PORT.to_be_bytes();
+    is_roce.then_some(bth)
+}
+
 #[inline(never)]
 fn classify_any(frame: &[u8]) -> Class {
     let mut l3 = Ethernet::LEN;

@@ -1,6 +1,7 @@
 //! Configuration of a Swordbox.
 
 use crate::Id;
+use crate::owners::Owners;
 use crate::steering::Structure;
 use core::net::IpAddr;
 use core::ops::Range;
@@ -9,7 +10,7 @@ use rocev2::Qpn;
 use switch::Nanos;
 use switch::forward;
 
-/// Configuration of [`Swordbox`](crate::Swordbox).
+/// Configuration of [`Swordbox`](crate::Swordbox). With several workers, each has tables of these capacities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Bridge that forwards all frames
@@ -210,6 +211,16 @@ impl Config {
 }
 
 impl Config {
+    /// Returns the configuration of worker `worker` of `workers`: with the servers that belong to it, and the ended
+    /// connections to them. Those to hosts that are no longer servers belong to worker 0.
+    pub(crate) fn of_worker(self, worker: usize, workers: usize) -> Self {
+        assert!(worker < workers, "there is no worker {worker} of {workers}");
+        let owners = Owners::new(&self, workers);
+        let servers = self.servers.into_iter().skip(worker).step_by(workers).collect();
+        let belongs = |ended: &Connection| owners.worker_of_server(ended.server.0) == worker;
+        Self { servers, ended: self.ended.into_iter().filter(belongs).collect(), ..self }
+    }
+
     /// Returns the index and the server of each switch-owned QP. Indices count all shared QPs; each server's
     /// switch-owned ones come before the client-owned ones.
     pub(crate) fn switch_owned_qps(&self) -> impl Iterator<Item = (Id, (IpAddr, &SwitchOwnedQps))> {

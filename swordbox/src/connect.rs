@@ -73,7 +73,9 @@ impl Stage {
 /// A switch-owned QP.
 #[derive(Debug)]
 struct SwitchOwnedQp {
-    /// Index of the shared QP in the data plane
+    /// Worker of the server
+    worker: usize,
+    /// Index of the shared QP on that worker
     number: Id,
     host: IpAddr,
     connect: SwitchOwnedQps,
@@ -111,7 +113,8 @@ pub(crate) struct Connector {
     qpns: BTreeSet<Qpn>,
     timeout: Nanos,
     reconnect_after: Nanos,
-    commands: VecDeque<Command>,
+    /// Commands, each with its worker
+    commands: VecDeque<(usize, Command)>,
     counters: ConnectCounters,
 }
 
@@ -121,21 +124,23 @@ fn exponent(time: Nanos) -> u8 {
 }
 
 impl Connector {
-    /// Returns the connector of a configuration, or `None` if the switch has no address or no server offers a
-    /// service. QPNs, PSNs and ports are drawn from `seed`, which has to differ after each start so that no
+    /// Returns the connector of a configuration for `workers` workers, or `None` if the switch has no address or no
+    /// server offers a service. QPNs, PSNs and ports are drawn from `seed`, which has to differ after each start so that no
     /// packet of an earlier connection fits a new one.
-    pub(crate) fn of(config: &Config, seed: u64) -> Option<Self> {
+    pub(crate) fn of(config: &Config, workers: usize, seed: u64) -> Option<Self> {
         let interface = config.interface.clone()?;
-        let own = config.switch_owned_qps();
-        let shared_qps: Vec<_> = own
-            .map(|(number, server)| SwitchOwnedQp {
+        let mut shared_qps = Vec::new();
+        for worker in 0..workers {
+            let of_worker = config.clone().of_worker(worker, workers);
+            shared_qps.extend(of_worker.switch_owned_qps().map(|(number, server)| SwitchOwnedQp {
+                worker,
                 number,
                 host: server.0,
                 connect: server.1.clone(),
                 stage: Stage::Waiting(Nanos::ZERO),
                 failures: 0,
-            })
-            .collect();
+            }));
+        }
         let cm = cm::Config {
             capacity: 4 * shared_qps.len().max(1),
             response_timeout: exponent(config.connect_timeout),
@@ -174,17 +179,15 @@ impl Connector {
 
     /// Handles an event of the data plane about a switch-owned QP.
     pub(crate) fn on_event(&mut self, event: Event, now: Nanos) {
-        let (Event::SharedQpOpened { shared_qp: number, qpn: of, .. }
-        | Event::SharedQpLost { shared_qp: number, qpn: of }) = event
-        else {
+        let (Event::SharedQpOpened { qpn: of, .. } | Event::SharedQpLost { qpn: of, .. }) = event else {
             return;
         };
-        let Some(at) = self.shared_qps.iter().position(|shared_qp| shared_qp.number == number) else {
-            return;
-        };
-        let Some((conn, qpn)) = self.shared_qps[at].stage.conn().filter(|(_, qpn)| *qpn == of) else {
-            return;
-        };
+        // Each attempt has a queue pair number of its own.
+        let found =
+            self.shared_qps.iter().enumerate().find_map(|(at, shared_qp)| {
+                Some((at, shared_qp.stage.conn().filter(|(_, qpn)| *qpn == of)?))
+            });
+        let Some((at, (conn, qpn))) = found else { return };
         match event {
             Event::SharedQpOpened { opened: true, .. }
                 if self.endpoint.cm_mut().confirm(conn, &[]).is_ok() =>
@@ -194,7 +197,7 @@ impl Connector {
                 self.shared_qps[at].stage = Stage::Open { conn, qpn };
             }
             Event::SharedQpOpened { opened: true, .. } => {
-                self.commands.push_back(Command::CloseSharedQp { shared_qp: number, qpn });
+                self.send_close(at, qpn);
                 self.give_up(at, now);
             }
             _ => self.give_up(at, now),
@@ -218,7 +221,12 @@ impl Connector {
         due.chain(self.endpoint.next_timer()).min()
     }
 
-    pub(crate) fn poll_command(&mut self) -> Option<Command> {
+    fn send_close(&mut self, at: usize, qpn: Qpn) {
+        let SwitchOwnedQp { worker, number: shared_qp, .. } = self.shared_qps[at];
+        self.commands.push_back((worker, Command::CloseSharedQp { shared_qp, qpn }));
+    }
+
+    pub(crate) fn poll_command(&mut self) -> Option<(usize, Command)> {
         self.commands.pop_front()
     }
 
@@ -262,7 +270,7 @@ impl Connector {
             CmEvent::Requested { .. } | CmEvent::Established { .. } => return,
         }
         if let Stage::Opening { qpn, .. } | Stage::Open { qpn, .. } = shared_qp.stage {
-            self.commands.push_back(Command::CloseSharedQp { shared_qp: shared_qp.number, qpn });
+            self.send_close(at, qpn);
         }
         self.give_up(at, now);
     }
@@ -321,14 +329,15 @@ impl Connector {
             return;
         };
         let template = template(&self.interface, (local, qpn), mac, (shared_qp.host, reply.qpn));
-        self.commands.push_back(Command::OpenSharedQp(Box::new(OpenSharedQp {
+        let open = Command::OpenSharedQp(Box::new(OpenSharedQp {
             shared_qp: shared_qp.number,
             qpn,
             template,
             port,
             psn: reply.starting_psn,
             rd_atomic: reply.responder_resources.min(INITIATOR_DEPTH),
-        })));
+        }));
+        self.commands.push_back((shared_qp.worker, open));
         shared_qp.stage = Stage::Opening { conn, qpn };
     }
 

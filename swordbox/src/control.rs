@@ -6,8 +6,9 @@ use crate::config::{Config, Connection};
 use crate::connect::{ConnectCounters, Connector};
 use crate::event::{Command, Event};
 use crate::function::Swordbox;
+use crate::owners::Owners;
 use std::collections::VecDeque;
-use switch::{Egress, Nanos, PortId};
+use switch::{Egress, Nanos, PortId, forward};
 
 /// Persistent set of translated connections. An added connection has to be there after a restart.
 pub trait Journal {
@@ -24,23 +25,27 @@ pub trait Journal {
 /// Control plane of a [`Swordbox`].
 pub struct Control {
     journal: Box<dyn Journal + Send>,
-    commands: VecDeque<Command>,
+    owners: Owners,
+    /// Commands, each with its worker
+    commands: VecDeque<(usize, Command)>,
     failed: u64,
     /// Connects switch-owned QPs, if configured
     connector: Option<Connector>,
 }
 
 impl Control {
-    /// Returns a control plane that writes to `journal`.
-    pub fn new(journal: Box<dyn Journal + Send>) -> Self {
-        Self { journal, commands: VecDeque::new(), failed: 0, connector: None }
+    /// Returns the control plane of a Swordbox on `workers` workers, which writes to `journal`. `config` is that of the
+    /// Swordbox.
+    pub fn new(journal: Box<dyn Journal + Send>, config: &Config, workers: usize) -> Self {
+        let owners = Owners::new(config, workers);
+        Self { journal, owners, commands: VecDeque::new(), failed: 0, connector: None }
     }
 
     /// Adds the connection of switch-owned QPs, as configured in `config`. `seed` has to differ after each
     /// start.
     #[must_use]
     pub fn with_switch_owned_qps(mut self, config: &Config, seed: u64) -> Self {
-        self.connector = Connector::of(config, seed);
+        self.connector = Connector::of(config, self.owners.workers(), seed);
         self
     }
 
@@ -51,7 +56,11 @@ impl Control {
 
     /// Replaces the enabled layers.
     pub fn set_layers(&mut self, layers: crate::Layers) {
-        self.commands.push_back(Command::Layers(layers));
+        self.send_to_all(&Command::Layers(layers));
+    }
+
+    fn send_to_all(&mut self, command: &Command) {
+        self.commands.extend((0..self.owners.workers()).map(|worker| (worker, command.clone())));
     }
 
     /// Returns the number of connections that could not be written to the journal.
@@ -72,11 +81,17 @@ impl switch::Control for Control {
     fn on_event(&mut self, event: Event, now: Nanos) {
         match event {
             Event::TranslationRequested(connection) => match self.journal.add(connection) {
-                Ok(()) => self.commands.push_back(Command::PermitTranslation(connection)),
+                Ok(()) => {
+                    let owner = self.owners.worker_of_server(connection.server.0);
+                    self.commands.push_back((owner, Command::PermitTranslation(connection)));
+                }
                 // The connection stays untranslated; its packets are forwarded unchanged.
                 Err(_) => self.failed += 1,
             },
             Event::ConnectionEnded(connection) => self.journal.remove(connection),
+            Event::Bridge(forward::Event::Learned(mac, port, seen)) => {
+                self.send_to_all(&Command::Bridge(forward::Command::Learn(mac, port, seen)));
+            }
             Event::SharedQpOpened { .. } | Event::SharedQpLost { .. } => {
                 if let Some(connector) = &mut self.connector {
                     connector.on_event(event, now);
@@ -96,9 +111,7 @@ impl switch::Control for Control {
     }
 
     fn poll_command(&mut self) -> Option<(usize, Command)> {
-        let command = self.commands.pop_front().or_else(|| self.connector.as_mut()?.poll_command());
-        // Swordbox has one worker.
-        command.map(|command| (0, command))
+        self.commands.pop_front().or_else(|| self.connector.as_mut()?.poll_command())
     }
 
     fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> Option<Egress> {

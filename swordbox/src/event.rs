@@ -2,7 +2,7 @@
 
 use crate::config::{Connection, Layers};
 use rocev2::{Psn, Qpn};
-use switch::PortId;
+use switch::{PortId, forward};
 
 /// Command of the control plane to the function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub enum Command {
     PermitTranslation(Connection),
     /// Replaces the enabled layers.
     Layers(Layers),
+    /// Command to the bridge
+    Bridge(forward::Command),
     /// A switch-owned QP is connected. The reply is [`Event::SharedQpOpened`].
     OpenSharedQp(Box<OpenSharedQp>),
     /// A switch-owned QP is disconnected.
@@ -39,6 +41,8 @@ pub enum Event {
         /// Whether the QP is usable; false if the tables had no room
         opened: bool,
     },
+    /// Event of the bridge
+    Bridge(forward::Event),
     /// A switch-owned QP failed.
     SharedQpLost {
         /// Index of the shared QP

@@ -29,6 +29,7 @@ mod lines;
 mod memory;
 mod message;
 mod op;
+mod owners;
 mod proof;
 mod records;
 mod reread;
@@ -81,11 +82,13 @@ pub enum Bug {
     EarlierMessage,
     /// The cached state of a server's data structures is kept when the server restarts
     KeptStructure,
+    /// The owner of a packet follows from a hash of its addresses, so several workers handle requests to a server
+    WrongOwner,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::StaleWord,
         Self::LostAck,
         Self::ResolvedTwice,
@@ -97,5 +100,6 @@ impl Bug {
         Self::StuckOwner,
         Self::EarlierMessage,
         Self::KeptStructure,
+        Self::WrongOwner,
     ];
 }

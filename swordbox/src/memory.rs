@@ -26,8 +26,21 @@ pub struct MemoryBounds {
 }
 
 impl Config {
-    /// Returns the maximum memory of a Swordbox with this configuration, without its bridge.
-    pub fn memory(&self) -> MemoryBounds {
+    /// Returns the maximum memory of a Swordbox on `workers` workers with this configuration, without its bridge.
+    pub fn memory(&self, workers: usize) -> MemoryBounds {
+        let of_workers =
+            (0..workers).map(|worker| self.clone().of_worker(worker, workers).memory_of_worker());
+        let none = MemoryBounds { connections: 0, in_flight: 0, lines: 0, held: 0, structures: 0 };
+        of_workers.fold(none, |sum, of_worker| MemoryBounds {
+            connections: sum.connections + of_worker.connections,
+            in_flight: sum.in_flight + of_worker.in_flight,
+            lines: sum.lines + of_worker.lines,
+            held: sum.held + of_worker.held,
+            structures: sum.structures + of_worker.structures,
+        })
+    }
+
+    fn memory_of_worker(&self) -> MemoryBounds {
         let shared_qps = self.shared_qps();
         MemoryBounds {
             connections: Connections::bytes(self) + Sources::bytes(self.connections * 2) + Handshakes::BYTES,
@@ -63,12 +76,12 @@ mod tests {
         };
         let mut config = Config::new(forward);
         config.servers = vec![Server::new([10, 0, 0, 1].into())];
-        let once = config.memory();
+        let once = config.memory(1);
         config.connections *= 2;
         config.in_flight *= 2;
         config.lines *= 2;
         config.held *= 2;
-        let twice = config.memory();
+        let twice = config.memory(1);
         for (once, twice) in [
             (once.connections, twice.connections),
             (once.in_flight, twice.in_flight),

@@ -34,6 +34,7 @@ from programs import ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, READ_REQUEST, RES
 CONFIG = """
 [runtime]
 idle = "sleep"
+workers = {workers}
 
 [[port]]
 name = "a"
@@ -65,7 +66,7 @@ dead_after_ms = 20000
 rd_atomic = 128
 connections = 4096
 {options}
-
+{first_server}
 [[swordbox.server]]
 host = "10.0.0.3"
 detect = {detect}
@@ -108,6 +109,12 @@ writable = true
 # Shared QPs that the switch owns
 ADDRESS = 'addresses = ["10.0.0.254/24"]\nmac = "02:00:00:00:00:fe"'
 CONNECT = "connect = { port = 18600, lanes = 2 }"
+
+# A client of the memory server that is a server, too: with two workers, the other one then belongs to the second
+FIRST_SERVER = """
+[[swordbox.server]]
+host = "10.0.0.1"
+"""
 
 ALL_LAYERS = '["remap", "cas_to_write"]'
 TIMEOUT_S = 120
@@ -156,6 +163,8 @@ class Case:
     leaves: bool = False
     # Number of shared QPs that the switch connects itself
     switch_owned: int = 0
+    # Workers of the switch
+    workers: int = 1
 
     @property
     def command(self) -> str:
@@ -181,25 +190,26 @@ def cases() -> list[Case]:
     locks = {"pairs": (), "rounds": 30, "clients": 4}
     return [
         Case("compare_swap", both("ib_atomic_bw", 400, atomic=CAS)),
-        Case("fetch_add", both("ib_atomic_bw", 400, atomic=ADD)),
+        Case("fetch_add", both("ib_atomic_bw", 400, atomic=ADD), workers=2),
         Case("atomics_4qp", both("ib_atomic_bw", 200, atomic=CAS, queue_pairs=4)),
         Case("write", both("ib_write_bw", 50, size=20000)),
         Case("read", both("ib_read_bw", 50, size=20000)),
-        Case("mixed", (perf("ib_atomic_bw", 18515, 400, atomic=ADD), perf("ib_write_bw", 18516, 100, size=20000))),
+        Case("mixed", (perf("ib_atomic_bw", 18515, 400, atomic=ADD), perf("ib_write_bw", 18516, 100, size=20000)),
+             workers=2),
         Case("passing", both("ib_atomic_bw", 200, atomic=CAS), layers="[]"),
         Case("locks", locks=1, **locks, decided=0.3),
-        Case("locks_table", locks=1, **locks, detect=0, server=TABLE, decided=0.3),
+        Case("locks_table", locks=1, **locks, detect=0, server=TABLE, decided=0.3, workers=2),
         Case("locks_several", locks=3, **locks, decided=0.1),
         Case("locks_answered", locks=1, **locks, options='failed_cas = "answer"', decided=0.3),
         Case("locks_passing", locks=1, **locks, layers="[]"),
         Case("locks_changing", locks=2, **locks, changes=("[]", ALL_LAYERS, '["remap"]', ALL_LAYERS, "[]", ALL_LAYERS)),
-        Case("locks_bad_server", locks=1, **locks, lossy_guest="c", decided=0.1),
+        Case("locks_bad_server", locks=1, **locks, lossy_guest="c", decided=0.1, workers=2),
         Case("locks_bad_client", locks=1, **locks, lossy_guest="a", decided=0.1),
-        Case("locks_restarted", locks=1, **locks, detect=0, server=TABLE, restarts=True),
+        Case("locks_restarted", locks=1, **locks, detect=0, server=TABLE, restarts=True, workers=2),
         Case("locks_connected", locks=1, **locks, by_cm=True, decided=0.3),
         Case("locks_left", locks=1, **locks, by_cm=True, leaves=True, decided=0.2),
         Case("locks_switch_owned", locks=1, **locks, by_cm=True, leaves=True, switch_owned=2, decided=0.2,
-             options=ADDRESS, server=CONNECT),
+             options=ADDRESS, server=CONNECT, workers=2),
         Case("rping", tuple(
             Pair(f"rping -s -a {{server}} -p {port} -C 10 -V", f"rping -c -a {{server}} -p {port} -C 10 -V",
                  CM_LISTENS.format(port=port))
@@ -269,6 +279,7 @@ def write_config(config: Path, case: Case, layers: str) -> None:
     journal = config.with_suffix(".journal")
     interfaces = {guest: "near" if guest == case.lossy_guest else f"host-{guest}" for guest in "abc"}
     fields = {"layers": layers, "options": case.options, "detect": case.detect, "server": case.server}
+    fields |= {"workers": json.dumps(["any"] * case.workers), "first_server": FIRST_SERVER if case.workers > 1 else ""}
     config.write_text(CONFIG.format(journal=journal, interfaces=interfaces, **fields))
 
 
@@ -397,6 +408,9 @@ def check(
         problems.append(f"of {atomics} atomics, the switch decided only {by_switch}")
     if case.layers == "[]" and not case.changes and reported["diverged"]:
         problems.append("the sides of a connection differ although no layer is on")
+    dispatched = sum(worker["dispatched"] for worker in report["workers"])
+    if (dispatched > 0) != (case.workers > 1):
+        problems.append(f"{dispatched} packets were handed over between {case.workers} workers")
     if case.restarts and not reported["ended"]:
         problems.append("no packet of a connection from before the restart was refused")
     if case.by_cm and reported["paired_by_cm"] != reported["paired"]:

@@ -71,7 +71,11 @@ fn swordbox(machines: usize, layers: Layers) -> Controlled<Control> {
         settle: SETTLE,
         ..Config::new(ForwardConfig::bridge(machines as u16 + 1, 2 * machines + 2))
     };
-    Controlled::new(move || Swordbox::new(config.clone()), |_| Control::new(Box::new(NullJournal)))
+    let of_control = config.clone();
+    Controlled::new(
+        move || Swordbox::new(config.clone()),
+        move |_| Control::new(Box::new(NullJournal), &of_control, 1),
+    )
 }
 
 /// Workload of clients that take and release locks.

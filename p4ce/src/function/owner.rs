@@ -1,9 +1,6 @@
 //! Which worker owns a packet: the one that has its destination queue pair's slot.
 
-use rocev2::ethernet::Ethernet;
-use rocev2::ipv4::Ipv4;
-use rocev2::udp::Udp;
-use rocev2::{Bth, Class, Packet, Qpn, classify};
+use rocev2::{Bth, Class, Packet, Qpn, classify, usual_bth};
 
 /// Returns the worker that has a queue pair of the switch, and all others of the same group: each worker has the
 /// queue pairs of some consecutive slots. `queue_pairs` is a power of two.
@@ -15,26 +12,12 @@ pub(crate) const fn worker_of(qpn: Qpn, queue_pairs: usize, workers: usize) -> u
 /// Returns the destination queue pair of a RoCEv2 packet.
 #[inline]
 pub(super) fn destination_qp(frame: &[u8]) -> Option<Qpn> {
-    if let Some(qpn) = usual_destination_qp(frame) {
-        return Some(qpn);
+    if let Some(bth) = usual_bth(frame) {
+        let word = frame.get(bth + Bth::DEST_QP_WORD..)?.first_chunk()?;
+        return Some(Qpn::new(u32::from_be_bytes(*word)));
     }
     let Class::Roce(layout) = classify(frame) else { return None };
     Some(Packet::new(frame, layout).bth().dest_qp())
-}
-
-/// Returns the destination queue pair of a packet with the usual headers: neither VLAN tags nor IPv4 options. Of such a
-/// packet, which may be malformed, it is all that determines the owner.
-#[inline]
-fn usual_destination_qp(frame: &[u8]) -> Option<Qpn> {
-    const IPV4: usize = Ethernet::LEN;
-    const UDP: usize = IPV4 + Ipv4::LEN;
-    const BTH: usize = UDP + Udp::LEN;
-    let headers = frame.first_chunk::<{ BTH + Bth::LEN }>()?;
-    let is_usual = headers[12..15] == [0x08, 0x00, 0x45]
-        && headers[IPV4 + 9] == 17
-        && headers[UDP + 2..UDP + 4] == rocev2::UDP_PORT.to_be_bytes();
-    let word = *headers[BTH + Bth::DEST_QP_WORD..].first_chunk()?;
-    is_usual.then(|| Qpn::new(u32::from_be_bytes(word)))
 }
 
 #[cfg(test)]

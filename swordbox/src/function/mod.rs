@@ -35,6 +35,7 @@ use crate::held::Held;
 use crate::lines::Lines;
 use crate::message::Untracked;
 use crate::op::{Kind, Op};
+use crate::owners::Owners;
 use crate::proof::Period;
 use crate::records::{Record, RecordKind};
 use crate::shared_qps::SharedQps;
@@ -60,6 +61,7 @@ const IDLE: Nanos = Nanos::from_millis(10);
 /// `poll_event` and give the events to a [`Control`](crate::Control), whose commands go to `on_command`.
 pub struct Swordbox {
     config: Config,
+    owners: Owners,
     layers: Layers,
     forward: Forward,
     connections: Connections,
@@ -100,12 +102,24 @@ impl core::fmt::Debug for Swordbox {
 }
 
 impl Swordbox {
-    /// Creates a Swordbox without tracked connections.
+    /// Creates a Swordbox without tracked connections, for one worker.
     ///
     /// # Panics
-    /// If `in_flight` is not a power of two, there are more than 254 servers, the bridge's topology names a
-    /// port that does not exist, or the capacity of a table does not fit into 32 bits.
+    /// As [`of_worker`](Self::of_worker).
     pub fn new(config: Config) -> Self {
+        Self::of_worker(config, 0, 1)
+    }
+
+    /// Creates the instance of worker `worker` of `workers`, without tracked connections. `config` is the same for all
+    /// workers. The instance has the state of its own servers, in tables of the configured capacities: the server with
+    /// index `n` belongs to worker `n` modulo `workers`.
+    ///
+    /// # Panics
+    /// If there is no such worker, or if `in_flight` is not a power of two, there are more than 254 servers, the bridge's topology names a
+    /// port that does not exist, or the capacity of a table does not fit into 32 bits.
+    pub fn of_worker(config: Config, worker: usize, workers: usize) -> Self {
+        let owners = Owners::new(&config, workers);
+        let config = config.of_worker(worker, workers);
         assert!(config.in_flight.is_power_of_two(), "in_flight is {}, not a power of two", config.in_flight);
         assert!(
             config.servers.len() < usize::from(NO_SERVER),
@@ -114,7 +128,8 @@ impl Swordbox {
         );
         Self {
             layers: config.layers,
-            forward: Forward::embedded(&config.forward, 1),
+            owners,
+            forward: Forward::embedded(&config.forward, workers),
             connections: Connections::new(&config),
             ended: EndedConnections::new(&config),
             handshakes: Handshakes::new(),
@@ -334,6 +349,12 @@ impl Swordbox {
 impl Function for Swordbox {
     type Command = Command;
     type Event = Event;
+    const HAS_OWNERS: bool = true;
+
+    #[inline]
+    fn owner(&self, frame: &impl Frame, _port: PortId) -> Option<usize> {
+        self.owners.owner(frame.bytes(), self.config.has_bug(Bug::WrongOwner))
+    }
 
     #[inline]
     fn on_frame<O: Output>(
@@ -407,6 +428,7 @@ impl Function for Swordbox {
                     self.counters.diverged.add(u64::from(known));
                 }
             }
+            Command::Bridge(command) => self.forward.on_command(command, now),
             Command::Layers(layers) => {
                 let steering = |layers: Layers| (layers.steer_writes, layers.steer_reads);
                 if steering(layers) != steering(self.layers) {
@@ -422,7 +444,7 @@ impl Function for Swordbox {
     }
 
     fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        self.events.pop_front().or_else(|| self.forward.poll_event().map(Event::Bridge))
     }
 }
 

@@ -36,12 +36,13 @@ impl Journal for MemoryJournal {
 pub fn swordbox(config: Config) -> Controlled<Control> {
     let written = MemoryJournal::default();
     let journal = written.clone();
+    let of_control = config.clone();
     Controlled::new(
         move || {
             let ended = written.0.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
             Swordbox::new(Config { ended, ..config.clone() })
         },
-        move |_| Control::new(Box::new(journal.clone())),
+        move |_| Control::new(Box::new(journal.clone()), &of_control, 1),
     )
 }
 

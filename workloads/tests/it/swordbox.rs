@@ -6,7 +6,7 @@ use crate::environment;
 use core::ops::Range;
 use rnic::{Interface, Rnic};
 use rocev2::ethernet::MacAddr;
-use sim::{Clock, Controlled, Host, Link, NodeId, Queues, World};
+use sim::{Clock, Controlled, Host, Link, NodeId, Queues, Workers, World};
 use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
@@ -45,27 +45,33 @@ const SEEDS: u64 = 150;
 /// Virtual address of the workload's words
 const WORDS: u64 = 0x3_0000_0000;
 
-fn switch(hosts: u8, layers: Layers, queues: Queues) -> Controlled<Control> {
+fn switch(hosts: u8, layers: Layers, queues: Queues, workers: Workers) -> Controlled<Control> {
     let server = |n| Server {
         tables: vec![WordTable { rkey: None, range: WORDS..WORDS + 4096, stride: 8, writable: true }],
         rd_atomic: 4,
         ..Server::new(ip(n))
     };
-    swordbox(hosts.into(), (0..hosts).map(server).collect(), layers, queues)
+    swordbox(hosts.into(), (0..hosts).map(server).collect(), layers, queues, workers)
 }
 
-fn swordbox(ports: u16, servers: Vec<Server>, layers: Layers, queues: Queues) -> Controlled<Control> {
+fn swordbox(
+    ports: u16,
+    servers: Vec<Server>,
+    layers: Layers,
+    queues: Queues,
+    workers: Workers,
+) -> Controlled<Control> {
     let config = Config {
         servers,
         layers,
         connections: CONNECTIONS,
         ..Config::new(ForwardConfig::bridge(ports, 1024))
     };
-    controlled(config, queues)
+    controlled(config, queues, workers)
 }
 
 /// Returns a Swordbox with its control plane, and with a journal that survives restarts.
-fn controlled(config: Config, queues: Queues) -> Controlled<Control> {
+fn controlled(config: Config, queues: Queues, workers: Workers) -> Controlled<Control> {
     let kept_journal = MemoryJournal::default();
     let journal = kept_journal.clone();
     let config = Config {
@@ -76,13 +82,16 @@ fn controlled(config: Config, queues: Queues) -> Controlled<Control> {
         ..config
     };
     let shared_qp_config = config.clone();
-    Controlled::new(
-        move || {
+    Controlled::with_workers(
+        workers,
+        move |worker| {
             let ended = kept_journal.0.lock().unwrap().iter().copied().collect();
-            Swordbox::new(Config { ended, ..config.clone() })
+            Swordbox::of_worker(Config { ended, ..config.clone() }, worker, workers.count)
         },
         move |incarnation| {
-            Control::new(Box::new(journal.clone())).with_switch_owned_qps(&shared_qp_config, incarnation)
+            let journal = Box::new(journal.clone());
+            Control::new(journal, &shared_qp_config, workers.count)
+                .with_switch_owned_qps(&shared_qp_config, incarnation)
         },
     )
     .with_queues(queues)
@@ -90,6 +99,7 @@ fn controlled(config: Config, queues: Queues) -> Controlled<Control> {
 
 mod exhaustive;
 mod shared_qps;
+mod workers;
 
 use crate::counter_totals::CounterTotals;
 use crate::drawn::{drawn, drift, may_fail, schedule_faults};
@@ -105,7 +115,7 @@ struct Rack {
     shared: Arc<verbs::Shared>,
 }
 
-fn rack(seed: u64, rng: &mut Rng, layers: Layers) -> Rack {
+fn rack(seed: u64, rng: &mut Rng, layers: Layers, workers: Workers) -> Rack {
     let count = rng.between(2, 4) as u8;
     let percent = |rng: &mut Rng| match rng.below(2) {
         0 => Probability::NEVER,
@@ -122,7 +132,8 @@ fn rack(seed: u64, rng: &mut Rng, layers: Layers) -> Rack {
         ..Verbs::default()
     };
     let mut world = World::new(seed);
-    let switch = world.add("swordbox", switch(count, layers, Queues::drawn(seed)), Clock::default());
+    let switch = switch(count, layers, Queues::drawn(seed), workers);
+    let switch = world.add("swordbox", switch, Clock::default());
     let (apps, shared) = verbs::apps(&work, seed, count.into(), false);
     let mut hosts = Vec::new();
     for (n, app) in (0..count).zip(apps) {
@@ -148,21 +159,26 @@ fn rack(seed: u64, rng: &mut Rng, layers: Layers) -> Rack {
     Rack { world, hosts, switch, shared }
 }
 
-fn run(seed: u64, layers: Layers) -> Vec<(&'static str, u64)> {
+fn run(seed: u64, layers: Layers, workers: Workers) -> Vec<(&'static str, u64)> {
     let mut rng = Rng::stream(seed, 0x7377_6f72);
-    let mut rack = rack(seed, &mut rng, layers);
+    let mut rack = rack(seed, &mut rng, layers, workers);
     let end = Nanos::from_secs(20);
     while !rack.shared.is_done() && !rack.shared.is_wrong() && rack.world.step(end) {}
     let switch = rack.world.node::<Controlled<Control>>(rack.switch);
-    let counters = switch.switch.functions[0].counters();
+    let counters = || {
+        switch.switch.functions.iter().flat_map(|function| {
+            let counters = function.counters();
+            counters.reported().collect::<Vec<_>>()
+        })
+    };
     if !rack.shared.is_done() && !rack.shared.is_wrong() {
-        let all: Vec<_> = counters.reported().collect();
+        let all: Vec<_> = counters().collect();
         let wrong = verbs::check(&rack.world, &rack.hosts);
-        panic!("seed {seed}: not done: {wrong:?} {all:?} {:?}", switch.switch.functions[0]);
+        panic!("seed {seed}: not done: {wrong:?} {all:?} {:?}", switch.switch.functions);
     }
     let wrong = verbs::check(&rack.world, &rack.hosts);
     assert_eq!(wrong, None, "seed {seed}");
-    counters.reported().collect()
+    counters().collect()
 }
 
 /// Captures each link to a file, if the environment variable PCAP names a folder.
@@ -176,7 +192,18 @@ fn capture(world: &mut World) {
 /// Builds clients and memory servers around a Swordbox that is configured with the address range of the
 /// words.
 fn words(config: &words::Config, shared_qp: Option<words::SwitchConnection>) -> words::Cluster {
-    words_with(config, |swordbox| configure_own_shared_qps(swordbox, shared_qp, config.v6, config.seed))
+    words_on(config, shared_qp, Workers::ONE)
+}
+
+/// Builds them around a Swordbox with several workers.
+fn words_on(
+    config: &words::Config,
+    shared_qp: Option<words::SwitchConnection>,
+    workers: Workers,
+) -> words::Cluster {
+    words_with(config, workers, |swordbox| {
+        configure_own_shared_qps(swordbox, shared_qp, config.v6, config.seed)
+    })
 }
 
 /// The longest that an operation may take on lossy links unless the seed has drawn a reason: lost packets,
@@ -188,7 +215,11 @@ fn local_words(config: &words::Config) -> Range<u64> {
     end - u64::from(config.local_words) * 8..end
 }
 
-fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> words::Cluster {
+fn words_with(
+    config: &words::Config,
+    workers: Workers,
+    change: impl FnOnce(Config) -> Config,
+) -> words::Cluster {
     words::Cluster::new(config, |world, wiring| {
         let table = words::TABLE_VA..words::TABLE_VA + config.table_size() as u64;
         let server = |host: &IpAddr| Server {
@@ -210,7 +241,7 @@ fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> 
             swordbox.proof = drawn::PROOF_LIFETIME;
         }
         let swordbox = change(small(swordbox, config));
-        world.add("swordbox", controlled(swordbox, Queues::drawn(config.seed)), Clock::default())
+        world.add("swordbox", controlled(swordbox, Queues::drawn(config.seed), workers), Clock::default())
     })
 }
 
@@ -288,7 +319,7 @@ fn an_inactive_swordbox_mechanism_is_reported() {
     for seed in 1..=3 {
         let (config, shared_qp) = draw_shared_qps(&drawn(seed, FORGETFUL).0);
         let plain = Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE };
-        let mut net = words_with(&config, |swordbox| Config {
+        let mut net = words_with(&config, Workers::ONE, |swordbox| Config {
             layers: plain,
             ..configure_own_shared_qps(swordbox, shared_qp, config.v6, config.seed)
         });
@@ -306,7 +337,7 @@ fn undeclared_words_that_the_server_writes_are_found() {
         let plain = words::Config { forged_rounds: 0, own_keys: false, ..drawn(seed, FORGETFUL).0 };
         let config = words::Config { words: 1, local_words: 1, zipf: 0.0, ..plain };
         let run = |never: bool| {
-            let mut net = words_with(&config, |mut swordbox| {
+            let mut net = words_with(&config, Workers::ONE, |mut swordbox| {
                 swordbox.servers.iter_mut().filter(|_| !never).for_each(|server| server.never_cached.clear());
                 swordbox
             });
@@ -436,7 +467,7 @@ fn crashes_leave_words_correct_in_the_second_half_of_the_seeds() {
 fn every_verb_completes_correctly_through_a_swordbox() {
     let mut sum = std::collections::BTreeMap::<&str, u64>::new();
     for seed in environment::seeds("swordbox", SEEDS / 2) {
-        for (name, value) in run(seed, Layers::CAS_TO_WRITE) {
+        for (name, value) in run(seed, Layers::CAS_TO_WRITE, Workers::ONE) {
             *sum.entry(name).or_default() += value;
         }
     }
@@ -459,7 +490,7 @@ fn outcome(seed: u64, conditions: Conditions, bug: Option<swordbox::Bug>) -> (Op
         config = may_fail(&config, &mut rng);
     }
     let (config, shared_qp) = draw_shared_qps(&config);
-    let mut net = words_with(&config, |swordbox| Config {
+    let mut net = words_with(&config, Workers::ONE, |swordbox| Config {
         bug,
         ..configure_own_shared_qps(swordbox, shared_qp, config.v6, config.seed)
     });

@@ -47,6 +47,8 @@ pub(crate) struct SwordboxConfig {
     pub(crate) journal: Option<PathBuf>,
     /// The switch uses the first port's MAC address, which is not yet in `switch`
     pub(crate) uses_port_mac: bool,
+    /// Number of workers
+    pub(crate) workers: usize,
 }
 
 /// Reports next hops with a MAC address: packets that the switch sends itself keep the headers with which
@@ -209,7 +211,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<SwordboxConfig> {
     };
     let mac_of_port = interface.is_some() && mac.is_none();
     let switch = Config { servers: servers?, interface, ..switch };
-    Some(SwordboxConfig { switch, journal, uses_port_mac: mac_of_port })
+    Some(SwordboxConfig { switch, journal, uses_port_mac: mac_of_port, workers: 1 })
 }
 
 /// Reads the switch's own addresses, which its own queue pairs need.

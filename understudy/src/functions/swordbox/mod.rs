@@ -21,6 +21,7 @@ use swordbox::{ConnectCounters, Counters, Usage};
 
 impl SwitchFunction for SwordboxConfig {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
+    const HAS_OWNERS: bool = true;
     const RELOADS: bool = true;
     const METRICS: &'static [Group] = &[
         RxCounters::GROUP,
@@ -36,9 +37,7 @@ impl SwitchFunction for SwordboxConfig {
     }
 
     fn check(&mut self, file: &File<'_>) {
-        file.check_one_worker(
-            "[swordbox] supports one worker, which puts the operations on each word into one order",
-        );
+        self.workers = file.runtime.cpus.len();
         self.journal = self.journal.take().map(|journal| file.folder.join(journal));
         if let Some(journal) = &self.journal {
             config::check_journal_folder(journal, file.root);

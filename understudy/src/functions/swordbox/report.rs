@@ -7,7 +7,7 @@ use core::fmt::Write as _;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use swordbox::Counters;
+use swordbox::{Counters, Usage};
 
 /// Connections of memory servers, and results of their operations.
 #[derive(Serialize)]
@@ -20,8 +20,9 @@ pub(super) struct SwordboxReport {
     pub(super) usage: Values,
     /// Memory of full tables, in bytes
     pub(super) memory_bytes: BTreeMap<&'static str, usize>,
+    /// Counters of each worker
     #[serde(skip)]
-    pub(super) counters: Arc<Counters>,
+    pub(super) counters: Vec<Arc<Counters>>,
 }
 
 impl Section for SwordboxReport {
@@ -30,15 +31,17 @@ impl Section for SwordboxReport {
     fn text(&self, text: &mut String) {
         let counted = self.counts.nonzero().map(|(name, count)| row(&[name], &[count]));
         section(text, "Swordbox", &["what", "count"], 1, counted);
-        let usage = &self.counters.usage;
+        let sum = |gauge: fn(&Usage) -> u64| -> u64 {
+            self.counters.iter().map(|counters| gauge(&counters.usage)).sum()
+        };
         _ = writeln!(
             text,
             "Layers: {}. At the end: {} connections, {} of them shared; {} lines with tracked words; {} held frames",
             self.layers,
-            usage.connections.get(),
-            usage.shared_qps.get(),
-            usage.lines.get(),
-            usage.held.get()
+            sum(|usage| usage.connections.get()),
+            sum(|usage| usage.shared_qps.get()),
+            sum(|usage| usage.lines.get()),
+            sum(|usage| usage.held.get())
         );
     }
 }

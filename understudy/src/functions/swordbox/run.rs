@@ -81,11 +81,12 @@ impl Prepared {
 }
 
 /// Describes the capacities of the tables, and the memory that they take.
-fn memory_text(config: &swordbox::Config, memory: MemoryBounds) -> String {
+fn memory_text(config: &swordbox::Config, workers: usize, memory: MemoryBounds) -> String {
     let MemoryBounds { connections, in_flight, lines, held, structures } = memory;
     let lanes = config.shared_qps();
+    let each = if workers > 1 { " at each worker" } else { "" };
     format!(
-        "Swordbox keeps up to {} connections in {connections} bytes, {} outstanding operations on each of {lanes} shared \
+        "Swordbox keeps{each} up to {} connections in {connections} bytes, {} outstanding operations on each of {lanes} shared \
          connections in {in_flight}, the words of {} lines in {lines}, {} held frames in {held}, and the state of data structures \
          in {structures}.",
         config.connections, config.in_flight, config.lines, config.held
@@ -157,7 +158,7 @@ impl dataplane::ControlHandler<Swordbox> for SwordboxControl<'_> {
                 writer.remove(connection);
                 self.plane.on_event(worker, event, out);
             }
-            Event::SharedQpOpened { .. } | Event::SharedQpLost { .. } => {
+            Event::SharedQpOpened { .. } | Event::SharedQpLost { .. } | Event::Bridge(_) => {
                 self.plane.on_event(worker, event, out);
             }
         }
@@ -173,7 +174,6 @@ impl dataplane::ControlHandler<Swordbox> for SwordboxControl<'_> {
         }
         while let Some((connection, written)) = self.writer.as_mut().and_then(Writer::poll) {
             if written {
-                // Swordbox has only one worker.
                 self.plane.on_event(0, Event::TranslationRequested(connection), out);
             } else {
                 // The connection stays as it is: its packets pass unchanged.
@@ -200,8 +200,8 @@ pub(super) fn run(
     if let Some(interface) = switch.interface.as_mut().filter(|_| config.uses_port_mac) {
         interface.mac = run.port_mac();
     }
-    let memory = switch.memory();
-    let mut text = memory_text(&switch, memory);
+    let memory = switch.memory(run.workers);
+    let mut text = memory_text(&switch, run.workers, memory);
     if !switch.ended.is_empty() {
         let count = switch.ended.len();
         _ = write!(
@@ -212,14 +212,16 @@ pub(super) fn run(
     info!("{text}");
     let counted_qps = switch.forward.counted_qps;
     let layers = switch.layers;
-    let control_config = switch.clone();
-    let function = Swordbox::new(switch).salted(random_u64());
-    let (counters, bridged) = (function.counters(), function.forward_counters());
+    let function = |worker| Swordbox::of_worker(switch.clone(), worker, run.workers).salted(random_u64());
+    let functions: Vec<_> = (0..run.workers).map(function).collect();
+    let counters: Vec<_> = functions.iter().map(Swordbox::counters).collect();
+    let bridged: Vec<_> = functions.iter().map(Swordbox::forward_counters).collect();
     let journal: Box<dyn swordbox::Journal + Send> = match writer {
         Some(_) => Box::new(AlreadyWritten),
         None => Box::new(NoJournal),
     };
-    let plane = ControlPlane::new(Control::new(journal).with_switch_owned_qps(&control_config, random_u64()));
+    let control = Control::new(journal, &switch, run.workers).with_switch_owned_qps(&switch, random_u64());
+    let plane = ControlPlane::new(control);
     let mut control = SwordboxControl {
         plane,
         writer,
@@ -231,17 +233,15 @@ pub(super) fn run(
         layers,
     };
     let metrics = |control: &SwordboxControl<'_>| {
-        FunctionMetrics::forwarded(core::slice::from_ref(&bridged))
-            .values(&counts(&counters, control))
-            .values(&Values::of(&counters.usage))
+        FunctionMetrics::forwarded(&bridged).values(&counts(&counters, control)).values(&usage(&counters))
     };
-    let (outcome, seconds) = run.run(vec![function], &mut control, metrics);
-    let report = Report::of(&run.runtime, &outcome, &[bridged], counted_qps, seconds);
+    let (outcome, seconds) = run.run(functions, &mut control, metrics);
+    let report = Report::of(&run.runtime, &outcome, &bridged, counted_qps, seconds);
     let MemoryBounds { connections, in_flight, lines, held, structures } = memory;
     let swordbox = SwordboxReport {
         layers: layers_text(control.layers),
         counts: counts(&counters, &control),
-        usage: Values::of(&counters.usage),
+        usage: usage(&counters),
         memory_bytes: [
             ("connections", connections),
             ("in_flight", in_flight),
@@ -256,8 +256,14 @@ pub(super) fn run(
 }
 
 /// Returns the counters of the data plane, of the control plane and of the journal.
-fn counts(counters: &Counters, control: &SwordboxControl<'_>) -> Values {
+fn counts(counters: &[Arc<Counters>], control: &SwordboxControl<'_>) -> Values {
     let plane = &control.plane.control;
     let journal = JournalCounters { unwritten: control.journal.unwritten + plane.failed() };
-    Values::of(counters).and(Values::of(&plane.connect_counters())).and(Values::of(&journal))
+    let data_plane = Values::total(counters.iter().map(Arc::as_ref));
+    data_plane.and(Values::of(&plane.connect_counters())).and(Values::of(&journal))
+}
+
+/// Returns the table entries in use on all workers.
+fn usage(counters: &[Arc<Counters>]) -> Values {
+    Values::total(counters.iter().map(|counters| &counters.usage))
 }

@@ -15,19 +15,25 @@ pub(super) fn lines(config: &SwordboxConfig, ports: &[Port]) -> Vec<(&'static st
     let mut lines = vec![
         ("swordbox", forwarding_mode(&switch.forward.mode, ports)),
         ("", journal),
-        ("", memory(switch)),
+        ("", memory(config)),
         counted(switch.forward.counted_qps, switch.forward.health),
     ];
-    lines.extend(switch.servers.iter().map(|server| ("server", self::server(server))));
+    let worker = |n: usize| match config.workers {
+        1 => String::new(),
+        workers => format!(", at worker {}", n % workers),
+    };
+    let servers = switch.servers.iter().enumerate();
+    lines.extend(servers.map(|(n, server)| ("server", self::server(server) + &worker(n))));
     lines
 }
 
-fn memory(switch: &Config) -> String {
-    let Config { connections, in_flight, lines, held, .. } = switch;
+fn memory(config: &SwordboxConfig) -> String {
+    let Config { connections, in_flight, lines, held, .. } = &config.switch;
     let mb = |bytes: usize| bytes.div_ceil(1 << 20);
-    let bytes: MemoryBounds = switch.memory();
+    let bytes: MemoryBounds = config.switch.memory(config.workers);
+    let each = if config.workers > 1 { "at each worker, " } else { "" };
     format!(
-        "up to {connections} connections ({} MB), {in_flight} operations in flight on a shared one ({} MB \
+        "{each}up to {connections} connections ({} MB), {in_flight} operations in flight on a shared one ({} MB \
          in all), {lines} cached lines of words ({} MB), {held} held frames ({} MB); {} MB for steering",
         mb(bytes.connections),
         mb(bytes.in_flight),
@@ -83,6 +89,13 @@ fn server(server: &Server) -> String {
 pub(super) fn notes(config: &SwordboxConfig) -> Vec<String> {
     let switch = &config.switch;
     let mut notes = Vec::new();
+    if switch.servers.len() < config.workers {
+        notes.push(format!(
+            "each server belongs to one worker: of {} workers, {} handle the frames of no server, and only forward others",
+            config.workers,
+            config.workers - switch.servers.len()
+        ));
+    }
     if switch.layers.remap {
         let unshared = switch.servers.iter().filter(|server| {
             let words = |structure: &Structure| matches!(structure, Structure::Locks(_));

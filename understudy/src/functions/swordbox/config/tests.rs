@@ -2,7 +2,7 @@
 
 use crate::config::tests::{PORTS, fails, folder, read, read_in};
 use crate::functions::FunctionConfig;
-use crate::functions::swordbox::SwordboxConfig;
+use crate::functions::swordbox::{SwordboxConfig, summary};
 use rnic::Interface;
 use rocev2::ethernet::MacAddr;
 use switch::Nanos;
@@ -57,7 +57,7 @@ fn absent_keys_have_defaults() {
     let expected = Config { servers, ..Config::new(forward()) };
     assert_eq!(
         switch(&swordbox("")),
-        SwordboxConfig { switch: expected, journal: None, uses_port_mac: false }
+        SwordboxConfig { switch: expected, journal: None, uses_port_mac: false, workers: 1 }
     );
 }
 
@@ -145,7 +145,8 @@ fn every_key_is_read() {
     let found = read_in(folder.path(), &text).unwrap_or_else(|report| panic!("{}", report.render()));
     // The path is relative to the folder of the file.
     let journal = Some(folder.path().join("j/x"));
-    assert_eq!(switch_of(found.function), SwordboxConfig { switch: expected, journal, uses_port_mac: false });
+    let expected = SwordboxConfig { switch: expected, journal, uses_port_mac: false, workers: 1 };
+    assert_eq!(switch_of(found.function), expected);
 }
 
 #[test]
@@ -175,17 +176,29 @@ fn layers_need_a_journal_and_each_other() {
 }
 
 #[test]
-fn a_topology_and_one_worker_are_required() {
+fn a_topology_is_required() {
     fails(
         &swordbox("").replace(BRIDGE, "").replace("[swordbox]", "[swordbox] #!"),
         "[swordbox] does not define where frames go",
         r#"add `pairs = [["a", "b"]]` to join ports two by two, `mac_table = {}` for a learning bridge, or `routes` for a router"#,
     );
-    fails(
-        &["[runtime]\nworkers = [0, 1] #!\n", &swordbox("")].concat(),
-        "[swordbox] supports one worker, which puts the operations on each word into one order",
-        "write `workers = [1]`, or leave the key out",
-    );
+}
+
+#[test]
+fn each_server_belongs_to_a_worker() {
+    let workers = "[runtime]\nworkers = [\"any\", \"any\", \"any\"]\n";
+    let found = switch(&[workers, &swordbox("[[swordbox.server]]\nhost = \"10.0.0.8\"")].concat());
+    assert_eq!(found.workers, 3);
+    let servers: Vec<_> =
+        summary::lines(&found, &[]).into_iter().filter(|(key, _)| *key == "server").collect();
+    assert_eq!(servers.len(), 2);
+    for (n, (_, server)) in servers.iter().enumerate() {
+        assert!(server.ends_with(&format!(", at worker {n}")), "{server}");
+    }
+    let notes = summary::notes(&found);
+    let note = "each server belongs to one worker: of 3 workers, 1 handle the frames of no server, and only forward others";
+    assert!(notes.iter().any(|text| text == note), "{notes:?}");
+    assert_eq!(summary::notes(&switch(&swordbox(""))).iter().find(|text| text.contains("belongs")), None);
 }
 
 #[test]
