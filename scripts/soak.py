@@ -27,8 +27,10 @@ KV = ["-p", "kv", "--bin", "kv"]
 SUITES = {
     "verbs": (WORKLOADS, "verbs", ["verbs_", "memory_is_not", "connections_fail"], 200),
     "words": (WORKLOADS, "words", ["lossy_links", "crashes"], 500),
-    "swordbox": (WORKLOADS, "swordbox", ["lossy_links", "crashes", "every_verb"], 600),
+    "swordbox": (WORKLOADS, "swordbox", ["lossy_links_leave", "crashes_leave", "every_verb_completes"], 600),
+    "swordbox_workers": (WORKLOADS, "swordbox::workers", ["several_workers"], 200),
     "steering": (WORKLOADS, "steering", ["lossy_links", "crashes"], 200),
+    "steering_workers": (WORKLOADS, "steering", ["several_workers"], 200),
     "groups": (WORKLOADS, "groups", ["lossy_links", "crashes_and", "replicas_far"], 3000),
     "groups_workers": (WORKLOADS, "groups", ["several_workers_stop", "several_workers_lose"], 300),
     "consensus": (WORKLOADS, "consensus", ["seeds::logs"], 80),

@@ -6,6 +6,7 @@
 
 use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio};
 use crate::process::Program;
+use crate::swordbox::{CLIENTS_1024, load_command};
 use crate::telemetry::CountedFrames;
 use crate::{p4ce, traffic};
 use clap::Args;
@@ -53,18 +54,25 @@ pub fn run(args: &WorkersArgs, understudy: &Path) -> Result<(), Report> {
     let of = |worker| (0..FLOWS).filter(move |n| n % 2 == worker);
     let even = capture("even", &mut of(0).map(|n| p4ce::write_to_group(n, 2, PAYLOAD)))?;
     let odd = capture("odd", &mut of(1).map(|n| p4ce::write_to_group(n, 2, PAYLOAD)))?;
+    let server = |worker, workers| {
+        let (frames, _) = CLIENTS_1024.make_for(worker, workers);
+        capture(&format!("server-{worker}-of-{workers}"), &mut frames.into_iter())
+    };
     let entries = [
         entry(ONE, FORWARD, vec![wire.clone()], forwarding),
         entry(STEERED, FORWARD, vec![wire.clone(), wire], forwarding),
         entry(ONE, P4CE, vec![of_one], replicating),
         entry(STEERED, P4CE, vec![even, odd], replicating),
         entry(DISPATCHED, P4CE, vec![all.clone(), all], replicating),
+        entry(ONE, SWORDBOX, vec![server(0, 1)?], sharing),
+        entry(STEERED, SWORDBOX, vec![server(0, 2)?, server(1, 2)?], sharing),
     ];
     bench.compare(&args.compare, &entries, ratios)
 }
 
 const FORWARD: &str = "forward, 64 B";
 const P4CE: &str = "P4CE to one, WRITE 64 B";
+const SWORDBOX: &str = "Swordbox, CAS, a server each";
 
 /// Table of a function, and the command that runs it with a configuration
 type Function = fn(usize) -> (String, Vec<String>);
@@ -82,6 +90,12 @@ fn replicating(workers: usize) -> (String, Vec<String>) {
     let flows = FLOWS.to_string();
     let command = ["bench", "p4ce-load", "--groups", &flows, "--replicas", "1"];
     (table, command.map(String::from).into())
+}
+
+fn sharing(workers: usize) -> (String, Vec<String>) {
+    let mut command = load_command(CLIENTS_1024);
+    command.extend(["--workers".into(), workers.to_string()]);
+    (forwarding(workers).0, command)
 }
 
 fn entry(program: &str, traffic: &str, captures: Vec<PathBuf>, function: Function) -> Entry {
@@ -114,6 +128,11 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
     vec![
         ratio("forward: two workers, steered / one", figures.ratio(STEERED, ONE, FORWARD), 1.85),
         ratio("P4CE: two workers, steered / one", figures.ratio(STEERED, ONE, P4CE), 1.85),
+        ratio(
+            "Swordbox, two servers: two workers, steered / one",
+            figures.ratio(STEERED, ONE, SWORDBOX),
+            1.85,
+        ),
         ratio("P4CE: two workers, half dispatched / one", figures.ratio(DISPATCHED, ONE, P4CE), 1.7),
         ratio(
             "15 ns / additional time of a frame that is dispatched",

@@ -374,6 +374,7 @@ impl<F: Function> Worker<F> {
     fn drain_once(&mut self, began: Nanos, is_empty: impl Fn(&Self) -> bool) -> DrainState {
         let now = self.clock.nanos(cycles());
         self.poll_rings(now);
+        self.send_events();
         self.tx.flush();
         std::thread::yield_now();
         if now.since(began) > DRAIN {

@@ -212,13 +212,17 @@ impl Config {
 
 impl Config {
     /// Returns the configuration of worker `worker` of `workers`: with the servers that belong to it, and the ended
-    /// connections to them. Those to hosts that are no longer servers belong to worker 0.
+    /// connections to them. Those to hosts that are no longer servers are the same at all workers, any of which may get
+    /// their packets.
     pub(crate) fn of_worker(self, worker: usize, workers: usize) -> Self {
         assert!(worker < workers, "there is no worker {worker} of {workers}");
         let owners = Owners::new(&self, workers);
-        let servers = self.servers.into_iter().skip(worker).step_by(workers).collect();
-        let belongs = |ended: &Connection| owners.worker_of_server(ended.server.0) == worker;
-        Self { servers, ended: self.ended.into_iter().filter(belongs).collect(), ..self }
+        let belongs = |host| owners.worker_of_server(host).is_none_or(|owner| owner == worker);
+        Self {
+            servers: self.servers.into_iter().filter(|server| belongs(server.host)).collect(),
+            ended: self.ended.into_iter().filter(|ended| belongs(ended.server.0)).collect(),
+            ..self
+        }
     }
 
     /// Returns the index and the server of each switch-owned QP. Indices count all shared QPs; each server's

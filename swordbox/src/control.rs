@@ -82,7 +82,7 @@ impl switch::Control for Control {
         match event {
             Event::TranslationRequested(connection) => match self.journal.add(connection) {
                 Ok(()) => {
-                    let owner = self.owners.worker_of_server(connection.server.0);
+                    let owner = self.owners.worker_of_server(connection.server.0).unwrap_or(0);
                     self.commands.push_back((owner, Command::PermitTranslation(connection)));
                 }
                 // The connection stays untranslated; its packets are forwarded unchanged.

@@ -3,8 +3,8 @@
 //!
 //! Between two servers of different workers, requests belong to the worker of their destination and responses to that
 //! of their source. Each of the two workers sees one direction of such a connection, in which it takes the other
-//! server for a client: it has all state of its own server's memory, and none of the other's. Of the messages of the
-//! connection manager, the worker of the passive side gets the REQ and the REP.
+//! server for a client. It also misses messages of the connection manager: the worker of the passive side gets the REQ
+//! and the REP, that of the destination a DREQ. So such a connection is not translated.
 
 use crate::address::bits_of;
 use crate::config::Config;
@@ -21,10 +21,8 @@ use rocev2::{Class, Packet, classify, usual_bth};
 /// Workers of the memory servers: the server with index `n` belongs to worker `n` modulo the number of workers.
 #[derive(Debug)]
 pub(crate) struct Owners {
-    /// Addresses of the servers as 128 bits, in their order; then those of hosts that were servers before a restart, as
-    /// far as connections to them ended with it
+    /// Addresses of the servers as 128 bits
     hosts: Box<[u128]>,
-    servers: usize,
     workers: usize,
 }
 
@@ -35,14 +33,7 @@ impl Owners {
     /// If there is no worker.
     pub(crate) fn new(config: &Config, workers: usize) -> Self {
         assert!(workers > 0, "a switch has at least one worker");
-        let mut hosts: Vec<_> = config.servers.iter().map(|server| bits_of(server.host)).collect();
-        for ended in &config.ended {
-            let host = bits_of(ended.server.0);
-            if !hosts.contains(&host) {
-                hosts.push(host);
-            }
-        }
-        Self { hosts: hosts.into(), servers: config.servers.len(), workers }
+        Self { hosts: config.servers.iter().map(|server| bits_of(server.host)).collect(), workers }
     }
 
     /// Returns the number of workers.
@@ -50,15 +41,15 @@ impl Owners {
         self.workers
     }
 
-    /// Returns the worker of a server; 0 for a host that is no longer one, and for one that never was.
-    pub(crate) fn worker_of_server(&self, host: IpAddr) -> usize {
-        self.worker_of(bits_of(host)).unwrap_or(0)
+    /// Returns the worker of a server; `None` for a host that is none.
+    pub(crate) fn worker_of_server(&self, host: IpAddr) -> Option<usize> {
+        self.worker_of(bits_of(host))
     }
 
     #[inline]
     fn worker_of(&self, host: u128) -> Option<usize> {
         let at = self.hosts.iter().position(|own| *own == host)?;
-        Some(if at < self.servers { at % self.workers } else { 0 })
+        Some(at % self.workers)
     }
 
     /// Returns the owner of a frame, or `None` if it concerns no server. With the planted bug `is_hashed`, it follows from
@@ -104,14 +95,14 @@ fn unusual_hosts(frame: &[u8]) -> Option<(u128, u128)> {
     addresses_of(frame).map(|(source, destination, _)| (bits_of(source), bits_of(destination)))
 }
 
-/// Returns whether a packet is part of what its destination, as the active side of a connection, began: a response, or
-/// a REP.
+/// Returns whether a packet concerns what its destination has begun: a response, a CNP, or a REP.
 #[cold]
 fn is_from_responder(frame: &[u8]) -> bool {
     let Class::Roce(layout) = classify(frame) else { return false };
     let packet = Packet::new(frame, layout);
     match Op::of(layout.opcode()).kind {
-        Kind::Response => true,
+        // The clients that share a queue pair get the CNPs of its server.
+        Kind::Response | Kind::Cnp => true,
         Kind::UnreliableDatagram => mad_of(&packet)
             .and_then(|mad| Message::parse(mad).ok())
             .is_some_and(|message| matches!(message.body, Body::Rep(_))),
@@ -149,11 +140,8 @@ mod tests {
     }
 
     fn owners(v6: bool, workers: usize) -> Owners {
-        let ended =
-            Connection { server: (ip(v6, FORMER_SERVER), Qpn::new(7)), client: (ip(v6, 20), Qpn::new(8)) };
         let config = Config {
             servers: (0..SERVERS).map(|n| Server::new(ip(v6, n))).collect(),
-            ended: vec![ended],
             ..Config::new(forward::Config::bridge(2, 16))
         };
         Owners::new(&config, workers)
@@ -201,15 +189,16 @@ mod tests {
     #[test]
     fn the_worker_of_the_server_gets_requests_to_it_and_its_responses() {
         for_all(|owners, to_server, from_server, worker| {
-            for opcode in
-                [Opcode::RC_COMPARE_SWAP, Opcode::RC_READ_REQUEST, Opcode::RC_SEND_MIDDLE, Opcode::CNP]
-            {
+            for opcode in [Opcode::RC_COMPARE_SWAP, Opcode::RC_READ_REQUEST, Opcode::RC_SEND_MIDDLE] {
                 let owner = owners.owner(&packet(to_server, opcode), false);
                 assert_eq!(owner, Some(worker), "{to_server:?} {opcode}");
             }
-            for opcode in
-                [Opcode::RC_ACKNOWLEDGE, Opcode::RC_ATOMIC_ACKNOWLEDGE, Opcode::RC_READ_RESPONSE_MIDDLE]
-            {
+            for opcode in [
+                Opcode::RC_ACKNOWLEDGE,
+                Opcode::RC_ATOMIC_ACKNOWLEDGE,
+                Opcode::RC_READ_RESPONSE_MIDDLE,
+                Opcode::CNP,
+            ] {
                 let owner = owners.owner(&packet(from_server, opcode), false);
                 assert_eq!(owner, Some(worker), "{from_server:?} {opcode}");
             }
@@ -273,30 +262,29 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_ended_with_a_restart_have_one_worker_however_many_there_are_now() {
+    fn connections_that_ended_with_a_restart_are_refused_by_whoever_gets_their_packets() {
+        let ended = (0..=SERVERS).map(|n| Connection {
+            server: (ip(false, if n == SERVERS { FORMER_SERVER } else { n }), Qpn::new(7)),
+            client: (ip(false, 20), Qpn::new(8)),
+        });
+        let config = Config {
+            servers: (0..SERVERS).map(|n| Server::new(ip(false, n))).collect(),
+            ended: ended.collect(),
+            ..Config::new(forward::Config::bridge(2, 16))
+        };
         for workers in 1..=4 {
-            let owners = owners(false, workers);
-            let to_former = Ends { v6: false, from: 20, to: FORMER_SERVER };
-            assert_eq!(owners.owner(&packet(to_former, Opcode::RC_WRITE_ONLY), false), Some(0));
-            let ended = (0..=SERVERS).map(|n| Connection {
-                server: (ip(false, if n == SERVERS { FORMER_SERVER } else { n }), Qpn::new(7)),
-                client: (ip(false, 20), Qpn::new(8)),
-            });
-            let config = Config {
-                servers: (0..SERVERS).map(|n| Server::new(ip(false, n))).collect(),
-                ended: ended.collect(),
-                ..Config::new(forward::Config::bridge(2, 16))
-            };
-            for worker in 0..workers {
-                for ended in config.clone().of_worker(worker, workers).ended {
-                    let (IpAddr::V4(server), _) = ended.server else { panic!("{ended:?}") };
-                    let request =
-                        packet(Ends { v6: false, from: 20, to: server.octets()[3] }, Opcode::RC_WRITE_ONLY);
-                    assert_eq!(owners.owner(&request, false), Some(worker), "{ended:?}");
+            let owners = Owners::new(&config, workers);
+            let of_workers: Vec<_> =
+                (0..workers).map(|worker| config.clone().of_worker(worker, workers).ended).collect();
+            for ended in &config.ended {
+                let IpAddr::V4(server) = ended.server.0 else { panic!("{ended:?}") };
+                let to_server = Ends { v6: false, from: 20, to: server.octets()[3] };
+                let owner = owners.owner(&packet(to_server, Opcode::RC_WRITE_ONLY), false);
+                for (worker, of_worker) in of_workers.iter().enumerate() {
+                    let gets_packets = owner.is_none_or(|owner| owner == worker);
+                    assert_eq!(of_worker.contains(ended), gets_packets, "{ended:?}");
                 }
             }
-            let all = (0..workers).map(|worker| config.clone().of_worker(worker, workers).ended.len());
-            assert_eq!(all.sum::<usize>(), config.ended.len());
         }
     }
 }

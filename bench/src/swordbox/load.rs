@@ -62,8 +62,14 @@ impl Load {
 
     /// Returns the capture, and the function in the state that the capture starts from.
     pub fn make(&self) -> (Vec<Vec<u8>>, Replay) {
-        let rack = Rack::new(self.connections, self.lines);
-        let frames = self.play(&rack);
+        self.make_for(0, 1)
+    }
+
+    /// Returns the capture and the function of a worker, one of `workers`, each of which has a server of its own with
+    /// this load.
+    pub fn make_for(&self, worker: u8, workers: u8) -> (Vec<Vec<u8>>, Replay) {
+        let rack = Rack::new((worker, workers), self.connections, self.lines);
+        let frames = self.play(worker, &rack);
         let shared_qp = self.operations() / SHARED_QPS;
         let acknowledgement = frames.last().map_or(0, Vec::len);
         let of = |frame: &[u8], shift| Patch::new(frame, shift);
@@ -81,7 +87,7 @@ impl Load {
 
     /// Returns the requests, of one client after the other, and the server's acknowledgements, each one
     /// window of requests later.
-    fn play(&self, rack: &Rack) -> Vec<Vec<u8>> {
+    fn play(&self, worker: u8, rack: &Rack) -> Vec<Vec<u8>> {
         let clients = self.connections as usize;
         // Each client waits for its response before its next request.
         let window = WINDOW.min(clients / 2);
@@ -94,7 +100,7 @@ impl Load {
             done[shared_qp] += 1;
             if done[shared_qp].is_multiple_of(self.covered) {
                 let psn = Psn::new(done[shared_qp] as u32 - 1);
-                frames.push(response_frame(rack.owners[shared_qp], psn, Msn::ZERO, None));
+                frames.push(response_frame(worker, rack.owners[shared_qp], psn, Msn::ZERO, None));
             }
         };
         for n in 0..self.operations() {
@@ -110,7 +116,7 @@ impl Load {
                 Verb::Write => Request::Write { va },
             };
             let psn = Psn::new((n / clients) as u32);
-            frames.push(request_frame((n % clients) as u32, psn, operation));
+            frames.push(request_frame(worker, (n % clients) as u32, psn, operation));
             if n >= window {
                 acknowledge(n - window, &mut frames);
             }
@@ -180,6 +186,18 @@ pub struct Tally {
     pub wrong: u64,
 }
 
+impl core::iter::Sum for Tally {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, tally| Self {
+            remapped: sum.remapped + tally.remapped,
+            decided: sum.decided + tally.decided,
+            acks: sum.acks + tally.acks,
+            resent: sum.resent + tally.resent,
+            wrong: sum.wrong + tally.wrong,
+        })
+    }
+}
+
 impl Tally {
     fn of(counters: &Counters) -> Self {
         let wrong = [
@@ -202,10 +220,11 @@ impl Tally {
         }
     }
 
-    /// Checks that the counts match `frames` frames of the load. The error describes the first difference.
-    pub fn check(&self, load: &Load, frames: u64) -> Result<(), String> {
+    /// Checks that the counts of `workers` workers together match `frames` frames of the load. The error describes the
+    /// first difference.
+    pub fn check(&self, load: &Load, workers: u8, frames: u64) -> Result<(), String> {
         // The run may have ended in the middle of a pass, with outstanding operations.
-        let slack = load.frames() as f64;
+        let slack = load.frames() as f64 * f64::from(workers);
         let operations = frames as f64 * load.operations_per_frame();
         let decided = if load.verb == Verb::Cas { operations } else { 0.0 };
         let counts = [
@@ -280,6 +299,12 @@ impl Replay {
 impl Function for Replay {
     type Command = swordbox::Command;
     type Event = swordbox::Event;
+    const HAS_OWNERS: bool = Swordbox::HAS_OWNERS;
+
+    #[inline]
+    fn owner(&self, frame: &impl Frame, port: PortId) -> Option<usize> {
+        self.function.owner(frame, port)
+    }
 
     #[inline]
     fn on_frame<O: Output>(

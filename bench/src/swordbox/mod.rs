@@ -23,7 +23,8 @@ const MACSWAP: &str = "testpmd macswap";
 const SWORDBOX: &str = "understudy swordbox";
 
 /// Requests of 1,024 clients
-const CLIENTS_1024: Load = Load { verb: Verb::Cas, connections: 1024, requests: 1, lines: 64, covered: 1 };
+pub(crate) const CLIENTS_1024: Load =
+    Load { verb: Verb::Cas, connections: 1024, requests: 1, lines: 64, covered: 1 };
 /// As many requests as 65,536 clients make with one each: the capture exceeds the caches
 const CLIENTS_65536: Load = Load { connections: 65_536, lines: 256, ..CLIENTS_1024 };
 const CLIENTS_1024_LONG: Load = Load { connections: 1024, requests: 64, ..CLIENTS_65536 };
@@ -61,6 +62,9 @@ pub struct LoadArgs {
     /// Operations that an acknowledgement covers
     #[arg(long)]
     covered: usize,
+    /// Number of workers, each of which plays the capture of its own server
+    #[arg(long, default_value_t = 1)]
+    pub workers: u8,
 }
 
 impl LoadArgs {
@@ -132,27 +136,34 @@ fn replaying(load: Load) -> Launch {
             + "[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = 0\n";
         std::fs::write(&path, config).into_diagnostic()?;
         let mut command = Command::new(&bench.understudy);
-        command.args(["bench", "swordbox-load"]).arg(path);
-        let verb = if load.verb == Verb::Cas { "cas" } else { "write" };
-        command.args(["--verb", verb]);
-        for (option, value) in [
-            ("--connections", load.connections as usize),
-            ("--requests", load.requests as usize),
-            ("--lines", load.lines),
-            ("--covered", load.covered),
-        ] {
-            command.args([option, &value.to_string()]);
-        }
+        command.args(load_command(load)).arg(path);
         Ok(Program { command, file_prefix, thread_names: &["worker-0"] })
     })
 }
 
-/// Checks that a replay handled the traffic as intended.
+/// Returns the command, but its configuration, that replays a load.
+pub(crate) fn load_command(load: Load) -> Vec<String> {
+    let verb = if load.verb == Verb::Cas { "cas" } else { "write" };
+    let mut command: Vec<_> = ["bench", "swordbox-load", "--verb", verb].map(String::from).into();
+    for (option, value) in [
+        ("--connections", load.connections as usize),
+        ("--requests", load.requests as usize),
+        ("--lines", load.lines),
+        ("--covered", load.covered),
+    ] {
+        command.extend([option.into(), value.to_string()]);
+    }
+    command
+}
+
+/// Checks that replays of `workers` workers together handled the traffic as intended.
 ///
 /// # Errors
 /// The difference from the intended behaviour.
-pub fn check(load: &Load, tally: &Tally, frames: u64) -> Result<(), Report> {
-    tally.check(load, frames).map_err(|what| miette!("invalid measurement of {}: {what}", name(*load)))
+pub fn check(load: &Load, workers: u8, tally: &Tally, frames: u64) -> Result<(), Report> {
+    tally
+        .check(load, workers, frames)
+        .map_err(|what| miette!("invalid measurement of {}: {what}", name(*load)))
 }
 
 fn ratios(figures: &Figures) -> Vec<Ratio> {

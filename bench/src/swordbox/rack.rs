@@ -27,7 +27,6 @@ const TABLE: u64 = 0x1000_0000;
 const UNSHARED: u64 = 0x2000_0000;
 /// Machines on which the clients run
 const MACHINES: u32 = 64;
-const SERVER: [u8; 4] = [10, 0, 0, 1];
 const SERVER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 /// Lines at the beginning of the table that are not measured
 const UNMEASURED: u64 = 64;
@@ -35,6 +34,11 @@ const UNMEASURED: u64 = 64;
 /// Returns the address of line `n`.
 const fn line_address(n: u64) -> u64 {
     TABLE + (UNMEASURED + n) * 64
+}
+
+/// Returns the address of a worker's server.
+const fn server_of(worker: u8) -> [u8; 4] {
+    [10, 0, 0, 1 + worker]
 }
 
 /// Returns the server's queue pair for client `n`, and the client's own.
@@ -60,12 +64,12 @@ pub(super) enum Request {
     },
 }
 
-/// Returns a frame between client `n` and the server, in either direction.
-fn frame(n: u32, to_server: bool, bth: Bth, extended: Extended, payload: &[u8]) -> Vec<u8> {
+/// Returns a frame between client `n` and a worker's server, in either direction.
+fn frame(worker: u8, n: u32, to_server: bool, bth: Bth, extended: Extended, payload: &[u8]) -> Vec<u8> {
     let machine = (n % MACHINES) as u8;
     let client = ([10, 0, 1, machine], MacAddr([2, 0, 0, 0, 1, machine]));
-    let ((src, src_mac), (dst, dst_mac)) =
-        if to_server { (client, (SERVER, SERVER_MAC)) } else { ((SERVER, SERVER_MAC), client) };
+    let server = (server_of(worker), SERVER_MAC);
+    let ((src, src_mac), (dst, dst_mac)) = if to_server { (client, server) } else { (server, client) };
     let ethernet = Ethernet { dst: dst_mac, src: src_mac, ethertype: ethertype::IPV4.into() };
     let ip = Ip::V4(Ipv4 { src, dst, ..Ipv4::default() }, &[]);
     let mut repr = Repr { extended, payload, ..Repr::new(ethernet, ip, bth) };
@@ -76,8 +80,8 @@ fn frame(n: u32, to_server: bool, bth: Bth, extended: Extended, payload: &[u8]) 
     frame
 }
 
-/// Returns a request of client `n`.
-pub(super) fn request_frame(n: u32, psn: Psn, request: Request) -> Vec<u8> {
+/// Returns a request of client `n` to a worker's server.
+pub(super) fn request_frame(worker: u8, n: u32, psn: Psn, request: Request) -> Vec<u8> {
     let (server, _) = qpns(n);
     let (opcode, mut extended, payload) = (
         match request {
@@ -100,11 +104,18 @@ pub(super) fn request_frame(n: u32, psn: Psn, request: Request) -> Vec<u8> {
     }
     let mut bth = Bth::new(opcode, server, psn);
     bth.set_ack_req(true);
-    frame(n, true, bth, extended, if matches!(request, Request::Write { .. }) { &payload } else { &[] })
+    frame(
+        worker,
+        n,
+        true,
+        bth,
+        extended,
+        if matches!(request, Request::Write { .. }) { &payload } else { &[] },
+    )
 }
 
 /// Returns the server's response to client `n`; to an atomic, with the original value.
-pub(super) fn response_frame(n: u32, psn: Psn, msn: Msn, original: Option<u64>) -> Vec<u8> {
+pub(super) fn response_frame(worker: u8, n: u32, psn: Psn, msn: Msn, original: Option<u64>) -> Vec<u8> {
     let aeth = zerocopy::transmute!(Aeth::new(Syndrome::Ack(Credit::UNLIMITED), msn));
     let mut extended = Extended { aeth, ..Extended::default() };
     let opcode = match original {
@@ -114,12 +125,12 @@ pub(super) fn response_frame(n: u32, psn: Psn, msn: Msn, original: Option<u64>) 
         }
         None => Opcode::RC_ACKNOWLEDGE,
     };
-    frame(n, false, Bth::new(opcode, qpns(n).1, psn), extended, &[])
+    frame(worker, n, false, Bth::new(opcode, qpns(n).1, psn), extended, &[])
 }
 
 /// Returns the two messages with which the connection manager establishes a connection, both with the
 /// starting PSN `psn`.
-fn handshake(n: u32, psn: Psn) -> [Vec<u8>; 2] {
+fn handshake(worker: u8, n: u32, psn: Psn) -> [Vec<u8>; 2] {
     let (server, client) = qpns(n);
     let (mut req, mut rep) = (cm::Req::zeroed(), cm::Rep::zeroed());
     req.local_comm_id = (n + 1).into();
@@ -137,7 +148,7 @@ fn handshake(n: u32, psn: Psn) -> [Vec<u8>; 2] {
     cm::emit(&MadHeader::new(cm::Kind::Rep, u64::from(n) + 1), &rep, &mut mads[1]);
     let datagram = |to_server: bool, mad: &[u8]| {
         let extended = Extended { deth: Deth::new(Deth::GSI_QKEY, Qpn::GSI), ..Extended::default() };
-        frame(n, to_server, Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::ZERO), extended, mad)
+        frame(worker, n, to_server, Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::ZERO), extended, mad)
     };
     [datagram(true, &mads[0]), datagram(false, &mads[1])]
 }
@@ -151,6 +162,7 @@ struct QueuePair {
 
 /// Clients, a Swordbox and a server. Frames pass through without delay.
 pub(super) struct Rack {
+    worker: u8,
     pub(super) function: Swordbox,
     pub(super) now: Nanos,
     queue_pairs: Vec<QueuePair>,
@@ -164,24 +176,26 @@ pub(super) struct Rack {
 }
 
 impl Rack {
-    /// Creates a rack of `clients` clients, all of which are connected and have used the server's memory on
+    /// Creates a rack of a worker, one of `workers`, with `clients` clients of the worker's server, all of which are connected and have used the server's memory on
     /// their own connections. There are `lines` lines on each shared connection, whose words' values are
     /// cached, and additional clients whose connections are shared. The next request of each client, and the
     /// next on each shared connection, has PSN 0.
-    pub(super) fn new(clients: u32, lines: usize) -> Self {
+    pub(super) fn new((worker, workers): (u8, u8), clients: u32, lines: usize) -> Self {
         // A first run counts the requests that it takes; the second starts at the PSNs from which they end at
         // 0.
-        let first = Self::begin(clients, lines, &vec![Psn::ZERO; clients as usize + SHARED_QPS]);
+        let first =
+            Self::begin((worker, workers), clients, lines, &vec![Psn::ZERO; clients as usize + SHARED_QPS]);
         let begin: Vec<_> = first.queue_pairs.iter().map(|qp| Psn::ZERO.sub(qp.expected.get())).collect();
-        Self::begin(clients, lines, &begin)
+        Self::begin((worker, workers), clients, lines, &begin)
     }
 
-    fn begin(clients: u32, lines: usize, first: &[Psn]) -> Self {
+    fn begin((worker, workers): (u8, u8), clients: u32, lines: usize, first: &[Psn]) -> Self {
         let all = clients + SHARED_QPS as u32;
-        let config = config(all, lines * SHARED_QPS);
+        let config = config(workers, all, lines * SHARED_QPS);
         let settle = config.settle;
         let mut rack = Self {
-            function: Swordbox::new(config),
+            worker,
+            function: Swordbox::of_worker(config, worker.into(), workers.into()),
             now: Nanos::ZERO,
             queue_pairs: first.iter().map(|psn| QueuePair { expected: *psn, done: Msn::ZERO }).collect(),
             memory: HashMap::new(),
@@ -192,7 +206,7 @@ impl Rack {
         // A connection shares only connections that were made before it: the server of a later one may have
         // restarted meanwhile.
         for n in (clients..all).rev().chain(0..clients) {
-            for frame in handshake(n, first[n as usize]) {
+            for frame in handshake(worker, n, first[n as usize]) {
                 rack.relay(&frame);
             }
             // These requests prove that the client has the key. The second addresses a word that may be
@@ -231,7 +245,7 @@ impl Rack {
     fn execute(&mut self, n: u32, request: Request) -> u32 {
         let psn = self.next_psn[n as usize];
         self.next_psn[n as usize] = psn.add(1);
-        let to_server = self.relay(&request_frame(n, psn, request));
+        let to_server = self.relay(&request_frame(self.worker, n, psn, request));
         let [request] = &to_server[..] else { panic!("{} frames for a request", to_server.len()) };
         let (owner, response) = self.serve(request);
         let to_client = self.relay(&response);
@@ -275,26 +289,27 @@ impl Rack {
             }
             original
         });
-        (n, response_frame(n, psn, qp.done, original))
+        (n, response_frame(self.worker, n, psn, qp.done, original))
     }
 }
 
-/// Returns the default configuration, with room for this many connections and lines.
-fn config(connections: u32, lines: usize) -> Config {
+/// Returns the default configuration, with a server for each worker, and room for this many connections and lines.
+fn config(workers: u8, connections: u32, lines: usize) -> Config {
     let forward = ForwardConfig {
         mode: ForwardingMode::Pairs(vec![(PortId(0), PortId(0))]),
         ..ForwardConfig::bridge(1, 16)
     };
     let base = Config::new(forward);
     let table = WordTable { rkey: None, range: TABLE..UNSHARED, stride: 8, writable: true };
+    let server = |worker| Server {
+        tables: vec![table.clone()],
+        client_owned_qps: SHARED_QPS,
+        ..Server::new(server_of(worker).into())
+    };
     Config {
         connections: base.connections.max(connections as usize),
         lines: base.lines.max(4 * lines),
-        servers: vec![Server {
-            tables: vec![table],
-            client_owned_qps: SHARED_QPS,
-            ..Server::new(SERVER.into())
-        }],
+        servers: (0..workers).map(server).collect(),
         layers: Layers::CAS_TO_WRITE,
         ..base
     }

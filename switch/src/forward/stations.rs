@@ -78,7 +78,7 @@ impl Stations {
     /// Learns the sender and returns the verdict; `None` if the frame is to be flooded.
     pub(super) fn route(&mut self, bytes: &[u8], port: PortId, now: Nanos) -> Option<Verdict> {
         let (src, dst) = addresses(bytes)?;
-        self.learn_source(src, port, now);
+        self.observe(src, port, now);
         if let [0x01, 0x80, 0xc2, 0, 0, 0..=0x0f] = dst.0 {
             return Some(Verdict::Drop(DropReason::LinkLocal));
         }
@@ -91,7 +91,9 @@ impl Stations {
         }
     }
 
-    fn learn_source(&mut self, mac: MacAddr, port: PortId, now: Nanos) {
+    /// Learns a station that this worker has seen, whether or not there is room for an event; if there is none, the
+    /// station's next frame is reported.
+    pub(super) fn observe(&mut self, mac: MacAddr, port: PortId, now: Nanos) {
         if mac.is_group() {
             return;
         }
@@ -107,24 +109,11 @@ impl Stations {
                 return;
             }
         }
-        let full = self.events.as_ref().is_some_and(|events| events.len() >= EVENT_CAPACITY);
-        if !full
-            && self.insert(mac, port, now)
-            && let Some(events) = &mut self.events
-        {
-            events.push_back(Event::Learned(mac, port, now));
-        }
-    }
-
-    /// Learns a station that this worker has seen, whether or not there is room for an event; if there is none, the
-    /// station's next frame is reported.
-    pub(super) fn observe(&mut self, mac: MacAddr, port: PortId, now: Nanos) {
-        self.learn_source(mac, port, now);
-        if let Some(id) = self.index.get(&mac) {
-            let entry = &mut self.entries[id as usize];
-            if !entry.fixed && entry.port != port {
-                *entry = Entry { port, last_seen: now, is_reported: false, ..*entry };
-            }
+        let Some(id) = self.insert(mac, port, now) else { return };
+        match &mut self.events {
+            Some(events) if events.len() >= EVENT_CAPACITY => self.entries[id as usize].is_reported = false,
+            Some(events) => events.push_back(Event::Learned(mac, port, now)),
+            None => {}
         }
     }
 
@@ -145,14 +134,14 @@ impl Stations {
         self.insert(mac, port, seen);
     }
 
-    /// Inserts or updates an entry. Returns whether there was room.
-    fn insert(&mut self, mac: MacAddr, port: PortId, now: Nanos) -> bool {
-        let Ok(id) = self.index.get_or_insert(mac) else { return false };
+    /// Inserts or updates an entry, and returns its index; `None` if there was no room.
+    fn insert(&mut self, mac: MacAddr, port: PortId, now: Nanos) -> Option<u32> {
+        let Ok(id) = self.index.get_or_insert(mac) else { return None };
         let entry = &mut self.entries[id as usize];
         if !entry.fixed {
             *entry = Entry { port, last_seen: now, last_reported: now, is_reported: true, fixed: false };
         }
-        true
+        Some(id)
     }
 
     /// Removes stations that have sent nothing for the ageing time; examines some entries per call.

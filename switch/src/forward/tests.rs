@@ -256,13 +256,18 @@ fn workers_agree_on_the_port_of_a_station_that_moves() {
 }
 
 #[test]
-fn stations_beyond_the_event_queue_are_learnt_later() {
+fn stations_beyond_the_event_queue_are_reported_later() {
     let mut forward = Forward::new(&bridge(3, 1000));
     for n in 0..200 {
         run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1000 + n)), LEFT, Nanos::ZERO);
     }
+    // This worker knows them, also those that move, and those that it had reported before.
+    run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1000)), RIGHT, Nanos(1));
+    assert_eq!((forward.find_station(mac(1000)), forward.find_station(mac(1199))), (Some(RIGHT), Some(LEFT)));
     let reported = std::iter::from_fn(|| forward.poll_event()).count();
     assert!(reported < 200);
+    run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1000)), RIGHT, Nanos(2));
+    assert_eq!(forward.poll_event(), Some(Event::Learned(mac(1000), RIGHT, Nanos(2))));
     run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1199)), LEFT, Nanos::ZERO);
     assert_eq!(forward.poll_event(), Some(Event::Learned(mac(1199), LEFT, Nanos::ZERO)));
 }

@@ -62,6 +62,7 @@ const IDLE: Nanos = Nanos::from_millis(10);
 pub struct Swordbox {
     config: Config,
     owners: Owners,
+    worker: usize,
     layers: Layers,
     forward: Forward,
     connections: Connections,
@@ -129,6 +130,7 @@ impl Swordbox {
         Self {
             layers: config.layers,
             owners,
+            worker,
             forward: Forward::embedded(&config.forward, workers),
             connections: Connections::new(&config),
             ended: EndedConnections::new(&config),

@@ -284,6 +284,7 @@ impl Swordbox {
             self.track(id, &packet, op, now);
             if self.connections.flow(id).stage == Stage::Synced
                 && (self.wants_sharing(id, &packet, op) || self.wants_steering(id, &packet))
+                && self.has_all_messages_of(id)
             {
                 self.request_translation(id);
             }
@@ -319,6 +320,14 @@ impl Swordbox {
             _ => {}
         }
         self.connections.record(id, record);
+    }
+
+    /// Returns whether this worker gets all messages of the connection manager about a connection, and its packets in
+    /// both directions: the client is no server of another worker.
+    fn has_all_messages_of(&self, id: Id) -> bool {
+        let client = self.connections.key(self.connections.endpoint(id).peer());
+        let other = client.and_then(|client| self.owners.worker_of_server(client.host()));
+        other.is_none_or(|worker| worker == self.worker)
     }
 
     /// Requests permission to translate a connection from the control plane.

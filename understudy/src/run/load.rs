@@ -3,6 +3,7 @@
 use crate::config;
 use crate::functions::{FunctionConfig, p4ce};
 use crate::system::{catch_signals, explain, random_u64};
+use bench::swordbox::load::{Replay, Watch};
 use dataplane::{NoControl, Runtime, Stopwatch};
 use miette::Report;
 use switch::forward::Forward;
@@ -43,16 +44,16 @@ pub(crate) fn swordbox_load(args: &bench::swordbox::LoadArgs) -> Result<(), Repo
     let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
     let stop = catch_signals()?;
     let load = args.load();
-    let (_, function) = load.make();
-    let watch = function.watch();
+    let functions: Vec<_> = (0..args.workers).map(|worker| load.make_for(worker, args.workers).1).collect();
+    let watches: Vec<_> = functions.iter().map(Replay::watch).collect();
     let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
     // The load made its control-plane requests when it was created.
-    let outcome = runtime.run(vec![function], &mut NoControl, &stop);
+    let outcome = runtime.run(functions, &mut NoControl, &stop);
     drop(runtime);
     let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
-    let tally = watch.tally();
+    let tally = watches.iter().map(Watch::tally).sum();
     println!("{frames} frames: {tally:?}");
-    bench::swordbox::check(&load, &tally, frames)
+    bench::swordbox::check(&load, args.workers, &tally, frames)
 }
 
 /// Runs the load that `bench onepipe` measures.

@@ -8,7 +8,7 @@ use crate::clients::Kind;
 use crate::clients::clover::{Layout, Options};
 use crate::clients::ycsb::Mix;
 use core::fmt;
-use sim::Controlled;
+use sim::{Controlled, Workers};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,17 +32,23 @@ impl Journal for MemoryJournal {
     }
 }
 
-/// Returns a Swordbox with this configuration, whose journal survives its crashes.
+/// Returns a Swordbox with one worker and this configuration, whose journal survives its crashes.
 pub fn swordbox(config: Config) -> Controlled<Control> {
+    swordbox_on(Workers::ONE, config)
+}
+
+/// Returns a Swordbox with these workers and this configuration, whose journal survives its crashes.
+pub fn swordbox_on(workers: Workers, config: Config) -> Controlled<Control> {
     let written = MemoryJournal::default();
     let journal = written.clone();
     let of_control = config.clone();
-    Controlled::new(
-        move || {
+    Controlled::with_workers(
+        workers,
+        move |worker| {
             let ended = written.0.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
-            Swordbox::new(Config { ended, ..config.clone() })
+            Swordbox::of_worker(Config { ended, ..config.clone() }, worker, workers.count)
         },
-        move |_| Control::new(Box::new(journal.clone()), &of_control, 1),
+        move |_| Control::new(Box::new(journal.clone()), &of_control, workers.count),
     )
 }
 

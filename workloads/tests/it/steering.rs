@@ -4,17 +4,17 @@
 
 use crate::counter_totals::CounterTotals;
 use crate::environment;
-use sim::{Controlled, Costs, EPOCH, Fault, Link, Queues};
+use sim::{Controlled, Costs, EPOCH, Fault, Link, Queues, Workers};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
 use switch::metrics::Metrics as _;
 use switch::{Nanos, Probability, Rng};
 use swordbox::steering::{ListsConfig, Structure};
-use swordbox::{Control, Layers, WordTable};
+use swordbox::{Control, Layers, Swordbox, WordTable};
 use workloads::clients::clover::{Layout, Options, Store, Tails};
 use workloads::clients::{Start, Stopped, Thread};
-use workloads::rack::steering::{config, swordbox};
+use workloads::rack::steering::{config, swordbox_on};
 use workloads::rack::{Rack, RackConfig};
 use workloads::registers::{History, Observed};
 
@@ -37,6 +37,7 @@ const MIN_COUNTERS: [(&str, u64); 13] = [
 ];
 /// Seeds of both halves in `make test`; `make soak` runs others.
 const SEEDS: u64 = 200;
+const SEEDS_OF_WORKERS: u64 = 40;
 const INDEX_VA: u64 = 0x1000_0000;
 const NODES_VA: u64 = 0x7000_0000_0000;
 /// Time limit of a run. The communication manager of a host that was unreachable needs long timeouts.
@@ -132,6 +133,7 @@ struct Drawn {
     rack: RackConfig,
     work: Work,
     swordbox_config: swordbox::Config,
+    workers: Workers,
 }
 
 /// Draws the longest delay of late frames of the machines, in a quarter of the seeds. Where connections are
@@ -240,7 +242,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Rng) {
         dead_after: Nanos::from_micros(if may_fail { rng.between(300, 8_000) } else { 2_000_000 }),
         ..plain
     };
-    (Drawn { rack, work, swordbox_config }, rng)
+    (Drawn { rack, work, swordbox_config, workers: Workers::ONE }, rng)
 }
 
 fn node_count(threads: usize, work: &Work) -> usize {
@@ -258,7 +260,8 @@ fn build(drawn: &Drawn) -> Net {
     };
     let nodes = node_count(drawn.rack.machines * drawn.rack.threads, &work);
     let memory = work.layout.memory(INDEX_VA, NODES_VA, nodes);
-    let switch = swordbox(drawn.swordbox_config.clone()).with_queues(Queues::drawn(drawn.rack.seed));
+    let switch =
+        swordbox_on(drawn.workers, drawn.swordbox_config.clone()).with_queues(Queues::drawn(drawn.rack.seed));
     let keeps_memory = drawn.rack.keeps_memory;
     let mut rack = Rack::new(drawn.rack.clone(), memory, switch, program);
     let hosts = [&rack.machines[..], &[rack.server]].concat();
@@ -329,9 +332,12 @@ impl Net {
 
     /// Returns a violation together with the seed's draws, and the counters and the state of the Swordbox.
     fn describe(&self, wrong: &str, drawn: &Drawn) -> String {
-        let function = &self.switch().switch.functions[0];
-        let counters: Vec<_> = function.counters().reported().filter(|(_, count)| *count > 0).collect();
-        format!("{wrong}\n{drawn:?}\n{counters:?}\n{function:?}")
+        let functions = &self.switch().switch.functions;
+        let counted = |function: &Swordbox| {
+            function.counters().reported().filter(|(_, count)| *count > 0).collect::<Vec<_>>()
+        };
+        let counters: Vec<_> = functions.iter().map(counted).collect();
+        format!("{wrong}\n{drawn:?}\n{counters:?}\n{functions:?}")
     }
 
     fn rack_threads(&self) -> usize {
@@ -401,6 +407,31 @@ fn lossy_links_leave_lists_correct_in_the_first_half_of_the_seeds() {
 #[test]
 fn lossy_links_leave_lists_correct_in_the_second_half_of_the_seeds() {
     lossy_links(1);
+}
+
+/// The memory server belongs to one worker, which gets its frames from the others. They are late by at most half of the
+/// ACK timeout, as those of [`late`].
+fn several_workers(drawn: &mut Drawn, seed: u64) {
+    let workers = Workers::drawn(seed);
+    drawn.workers =
+        Workers { pause: workers.pause.min(Nanos((4096 << drawn.rack.ack_timeout) / 2)), ..workers };
+}
+
+#[test]
+fn several_workers_leave_lists_correct() {
+    let mut dispatched = 0;
+    for seed in environment::seeds("steering_workers", SEEDS_OF_WORKERS) {
+        let (mut drawn, _) = drawn(seed, false);
+        several_workers(&mut drawn, seed);
+        let mut net = build(&drawn);
+        net.run(Vec::new()).unwrap_or_else(|wrong| panic!("seed {seed}: {}", net.describe(&wrong, &drawn)));
+        dispatched += net.switch().switch.counters.dispatched;
+        let net = with_crashes(seed, |drawn| several_workers(drawn, seed));
+        let net = net.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        dispatched += net.switch().switch.counters.dispatched;
+    }
+    println!("{dispatched} packets dispatched");
+    assert!(!environment::selects_default_seeds() || dispatched > 1_000);
 }
 
 fn schedule_faults(net: &mut Net, rng: &mut Rng, seed: u64) -> Vec<(Nanos, Layers)> {

@@ -34,7 +34,7 @@ fn assert_plays(load: Load) {
     assert_eq!(responses.len(), operations);
     assert!(responses.values().all(|n| *n == 1));
     let tally = watch.tally();
-    assert_eq!(tally.check(&load, 3 * load.frames() as u64), Ok(()));
+    assert_eq!(tally.check(&load, 1, 3 * load.frames() as u64), Ok(()));
     assert_eq!((tally.remapped, tally.acks), (operations as u64, operations as u64));
     assert_eq!((tally.wrong, tally.resent), (0, 0));
 }
@@ -62,9 +62,9 @@ fn every_client_sends_one_request() {
 #[test]
 fn a_tally_that_differs_from_the_load_is_an_error() {
     let tally = Tally { remapped: 100_000, decided: 100_000, acks: 100_000, ..Tally::default() };
-    assert_eq!(tally.check(&LOAD, 200_000), Ok(()));
-    assert!(tally.check(&LOAD, 300_000).is_err());
-    assert!(Tally { decided: 0, ..tally }.check(&LOAD, 200_000).is_err());
-    assert!(Tally { wrong: 1, ..tally }.check(&LOAD, 200_000).is_err());
-    assert!(Tally { resent: 10_000, ..tally }.check(&LOAD, 200_000).is_err());
+    assert_eq!(tally.check(&LOAD, 1, 200_000), Ok(()));
+    assert!(tally.check(&LOAD, 1, 300_000).is_err());
+    assert!(Tally { decided: 0, ..tally }.check(&LOAD, 1, 200_000).is_err());
+    assert!(Tally { wrong: 1, ..tally }.check(&LOAD, 1, 200_000).is_err());
+    assert!(Tally { resent: 10_000, ..tally }.check(&LOAD, 1, 200_000).is_err());
 }
