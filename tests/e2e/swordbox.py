@@ -110,10 +110,10 @@ writable = true
 ADDRESS = 'addresses = ["10.0.0.254/24"]\nmac = "02:00:00:00:00:fe"'
 CONNECT = "connect = { port = 18600, lanes = 2 }"
 
-# A client of the memory server that is a server, too: with two workers, the other one then belongs to the second
+# Another server: with two workers, the memory server then belongs to the second
 FIRST_SERVER = """
 [[swordbox.server]]
-host = "10.0.0.1"
+host = "{host}"
 """
 
 ALL_LAYERS = '["remap", "cas_to_write"]'
@@ -163,8 +163,9 @@ class Case:
     leaves: bool = False
     # Number of shared QPs that the switch connects itself
     switch_owned: int = 0
-    # Workers of the switch
+    # Workers of the switch, and the host of the first one's server
     workers: int = 1
+    first_server: str = "10.0.0.9"
 
     @property
     def command(self) -> str:
@@ -190,7 +191,7 @@ def cases() -> list[Case]:
     locks = {"pairs": (), "rounds": 30, "clients": 4}
     return [
         Case("compare_swap", both("ib_atomic_bw", 400, atomic=CAS)),
-        Case("fetch_add", both("ib_atomic_bw", 400, atomic=ADD), workers=2),
+        Case("fetch_add", both("ib_atomic_bw", 400, atomic=ADD), workers=2, first_server="10.0.0.1"),
         Case("atomics_4qp", both("ib_atomic_bw", 200, atomic=CAS, queue_pairs=4)),
         Case("write", both("ib_write_bw", 50, size=20000)),
         Case("read", both("ib_read_bw", 50, size=20000)),
@@ -199,6 +200,8 @@ def cases() -> list[Case]:
         Case("passing", both("ib_atomic_bw", 200, atomic=CAS), layers="[]"),
         Case("locks", locks=1, **locks, decided=0.3),
         Case("locks_table", locks=1, **locks, detect=0, server=TABLE, decided=0.3, workers=2),
+        # The clients in guest a belong to a host that is a server of another worker, so their sides do not differ.
+        Case("locks_of_server", locks=1, **locks, detect=0, server=TABLE, workers=2, first_server="10.0.0.1"),
         Case("locks_several", locks=3, **locks, decided=0.1),
         Case("locks_answered", locks=1, **locks, options='failed_cas = "answer"', decided=0.3),
         Case("locks_passing", locks=1, **locks, layers="[]"),
@@ -279,7 +282,7 @@ def write_config(config: Path, case: Case, layers: str) -> None:
     journal = config.with_suffix(".journal")
     interfaces = {guest: "near" if guest == case.lossy_guest else f"host-{guest}" for guest in "abc"}
     fields = {"layers": layers, "options": case.options, "detect": case.detect, "server": case.server}
-    fields |= {"workers": json.dumps(["any"] * case.workers), "first_server": FIRST_SERVER if case.workers > 1 else ""}
+    fields |= {"workers": json.dumps(["any"] * case.workers), "first_server": FIRST_SERVER.format(host=case.first_server) if case.workers > 1 else ""}
     config.write_text(CONFIG.format(journal=journal, interfaces=interfaces, **fields))
 
 
