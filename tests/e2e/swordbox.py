@@ -282,7 +282,8 @@ def write_config(config: Path, case: Case, layers: str) -> None:
     journal = config.with_suffix(".journal")
     interfaces = {guest: "near" if guest == case.lossy_guest else f"host-{guest}" for guest in "abc"}
     fields = {"layers": layers, "options": case.options, "detect": case.detect, "server": case.server}
-    fields |= {"workers": json.dumps(["any"] * case.workers), "first_server": FIRST_SERVER.format(host=case.first_server) if case.workers > 1 else ""}
+    first_server = FIRST_SERVER.format(host=case.first_server) if case.workers > 1 else ""
+    fields |= {"workers": json.dumps(["any"] * case.workers), "first_server": first_server}
     config.write_text(CONFIG.format(journal=journal, interfaces=interfaces, **fields))
 
 
