@@ -26,6 +26,12 @@ impl Mbuf {
         Self(raw)
     }
 
+    /// Returns the buffer, which the frame continues to own.
+    #[inline]
+    pub(crate) const fn as_raw(&self) -> *mut rte_mbuf {
+        self.0.as_ptr()
+    }
+
     /// Releases ownership to the caller.
     #[inline]
     pub(crate) fn into_raw(self) -> NonNull<rte_mbuf> {

@@ -14,9 +14,9 @@ use crate::live::{DeviceCounters, Live, PortState};
 use crate::memif::{Channels, MemifHooks, Signal};
 use crate::port::{Port, PortInfo, Ports};
 use crate::time::{self, Clock, cycles};
-use crate::tx::{Exit, MbufCache, Queue, Tx};
+use crate::tx::{Exit, HandoffRing, MbufCache, Queue, Tx};
 use crate::users::Users;
-use crate::worker::{RxQueue, Worker};
+use crate::worker::{self, RxQueue, Worker};
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicBool, Ordering};
 use crossbeam_channel::{Receiver, Sender};
@@ -225,7 +225,8 @@ impl Runtime {
         let parts = functions.into_iter().zip(from_control).zip(handoffs).zip(inputs).enumerate();
         parts
             .map(|(index, (((function, from_control), handoffs), inputs))| {
-                let mut rx = self.rx_queues_of(index, count);
+                let mut rx = self.rx_queues_of(index, count, &function);
+                let exits = self.exits_of(index, &function);
                 // Copies are allocated from the pool of a port that the worker polls, which is on its NUMA
                 // node.
                 let pool = &self.ports[rx.first().map_or(0, |rx| rx.port.index())].pool;
@@ -239,8 +240,12 @@ impl Runtime {
                     index,
                     function,
                     tx: Tx {
-                        exits: self.exits_of(index),
-                        handoffs: handoffs.to,
+                        exits,
+                        handoffs: handoffs
+                            .to
+                            .into_iter()
+                            .map(|ring| ring.map(|ring| HandoffRing::new(ring, F::HAS_SENDERS)))
+                            .collect(),
                         share_from: self.ports.iter().map(|port| port.share_from).collect(),
                         pool,
                         mbuf_cache: MbufCache::new(),
@@ -251,6 +256,7 @@ impl Runtime {
                     dispatcher: (F::HAS_OWNERS && count > 1).then(|| Dispatcher::new(index, inputs.to)),
                     inputs: inputs.from,
                     handoffs: handoffs.from,
+                    taken: Vec::with_capacity(if F::HAS_SENDERS { worker::BURST } else { 0 }),
                     to_control: to_control.clone(),
                     from_control,
                     clock,
@@ -262,8 +268,9 @@ impl Runtime {
             .collect()
     }
 
-    /// Returns the receive queues of a worker: queues are assigned to the workers round-robin.
-    fn rx_queues_of(&self, worker: usize, workers: usize) -> Vec<RxQueue> {
+    /// Returns the receive queues of a worker: those of the ports from which its function receives, if it states that;
+    /// otherwise queues are assigned to the workers round-robin.
+    fn rx_queues_of<F: Function>(&self, worker: usize, workers: usize, function: &F) -> Vec<RxQueue> {
         let all = self.ports.iter().enumerate().flat_map(|(index, port)| {
             (0..port.rx_queues).map(move |queue| RxQueue {
                 device: port.id,
@@ -271,18 +278,26 @@ impl Runtime {
                 port: PortId(index as u16),
             })
         });
-        all.enumerate().filter(|(n, _)| n % workers == worker).map(|(_, rx)| rx).collect()
+        let of = |n: usize, port| if F::HAS_SENDERS { function.receiver(port) } else { n % workers };
+        all.enumerate().filter(|&(n, rx)| of(n, rx.port) == worker).map(|(_, rx)| rx).collect()
     }
 
-    /// Returns the exits of a worker: its own send queue of each port, or the worker that owns the queue.
-    fn exits_of(&self, worker: usize) -> Vec<Exit> {
+    /// Returns the exits of a worker: its own send queue of each port, or the worker that owns the queue. If the
+    /// function has senders, each port has one queue, of its sender.
+    fn exits_of<F: Function>(&self, worker: usize, function: &F) -> Vec<Exit> {
         let channels = self.channels.borrow();
-        let exit = |(index, port): (usize, &Port)| match worker % usize::from(port.tx_queues) {
-            owner if owner == worker => {
-                let queue = Queue::new(port.id, owner as u16);
-                if channels.is_memif(index) { Exit::Detached(queue) } else { Exit::Queue(queue) }
+        let exit = |(index, port): (usize, &Port)| {
+            let (owner, number) = if F::HAS_SENDERS {
+                (function.sender(PortId(index as u16)), 0)
+            } else {
+                let owner = worker % usize::from(port.tx_queues);
+                (owner, owner as u16)
+            };
+            if owner != worker {
+                return Exit::Worker(owner);
             }
-            owner => Exit::Worker(owner),
+            let queue = Queue::new(port.id, number);
+            if channels.is_memif(index) { Exit::Detached(queue) } else { Exit::Queue(queue) }
         };
         self.ports.iter().enumerate().map(exit).collect()
     }

@@ -71,10 +71,39 @@ impl<F: Function> Function for Stopwatch<F> {
     type Command = F::Command;
     type Event = F::Event;
     const HAS_OWNERS: bool = F::HAS_OWNERS;
+    const HAS_SENDERS: bool = F::HAS_SENDERS;
 
     #[inline]
     fn owner(&self, frame: &impl Frame, port: PortId) -> Option<usize> {
         self.function.owner(frame, port)
+    }
+
+    fn receiver(&self, port: PortId) -> usize {
+        self.function.receiver(port)
+    }
+
+    fn sender(&self, port: PortId) -> usize {
+        self.function.sender(port)
+    }
+
+    #[inline]
+    fn on_handoff(&mut self, frame: &mut impl Frame, port: PortId, now: Nanos) {
+        self.function.on_handoff(frame, port, now);
+    }
+
+    #[inline]
+    fn publish(&mut self) -> bool {
+        self.function.publish()
+    }
+
+    #[inline]
+    fn snapshot(&mut self) {
+        self.function.snapshot();
+    }
+
+    #[inline]
+    fn adopt(&mut self, now: Nanos) {
+        self.function.adopt(now);
     }
 
     fn receives_from(&self, port: PortId) -> bool {

@@ -5,6 +5,7 @@ use crate::mbuf::Mbuf;
 use core::ptr::NonNull;
 use dpdk_sys::{rte_eth_fp_ops, rte_mbuf, rte_mempool};
 use rtrb::Producer;
+use rtrb::chunks::ChunkError;
 use switch::{DropReason, Frame as _, Full, Output, PortId};
 
 /// Maximum number of frames that wait for a port. Frames that a port does not accept are offered again, in
@@ -17,6 +18,64 @@ const BURST: usize = 32;
 pub(crate) struct Handoff {
     pub(crate) frame: Mbuf,
     pub(crate) port: PortId,
+}
+
+/// Frames on their way to the worker that sends them.
+pub(crate) struct HandoffRing {
+    ring: Producer<Handoff>,
+    /// Frames that are not in the ring yet, up to a burst; `None` if each frame is put there at once
+    waiting: Option<Vec<Handoff>>,
+}
+
+impl HandoffRing {
+    /// Creates the sending end of a ring. `in_bursts` selects that frames are put there in bursts, and at the end of a
+    /// turn: an index that the other worker's CPU has changed costs a cache miss, and a burst needs it once.
+    pub(crate) fn new(ring: Producer<Handoff>, in_bursts: bool) -> Self {
+        Self { ring, waiting: in_bursts.then(|| Vec::with_capacity(BURST)) }
+    }
+
+    #[inline]
+    fn push(&mut self, handoff: Handoff, counters: &WorkerCounters) -> Result<(), Full> {
+        if let Some(waiting) = &mut self.waiting {
+            waiting.push(handoff);
+            if waiting.len() == BURST {
+                self.flush(counters);
+            }
+            return Ok(());
+        }
+        match self.ring.push(handoff) {
+            Ok(()) => {
+                counters.handed_off.add(1);
+                Ok(())
+            }
+            Err(rtrb::PushError::Full(_)) => {
+                counters.count_drop(DropReason::HandoffFull);
+                Err(Full)
+            }
+        }
+    }
+
+    /// Puts the waiting frames into the ring. Frames for which it has no room are lost, as on a wire.
+    #[inline]
+    fn flush(&mut self, counters: &WorkerCounters) {
+        let Some(waiting) = self.waiting.as_mut().filter(|waiting| !waiting.is_empty()) else { return };
+        let mut count = waiting.len();
+        // `slots` would read the other worker's index each time, which costs a cache miss.
+        if let Err(ChunkError::TooFewSlots(room)) = self.ring.write_chunk_uninit(count) {
+            count = room;
+        }
+        let written = match self.ring.write_chunk_uninit(count) {
+            Ok(chunk) => chunk.fill_from_iter(waiting.drain(..count)),
+            Err(_) => 0,
+        };
+        counters.handed_off.add(written as u64);
+        counters.drops[DropReason::HandoffFull.index()].add(waiting.len() as u64);
+        waiting.clear();
+    }
+
+    fn room(&self) -> usize {
+        self.ring.slots().saturating_sub(self.waiting.as_ref().map_or(0, Vec::len))
+    }
 }
 
 /// How a worker sends through a port.
@@ -245,7 +304,7 @@ pub(crate) struct Tx {
     /// Exits, by port
     pub(crate) exits: Vec<Exit>,
     /// Hand-off rings, by worker; `None` for the worker itself
-    pub(crate) handoffs: Vec<Option<Producer<Handoff>>>,
+    pub(crate) handoffs: Vec<Option<HandoffRing>>,
     /// Payload length from which on copies share their payload, by port, in bytes
     pub(crate) share_from: Vec<usize>,
     /// Pool for copies and generated frames
@@ -321,24 +380,18 @@ impl Tx {
         *exit = by(core::mem::replace(exit, Exit::Worker(usize::MAX)));
     }
 
-    #[cold]
+    #[inline]
     fn hand_off(&mut self, frame: Mbuf, port: PortId, owner: usize) -> Result<(), Full> {
         let ring = self.handoffs[owner].as_mut().expect("a worker does not hand off to itself");
-        match ring.push(Handoff { frame, port }) {
-            Ok(()) => {
-                self.counters.handed_off.add(1);
-                Ok(())
-            }
-            Err(rtrb::PushError::Full(_)) => {
-                self.counters.count_drop(DropReason::HandoffFull);
-                Err(Full)
-            }
-        }
+        ring.push(Handoff { frame, port }, &self.counters)
     }
 
-    /// Offers all waiting frames to the ports.
+    /// Offers all waiting frames to the ports, and puts those for other workers into rings.
     #[inline]
     pub(crate) fn flush(&mut self) {
+        for ring in self.handoffs.iter_mut().flatten() {
+            ring.flush(&self.counters);
+        }
         for (exit, port) in self.exits.iter_mut().zip(&self.counters.ports) {
             if let Exit::Queue(queue) = exit {
                 queue.flush(&port.tx);
@@ -381,7 +434,7 @@ impl Output for Tx {
     fn room(&self, port: PortId) -> usize {
         match &self.exits[port.index()] {
             Exit::Queue(queue) => QUEUE - queue.len,
-            Exit::Worker(owner) => self.handoffs[*owner].as_ref().map_or(0, Producer::slots),
+            Exit::Worker(owner) => self.handoffs[*owner].as_ref().map_or(0, HandoffRing::room),
             Exit::Detached(_) => QUEUE,
         }
     }

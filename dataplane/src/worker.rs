@@ -20,7 +20,7 @@ use rtrb::Consumer;
 use switch::{DropReason, Function, Nanos, PortId, Verdict};
 
 /// Maximum number of frames per burst
-const BURST: usize = 32;
+pub(crate) const BURST: usize = 32;
 /// Maximum number of bursts that a worker takes from one ring of input frames in a turn
 const INPUT_BURSTS: usize = 4;
 /// Distance, in frames, at which headers are prefetched
@@ -55,6 +55,8 @@ pub(crate) struct Worker<F: Function> {
     pub(crate) inputs: Vec<Consumer<Mbuf>>,
     /// Hand-off rings from the other workers
     pub(crate) handoffs: Vec<Consumer<Handoff>>,
+    /// Memory for a burst of their frames
+    pub(crate) taken: Vec<Handoff>,
     pub(crate) to_control: Sender<ToControl<F>>,
     pub(crate) from_control: Receiver<ToWorker<F>>,
     pub(crate) clock: Clock,
@@ -92,6 +94,9 @@ impl<F: Function> Worker<F> {
                 worked |= self.tx.counters.made.get() != made;
             }
             self.tx.flush();
+            if F::HAS_SENDERS {
+                self.function.publish();
+            }
             self.send_events();
 
             let iteration_end = cycles();
@@ -285,14 +290,7 @@ impl<F: Function> Worker<F> {
     /// there were any.
     #[inline]
     fn poll_rings(&mut self, now: Nanos) -> bool {
-        let mut any = false;
-        for ring in &mut self.handoffs {
-            for _ in 0..BURST {
-                let Ok(Handoff { frame, port }) = ring.pop() else { break };
-                _ = self.tx.push(frame, port);
-                any = true;
-            }
-        }
+        let mut any = if F::HAS_SENDERS { self.poll_ordered_handoffs(now) } else { self.poll_handoffs() };
         while !self.from_control.is_empty() {
             any = true;
             match self.from_control.try_recv() {
@@ -314,6 +312,47 @@ impl<F: Function> Worker<F> {
                 Err(_) => break,
             }
         }
+        any
+    }
+
+    /// Sends frames from other workers. Returns whether there were any.
+    #[inline]
+    fn poll_handoffs(&mut self) -> bool {
+        let mut any = false;
+        for ring in &mut self.handoffs {
+            for _ in 0..BURST {
+                let Ok(Handoff { frame, port }) = ring.pop() else { break };
+                _ = self.tx.push(frame, port);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Sends the frames that the other workers' rings have, after what these workers have published was read, and lets
+    /// the function adopt that. Returns whether there were any frames.
+    #[inline]
+    fn poll_ordered_handoffs(&mut self, now: Nanos) -> bool {
+        let mut any = false;
+        self.function.snapshot();
+        for ring in &mut self.handoffs {
+            // The other worker puts frames there before it publishes.
+            let mut left = ring.slots();
+            any |= left > 0;
+            while left > 0 {
+                let Ok(chunk) = ring.read_chunk(left.min(BURST)) else { break };
+                left -= chunk.len();
+                self.taken.extend(chunk);
+                for handoff in &self.taken {
+                    prefetch(handoff.frame.as_raw());
+                }
+                for Handoff { mut frame, port } in self.taken.drain(..) {
+                    self.function.on_handoff(&mut frame, port, now);
+                    _ = self.tx.push(frame, port);
+                }
+            }
+        }
+        self.function.adopt(now);
         any
     }
 

@@ -205,6 +205,44 @@ pub trait Function {
         None
     }
 
+    /// Whether each port has one worker that alone receives from it, and one that alone sends through it, so that
+    /// instances on several workers can keep the order of frames ([`sender`](Self::sender)).
+    const HAS_SENDERS: bool = false;
+
+    /// Returns the worker, from 0, that receives from `port`, if the function
+    /// [has senders](Self::HAS_SENDERS). The same for the whole run at all instances.
+    fn receiver(&self, _port: PortId) -> usize {
+        0
+    }
+
+    /// Returns the worker, from 0, that sends through `port`, if the function [has senders](Self::HAS_SENDERS). The
+    /// same for the whole run at all instances.
+    ///
+    /// With several workers, frames that the other instances forward to `port`, or send through it, go through a ring
+    /// to this worker, one for each pair of workers, each first in, first out. A full ring drops frames.
+    fn sender(&self, _port: PortId) -> usize {
+        0
+    }
+
+    /// Handles a frame that another instance has sent through `port`, whose [sender](Self::sender) this instance is,
+    /// before the frame is queued at the port.
+    fn on_handoff(&mut self, _frame: &mut impl Frame, _port: PortId, _now: Nanos) {}
+
+    /// Publishes state for the other instances, and returns whether there was any that is new. Called at the end of
+    /// each turn of the worker, when every frame that the instance has sent through other workers is in their rings, or
+    /// lost.
+    fn publish(&mut self) -> bool {
+        false
+    }
+
+    /// Reads what the other instances have [published](Self::publish). Called in each turn, before the worker reads
+    /// how many frames its rings have.
+    fn snapshot(&mut self) {}
+
+    /// Adopts what the last [snapshot](Self::snapshot) has read. Called when all frames that the rings had then were
+    /// handled ([`on_handoff`](Self::on_handoff)).
+    fn adopt(&mut self, _now: Nanos) {}
+
     /// Returns whether to receive frames from `port`. Called once, before a run; a port that is only sent to
     /// need not be polled.
     fn receives_from(&self, _port: PortId) -> bool {
