@@ -25,6 +25,7 @@ mod node;
 mod pcap;
 mod responder;
 mod switch_node;
+mod turns;
 mod workers;
 mod world;
 

@@ -50,6 +50,11 @@ impl Ports<'_> {
     pub fn count(&self) -> u16 {
         self.net.ports_of(self.node) as u16
     }
+
+    /// Loses a frame within the node, as a link does.
+    pub(crate) fn lose(&mut self, frame: MemoryFrame) {
+        self.net.lose(frame.into_bytes());
+    }
 }
 
 impl Output for Ports<'_> {

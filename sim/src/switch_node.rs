@@ -1,6 +1,7 @@
 //! A switch of the network, with any switch function.
 
 use crate::node::{Node, Ports};
+use crate::turns::{BURST, Step, Turns};
 use crate::workers::{InputRings, Workers};
 use std::collections::VecDeque;
 use switch::memory::MemoryFrame;
@@ -12,6 +13,8 @@ pub struct Switch<F: Function> {
     /// The function's instance on each worker; replaced by new ones after a crash
     pub functions: Vec<F>,
     rings: InputRings,
+    /// Turns of the workers, if the function has senders and there are several
+    turns: Option<Turns>,
     /// Frames by verdict
     pub counters: Counters,
     /// Frames for the control plane
@@ -58,6 +61,7 @@ impl<F: Function> Switch<F> {
             functions: (0..workers.count).map(&mut make).collect(),
             make: Box::new(make),
             rings: InputRings::new(workers),
+            turns: (F::HAS_SENDERS && workers.count > 1).then(|| Turns::new(workers)),
             counters: Counters { dropped: vec![0; DropReason::COUNT], ..Counters::default() },
             punted: VecDeque::new(),
             events: VecDeque::new(),
@@ -85,13 +89,13 @@ impl<F: Function> Switch<F> {
     }
 
     /// Has a worker handle a frame.
-    fn handle(
+    fn handle<O: Output<Frame = MemoryFrame>>(
         &mut self,
         worker: usize,
         mut frame: MemoryFrame,
         port: PortId,
         now: Nanos,
-        out: &mut Ports<'_>,
+        out: &mut O,
     ) {
         self.apply_commands(worker, now);
         match self.functions[worker].on_frame(&mut frame, port, now, out) {
@@ -110,6 +114,82 @@ impl<F: Function> Switch<F> {
     }
 }
 
+impl<F: Function> Switch<F> {
+    /// Queues a frame at the worker that receives from its port.
+    fn receive(&mut self, frame: MemoryFrame, port: PortId) {
+        let worker = self.functions[0].receiver(port);
+        if let Some(turns) = &mut self.turns {
+            turns.turns[worker].received.push_back((frame, port));
+        }
+    }
+
+    /// Runs all steps of all workers' turns that are due.
+    fn run_turns(&mut self, now: Nanos, out: &mut Ports<'_>) {
+        let Some(mut turns) = self.turns.take() else { return };
+        if turns.senders.is_empty() {
+            let ports = (0..out.count()).map(PortId);
+            let of = |function: &F| ports.clone().map(|port| function.sender(port)).collect();
+            turns.senders = self.functions.iter().map(of).collect();
+        }
+        loop {
+            self.counters.dropped[DropReason::PortFull.index()] += turns.transmit(now, out);
+            let is_due = |&worker: &usize| self.due(&turns, worker).is_some_and(|at| at <= now);
+            let Some(worker) = (0..self.functions.len()).find(is_due) else { break };
+            self.run_step(&mut turns, worker, now, out);
+            turns.finish(worker, now);
+        }
+        self.turns = Some(turns);
+    }
+
+    /// Runs the next step of a worker.
+    fn run_step(&mut self, turns: &mut Turns, worker: usize, now: Nanos, out: &mut Ports<'_>) {
+        match turns.turns[worker].step {
+            Step::Receive => {
+                for _ in 0..BURST {
+                    let Some((frame, port)) = turns.turns[worker].received.pop_front() else { break };
+                    self.handle(worker, frame, port, now, &mut turns.ports(worker, now, out));
+                }
+            }
+            Step::Snapshot => {
+                turns.turns[worker].is_stale = false;
+                self.functions[worker].snapshot();
+            }
+            Step::Drain(from) => {
+                for (mut frame, port) in turns.take(from, worker) {
+                    self.functions[worker].on_handoff(&mut frame, port, now);
+                    _ = turns.ports(worker, now, out).send(frame, port);
+                }
+            }
+            Step::Adopt => self.functions[worker].adopt(now),
+            Step::Timer => {
+                self.apply_commands(worker, now);
+                if self.functions[worker].next_timer().is_some_and(|at| at <= now) {
+                    self.functions[worker].on_timer(now, &mut turns.ports(worker, now, out));
+                }
+                self.collect_events(worker);
+            }
+            Step::Push => {
+                let (pushed, lost) = turns.push(worker, out);
+                self.counters.dispatched += pushed;
+                self.counters.dropped[DropReason::HandoffFull.index()] += lost;
+            }
+            Step::Publish => {
+                if self.functions[worker].publish() {
+                    let others = turns.turns.iter_mut().enumerate().filter(|&(other, _)| other != worker);
+                    others.for_each(|(_, turn)| turn.is_stale = true);
+                }
+            }
+        }
+    }
+
+    /// Returns when a worker's next step is due.
+    fn due(&self, turns: &Turns, worker: usize) -> Option<Nanos> {
+        let has_work = turns.has_work(worker) || !self.commands[worker].is_empty();
+        let due = if has_work { Nanos::ZERO } else { self.functions[worker].next_timer()? };
+        Some(due.max(turns.turns[worker].at))
+    }
+}
+
 impl<F: Function + Send + 'static> Node for Switch<F>
 where
     F::Event: 'static,
@@ -117,6 +197,10 @@ where
 {
     fn on_frame(&mut self, frame: MemoryFrame, port: PortId, now: Nanos, out: &mut Ports<'_>) {
         self.counters.received += 1;
+        if self.turns.is_some() {
+            self.receive(frame, port);
+            return self.run_turns(now, out);
+        }
         let receiver = self.rings.receiver(frame.bytes(), port);
         let owner = if F::HAS_OWNERS { self.functions[receiver].owner(&frame, port) } else { None };
         let owner = owner.unwrap_or(receiver);
@@ -131,6 +215,9 @@ where
 
     fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
         self.polled = now;
+        if self.turns.is_some() {
+            return self.run_turns(now, out);
+        }
         while let Some((owner, frame, port)) = self.rings.pop(now) {
             self.handle(owner, frame, port, now, out);
         }
@@ -147,6 +234,10 @@ where
     }
 
     fn next_timer(&self) -> Option<Nanos> {
+        if let Some(turns) = &self.turns {
+            let due = (0..self.functions.len()).filter_map(|worker| self.due(turns, worker));
+            return due.chain(turns.next_sent()).min();
+        }
         let due = self.functions.iter().zip(&self.commands).enumerate().filter_map(
             |(worker, (function, commands))| {
                 let due = if commands.is_empty() { function.next_timer()? } else { Nanos::ZERO };
@@ -156,11 +247,14 @@ where
         due.chain(self.rings.next()).min()
     }
 
-    fn start(&mut self, _now: Nanos, _out: &mut Ports<'_>) {}
+    fn start(&mut self, _now: Nanos, out: &mut Ports<'_>) {
+        self.turns.iter_mut().for_each(|turns| turns.start(out));
+    }
 
     fn crash(&mut self) {
         self.functions = (0..self.functions.len()).map(&mut self.make).collect();
         self.rings.clear();
+        self.turns.iter_mut().for_each(Turns::crash);
         self.punted.clear();
         self.events.clear();
         self.commands.iter_mut().for_each(VecDeque::clear);

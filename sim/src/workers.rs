@@ -9,7 +9,8 @@ use switch::{Full, Nanos, PortId, Rng};
 pub struct Workers {
     /// Number of workers
     pub count: usize,
-    /// Longest time that a frame waits in a ring to another worker, if that worker does not pause
+    /// Longest time that a frame waits in a ring to another worker, if that worker does not pause: of a function with
+    /// senders, about the longest time of a turn
     pub delay: Nanos,
     /// Frames for which a ring has room
     pub ring: usize,
@@ -34,6 +35,19 @@ impl Workers {
         one_queue: true,
         seed: 0,
     };
+
+    /// Draws two to four workers whose turns take some microseconds, with rings that hold 64 to 1,024 frames and
+    /// without pauses: for functions with senders ([`switch::Function::HAS_SENDERS`]), whose neighbours notice a longer turn.
+    pub fn of_senders(seed: u64) -> Self {
+        let mut rng = Rng::stream(seed, 0x7365_6e64_6572_7300);
+        Self {
+            count: rng.between(2, 4) as usize,
+            delay: Nanos(*rng.pick(&[0, 500, 2_000, 4_000])),
+            ring: *rng.pick(&[64, 256, 1024]),
+            seed,
+            ..Self::ONE
+        }
+    }
 
     /// Draws two to four workers from the seed, rings that delay frames by up to 50 us and hold 64 to 1,024 of them,
     /// and pauses of up to 2 ms. With much longer delays, or smaller rings, NICs offer more retransmissions in an ACK
