@@ -28,6 +28,7 @@
 mod lag;
 #[cfg(test)]
 mod tests;
+mod workers;
 
 use crate::bug::Bug;
 use crate::plane::{ABSENT, Plane};
@@ -139,6 +140,12 @@ pub struct Barrier {
     floor: Option<Timestamp>,
     /// Whether an input may be missing: at the next tick, all are checked
     misses: bool,
+    /// First input that stands for a worker of this switch. Medians are of links alone
+    workers_from: usize,
+    /// What the links of other workers have carried, unwrapped, which count for medians
+    others: Vec<u64>,
+    /// Whether a link of another worker has carried nothing yet, so that the output does not begin
+    awaits_others: bool,
     /// Memory to find a median in
     scratch: Vec<u64>,
     /// Latest timestamp received, unwrapped
@@ -172,6 +179,9 @@ impl Barrier {
             clock,
             floor: None,
             misses: false,
+            workers_from: usize::MAX,
+            others: Vec::new(),
+            awaits_others: false,
             scratch: Vec::with_capacity(inputs + 1),
             latest: 0,
             ticks: 0,
@@ -314,6 +324,15 @@ impl Barrier {
         }
     }
 
+    /// Returns whether a link that takes no part, and carries this time, is too far behind to be waited for.
+    fn is_too_late(&mut self, value: u64) -> bool {
+        let Limits { window_ns, stall_ns, .. } = self.limits;
+        self.is_behind(value, window_ns)
+            && (self.is_behind(value, stall_ns)
+                || self.is_behind_median(value)
+                || self.has_bug(Bug::FastLinks))
+    }
+
     #[cold]
     fn join(&mut self, input: usize, value: u64) -> UpdateResult {
         if self.has_bug(Bug::ReturningLink) {
@@ -325,12 +344,7 @@ impl Barrier {
             return UpdateResult::Joined;
         }
         let output = self.best_effort.output;
-        let Limits { window_ns, stall_ns, .. } = self.limits;
-        let is_late = self.is_behind(value, window_ns)
-            && (self.is_behind(value, stall_ns)
-                || self.is_behind_median(value)
-                || self.has_bug(Bug::FastLinks));
-        if is_late && self.links[input].updated_at != NEVER_EXPIRES {
+        if self.links[input].updated_at != NEVER_EXPIRES && self.is_too_late(value) {
             return UpdateResult::TooFarBehind;
         }
         self.latest = self.latest.max(value);

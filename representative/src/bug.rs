@@ -61,6 +61,14 @@ pub enum Bug {
     GroupBeforeFloor,
     /// A representative that is not named any more gets commit barriers
     RetiredFed,
+    /// A worker publishes a barrier before the frames that it bounds are in rings
+    PublishBeforePush,
+    /// A worker raises its barrier before it has handled the frames that are bounded by it
+    AdoptBeforeDrain,
+    /// A link takes part at once although no other link of its worker does, and others have gone on
+    JoinWithoutHold,
+    /// Each worker sends what it receives, so a port has several senders
+    TwoSenders,
 }
 
 impl Bug {
@@ -86,6 +94,10 @@ impl Bug {
         Self::OldVersionObeyed,
         Self::IntroducesToAll,
     ];
+
+    /// Bugs of switches with several workers.
+    pub const OF_WORKERS: [Self; 4] =
+        [Self::PublishBeforePush, Self::AdoptBeforeDrain, Self::JoinWithoutHold, Self::TwoSenders];
 
     /// Bugs of best-effort barriers where switches have a standby.
     pub const OF_STANDBY: [Self; 6] = [

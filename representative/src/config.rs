@@ -281,6 +281,19 @@ pub enum ConfigError {
         "link {0}: the clock cannot follow clock beacons where the neighbour has a standby; remove the standby, or set the machine's clock as source"
     )]
     ClockOfTwo(u16),
+    /// The host incarnation on several workers
+    #[error(
+        "a host beside the switch represents it on one worker; set one worker, or keep barriers in the switch"
+    )]
+    HostOnWorkers,
+    /// Commit registers on several workers
+    #[error(
+        "a switch that follows a controller runs on one worker; set one worker, or remove the controller"
+    )]
+    ControllerOnWorkers,
+    /// Clock beacons on several workers
+    #[error("clock beacons need one worker; set one worker, or let the clock follow the machine's")]
+    ClockBeaconsOnWorkers,
     /// Both nodes at the other end of a link have the same address
     #[error("link {0}: {1} is the address of both its ends; name another host for the standby, or remove it")]
     SameEnd(u16, IpAddr),
@@ -306,6 +319,19 @@ impl Config {
     pub(crate) fn evict_after_ticks(&self) -> u64 {
         let layer = if self.has_bug(crate::bug::Bug::EvictsEverywhere) { 1 } else { self.layer.max(1) };
         self.evict_after.0.div_ceil(self.beacon_interval.0) * u64::from(layer)
+    }
+
+    /// Returns why the configuration is not possible on several workers.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn check_several_workers(&self) -> Result<(), ConfigError> {
+        match self {
+            Self { incarnation: Incarnation::Host, .. } => Err(ConfigError::HostOnWorkers),
+            Self { fail_after_intervals: Some(_), .. } => Err(ConfigError::ControllerOnWorkers),
+            Self { clock_source: ClockSource::Beacons, .. } => Err(ConfigError::ClockBeaconsOnWorkers),
+            _ => Ok(()),
+        }
     }
 
     /// Validates the configuration.

@@ -11,6 +11,7 @@ mod expected;
 mod incoming;
 mod outgoing;
 mod standby;
+mod workers;
 
 use crate::barrier::{Gone, Inputs, Limits};
 use crate::beacon::{Template, Templates};
@@ -19,6 +20,7 @@ use crate::config::{Config, ConfigError, LinkId, Side};
 use crate::counters::{Counters, Refusal};
 use crate::half::{DOWN, Half, UP};
 use crate::view::{Gauges, HalfBarriers, LinkState};
+use crate::workers::{Lines, Workers, worker_of};
 use clocks::Clocks;
 use events::Unreported;
 use expected::Expected;
@@ -43,6 +45,8 @@ pub enum Command {
     Configure(Box<Configuration>),
     /// Copies the registers to the [gauges](Representative::gauges).
     PublishGauges,
+    /// The bridge on another worker has seen a station
+    Learn(forward::Command),
 }
 
 /// Event reported by a representative to the control plane.
@@ -63,6 +67,8 @@ pub enum Event {
     /// A link that counts for the commit barrier is silent, speaks again, or has caught up (1Pipe, section 5.2,
     /// "Detect"); for the [`Keeper`](crate::Keeper)
     Commit(LinkValue),
+    /// The bridge has seen a station, which those on the other workers have to learn
+    Learned(forward::Event),
 }
 
 /// Marks a port without a link in [`Representative::by_port`]
@@ -128,6 +134,8 @@ struct LinkEnds {
     beacon: Template,
     /// Whether `beacon` is that of the incarnation's queue pair
     is_introduced: bool,
+    /// Whether another worker receives from the link, and sends its beacons
+    is_foreign: bool,
 }
 
 /// 1Pipe's barrier processing at a switch, as a switch function: a bridge or router that updates and stamps
@@ -171,6 +179,8 @@ pub struct Representative {
     counters: Arc<Counters>,
     gauges: Arc<Gauges>,
     events: Unreported,
+    /// This worker of several; `None` on the only one
+    workers: Option<Box<Workers>>,
 }
 
 impl Representative {
@@ -179,7 +189,20 @@ impl Representative {
     /// # Errors
     /// The configuration is invalid.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
+        let lines = Lines::new(&config, 1);
+        Self::on_worker(config, 0, &lines)
+    }
+
+    /// Creates the instance of a representative on one of the workers that share `lines`.
+    ///
+    /// # Errors
+    /// The configuration is invalid, or not possible on several workers.
+    pub fn on_worker(config: Config, worker: usize, lines: &Arc<Lines>) -> Result<Self, ConfigError> {
         config.check()?;
+        let count = lines.workers();
+        if count > 1 {
+            config.check_several_workers()?;
+        }
         let dead_after_ticks = u64::from(config.dead_after_intervals);
         let limits = Limits {
             dead_after_ticks,
@@ -213,12 +236,19 @@ impl Representative {
                 last_beacon: LatestTime::default(),
                 beacon,
                 is_introduced: false,
+                is_foreign: worker_of(link.port, count) != worker,
             });
         }
         // What comes down is at most this switch's own barrier, so it is not compared with this switch's clock.
         let clock_of_down = config.has_bug(crate::bug::Bug::EvictsEverywhere).then_some(config.clock);
         let clocks = [Some(config.clock), clock_of_down];
-        let mut halves = [UP, DOWN].map(|half| Half::new(by_input[half].len(), limits, clocks[half]));
+        let by_input = by_input.map(Into::into);
+        let workers = (count > 1)
+            .then(|| Workers::new(&config, worker, Arc::clone(lines), &by_input, limits, clocks).into());
+        let mut halves = match &workers {
+            None => [UP, DOWN].map(|half| Half::new(by_input[half].len(), limits, clocks[half])),
+            Some(_) => [UP, DOWN].map(|half| Half::of_workers(half, count, limits)),
+        };
         halves[DOWN].barrier.never_expire(LOOPBACK);
         for half in &mut halves {
             half.barrier.plant(config.bug);
@@ -228,7 +258,7 @@ impl Representative {
             .fail_after_intervals
             .map(|ticks| Box::new(Commit::new(places, (DOWN, LOOPBACK), ticks.into(), config.bug)));
         let mut function = Self {
-            forward: Forward::embedded(&config.forward, 1),
+            forward: Forward::embedded(&config.forward, count),
             halves,
             commit,
             others: None,
@@ -237,7 +267,7 @@ impl Representative {
             standbys: Standby::all(&config),
             links: links.into(),
             by_port: by_port.into(),
-            by_input: by_input.map(Into::into),
+            by_input,
             discipline: Discipline::of(config.clock_source, config.clock),
             clocks: Clocks::new(&config),
             epoch: config.clock,
@@ -248,10 +278,15 @@ impl Representative {
             up_half_copy: (0, Inputs::Live),
             due: None,
             counters: Arc::default(),
-            gauges: Gauges::new(config.links.iter().map(|link| link.side)).into(),
+            gauges: Gauges::new(
+                config.links.iter().map(|link| (link.side, worker_of(link.port, count) == worker)),
+            )
+            .into(),
             events: Unreported::new(config.links.len()),
+            workers,
             config,
         };
+        [UP, DOWN].into_iter().for_each(|half| function.pass_on(half));
         function.loop_back();
         function.up_half_copy.1 = function.halves[UP].barrier.inputs();
         Ok(function)
@@ -296,7 +331,7 @@ impl Representative {
     /// Returns whether a link takes part in the best-effort barrier.
     pub fn is_live(&self, link: LinkId) -> bool {
         let Some(ends) = self.links.get(usize::from(link.0)) else { return false };
-        self.halves[ends.input.0].barrier.is_live(ends.input.1)
+        self.registers(ends.input.0).is_live(ends.input.1)
     }
 
     /// Returns 1Pipe's time.
@@ -351,7 +386,7 @@ impl Representative {
 
     /// Copies the registers and the links' states to the gauges.
     #[cold]
-    fn publish(&self) {
+    fn publish_gauges(&self) {
         let half = |number: usize| {
             let barrier = &self.halves[number].barrier;
             let loopback = if number == DOWN { barrier.input_state(LOOPBACK) } else { None };
@@ -363,7 +398,7 @@ impl Representative {
         };
         let link = |number: usize| {
             let LinkEnds { input: (half, input), absence, .. } = self.links[number];
-            let (register, carried) = self.halves[half].barrier.input_state(input).unwrap_or((0, 0));
+            let (register, carried) = self.registers(half).input_state(input).unwrap_or((0, 0));
             let state = absence.unwrap_or(if register > 0 { LinkState::Alive } else { LinkState::Waiting });
             (state, register, carried)
         };
@@ -374,6 +409,44 @@ impl Representative {
 impl Function for Representative {
     type Command = Command;
     type Event = Event;
+    const HAS_SENDERS: bool = true;
+
+    fn receiver(&self, port: PortId) -> usize {
+        self.workers.as_ref().map_or(0, |workers| workers.of(port))
+    }
+
+    fn sender(&self, port: PortId) -> usize {
+        self.workers.as_ref().map_or(0, |workers| {
+            let sends_by_itself = self.config.has_bug(crate::bug::Bug::TwoSenders);
+            if sends_by_itself { workers.own() } else { workers.of(port) }
+        })
+    }
+
+    fn on_handoff(&mut self, frame: &mut impl Frame, port: PortId, _now: Nanos) {
+        self.stamp_handed(frame.bytes_mut(), port);
+    }
+
+    #[inline]
+    fn publish(&mut self) -> bool {
+        self.workers.as_mut().is_some_and(|workers| workers.publish())
+    }
+
+    #[inline]
+    fn snapshot(&mut self) {
+        if let Some(workers) = &mut self.workers {
+            workers.snapshot();
+            if self.config.has_bug(crate::bug::Bug::AdoptBeforeDrain) {
+                self.adopt_others(Nanos::ZERO);
+            }
+        }
+    }
+
+    #[inline]
+    fn adopt(&mut self, now: Nanos) {
+        if self.workers.is_some() {
+            self.adopt_others(now);
+        }
+    }
 
     #[inline]
     fn on_frame<O: Output>(
@@ -447,7 +520,8 @@ impl Function for Representative {
                     self.configured = Some(to);
                 }
             }
-            Command::PublishGauges => self.publish(),
+            Command::PublishGauges => self.publish_gauges(),
+            Command::Learn(station) => self.forward.on_command(station, now),
             Command::Remove(_) => {}
         }
     }
@@ -458,7 +532,8 @@ impl Function for Representative {
             return Some(Event::Configured(configured));
         }
         let change = self.commit.as_mut().and_then(|commit| commit.poll_change());
-        change.map(Event::Commit).or_else(|| self.events.pop())
+        let change = change.map(Event::Commit).or_else(|| self.events.pop());
+        change.or_else(|| self.forward.poll_event().map(Event::Learned))
     }
 }
 

@@ -26,7 +26,17 @@ const PERIOD: u64 = 1 << 48;
 
 impl Half {
     pub(crate) fn new(inputs: usize, limits: Limits, clock: Option<Timestamp>) -> Self {
-        Self { barrier: Barrier::new(inputs, limits, clock), passed: 0, next: 1, doubts: false }
+        Self::with(Barrier::new(inputs, limits, clock))
+    }
+
+    /// Creates half number `half` of a switch with several workers, which are its inputs, and those of the lower half
+    /// follow the upper one.
+    pub(crate) fn of_workers(half: usize, workers: usize, limits: Limits) -> Self {
+        Self::with(Barrier::of_workers(usize::from(half == DOWN), workers, limits))
+    }
+
+    fn with(barrier: Barrier) -> Self {
+        Self { barrier, passed: 0, next: 1, doubts: false }
     }
 
     /// Returns whether the barrier has passed another instant since the last call. Where 48-bit timestamps

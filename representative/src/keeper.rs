@@ -235,7 +235,7 @@ impl Keeper {
                 self.retry.restart();
                 self.send_unanswered(now);
             }
-            Event::Dead(_) | Event::Evicted(_) | Event::Left(_) | Event::Joined(_) => {}
+            Event::Dead(_) | Event::Evicted(_) | Event::Left(_) | Event::Joined(_) | Event::Learned(_) => {}
         }
     }
 

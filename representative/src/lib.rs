@@ -22,6 +22,7 @@ pub mod keeper;
 pub mod plan;
 mod plane;
 pub mod view;
+mod workers;
 
 pub use barrier::Barrier;
 pub use beacon::Templates;
@@ -35,3 +36,4 @@ pub use counters::{Counters, Refusal};
 pub use function::{Command, Event, Representative};
 pub use keeper::Keeper;
 pub use view::{Gauges, LagMonitor, LagReport, LinkState, View};
+pub use workers::Lines;

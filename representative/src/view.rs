@@ -10,6 +10,7 @@ use crate::config::{LinkId, Side};
 use crate::half::{DOWN, UP};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use onepipe::Timestamp;
+use std::sync::Arc;
 use switch::Nanos;
 
 /// Minimum time between two reports of a link that holds the barrier
@@ -76,15 +77,19 @@ pub struct Gauges {
     /// Odd while the registers are being written
     sequence: AtomicU64,
     sides: Box<[Side]>,
+    /// Whether each link is one of this worker's
+    own: Box<[bool]>,
     halves: [HalfGauge; 2],
     links: Box<[LinkGauge]>,
 }
 
 impl Gauges {
-    pub(crate) fn new(sides: impl Iterator<Item = Side>) -> Self {
-        let sides: Box<[Side]> = sides.collect();
+    /// Creates the gauges of a worker's links, each with its side and whether it is one of this worker's.
+    pub(crate) fn new(links: impl Iterator<Item = (Side, bool)>) -> Self {
+        let (sides, own): (Vec<Side>, Vec<bool>) = links.unzip();
         let links = sides.iter().map(|_| LinkGauge::default()).collect();
-        Self { sequence: AtomicU64::new(0), sides, halves: Default::default(), links }
+        let (sides, own) = (sides.into(), own.into());
+        Self { sequence: AtomicU64::new(0), sides, own, halves: Default::default(), links }
     }
 
     /// Publishes the registers. To be called by the representative's worker alone: `half` returns the
@@ -115,6 +120,37 @@ impl Gauges {
     /// Returns the registers last published; `None` if there were none yet, or if they are being written just
     /// now: retry later.
     pub fn read(&self) -> Option<View> {
+        let (halves, links) = self.load()?;
+        Some(View::new(&halves, &links))
+    }
+
+    /// Returns the registers last published by all workers of a switch; `None` as [`read`](Self::read) does. The barriers
+    /// are the lowest of all workers'.
+    pub fn read_all(workers: &[Arc<Self>]) -> Option<View> {
+        let (mut halves, mut links) = workers.first()?.load()?;
+        let reference = halves.iter().find_map(|half| half.best_effort);
+        // Each worker unwraps on its own.
+        let near = |position: u64| match reference {
+            Some(reference) if position > 0 => {
+                reference.wrapping_add_signed(Timestamp::new(position).distance(Timestamp::new(reference)))
+            }
+            _ => position,
+        };
+        for worker in workers.get(1..)? {
+            let (other_halves, other_links) = worker.load()?;
+            for (half, other) in halves.iter_mut().zip(other_halves) {
+                half.best_effort =
+                    half.best_effort.zip(other.best_effort).map(|(one, other)| one.min(near(other)));
+            }
+            for (number, link) in other_links.into_iter().enumerate().filter(|(n, _)| worker.own[*n]) {
+                let (register, carried) = (near(link.register), near(link.carried));
+                links[number] = PublishedLink { register, carried, ..link };
+            }
+        }
+        Some(View::new(&halves, &links))
+    }
+
+    fn load(&self) -> Option<([HalfBarriers; 2], Vec<PublishedLink>)> {
         let sequence = self.sequence.load(Ordering::Acquire);
         let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
         let halves = self.halves.each_ref().map(|half| HalfBarriers {
@@ -132,7 +168,7 @@ impl Gauges {
         fence(Ordering::Acquire);
         let whole =
             sequence > 0 && sequence.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == sequence;
-        whole.then(|| View::new(&halves, &links))
+        whole.then_some((halves, links))
     }
 }
 
@@ -313,7 +349,7 @@ mod tests {
     /// Builds a view of two links from below and two from above, with these registers.
     fn view(up: [u64; 2], down: [u64; 2], state: [LinkState; 4]) -> View {
         let sides = [Side::Below, Side::Below, Side::Above, Side::Above];
-        let gauges = Gauges::new(sides.into_iter());
+        let gauges = Gauges::new(sides.into_iter().map(|side| (side, true)));
         assert_eq!(gauges.read(), None, "nothing was published yet");
         let registers = [up[0], up[1], down[0], down[1]];
         let takes_part = |n: &usize| matches!(state[*n], LinkState::Alive | LinkState::Waiting);

@@ -6,20 +6,21 @@ use crate::plane::{ABSENT, AWAITED};
 
 impl Barrier {
     /// Returns the lower median of what the links that take part have carried and, if it is compared, of this
-    /// node's clock. At least one link has carried a barrier.
+    /// node's clock; 0 if there is none of these.
     fn reference(&mut self) -> u64 {
         self.scratch.clear();
         if let Some(clock) = self.clock {
             let clock = self.unwrap(clock);
             self.scratch.push(clock);
         }
-        for input in 0..self.links.len() {
+        for input in 0..self.links.len().min(self.workers_from) {
             if !matches!(self.best_effort.register(input), ABSENT | AWAITED) {
                 let carried = self.carried(input);
                 self.scratch.push(carried);
             }
         }
-        let middle = (self.scratch.len() - 1) / 2;
+        self.scratch.extend_from_slice(&self.others);
+        let Some(middle) = self.scratch.len().checked_sub(1).map(|last| last / 2) else { return 0 };
         *self.scratch.select_nth_unstable(middle).1
     }
 
@@ -34,7 +35,7 @@ impl Barrier {
     /// the window, because a link's last barrier may be as old as a link that is about to be dead.
     #[cold]
     pub(super) fn begin(&mut self) {
-        if matches!(self.best_effort.tree[1], AWAITED | ABSENT) {
+        if matches!(self.best_effort.tree[1], AWAITED | ABSENT) || self.awaits_others {
             return;
         }
         let earliest = self.reference().saturating_sub(self.limits.window_ns.saturating_mul(2));
@@ -44,15 +45,15 @@ impl Barrier {
                 self.evict(input);
             }
         }
-        // An input is left: the reference is at most the latest input.
+        // An input is left, unless links of other workers are ahead of all.
         self.best_effort.start();
     }
 
     /// Removes links that have been too far behind the others for too long. A link that has carried no barrier
     /// while others have is behind as well.
     pub(super) fn check_lag(&mut self) {
-        let has_heard =
-            (0..self.links.len()).any(|input| !matches!(self.best_effort.register(input), ABSENT | AWAITED));
+        let is_heard = |input: usize| !matches!(self.best_effort.register(input), ABSENT | AWAITED);
+        let has_heard = !self.others.is_empty() || (0..self.links.len()).any(is_heard);
         if self.limits.evict_after_ticks == 0 || !has_heard {
             return;
         }

@@ -1,6 +1,6 @@
 //! Received frames: barriers in beacons and messages update registers; all other frames are forwarded.
 
-use super::{NO_LINK, Representative};
+use super::{LinkEnds, NO_LINK, Representative};
 use crate::barrier::{Gone, UpdateResult};
 use crate::commit::Source;
 use crate::config::Incarnation;
@@ -14,7 +14,7 @@ use rocev2::{Fault, Layout, Opcode, Packet, Qpn, neighbour};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 /// Number of ticks for which it counts that a link's barrier had to be lowered
-const LOWERED_FOR: u64 = 2;
+pub(super) const LOWERED_FOR: u64 = 2;
 
 impl Representative {
     /// Returns whether `frame` is a broadcast or multicast ARP request or neighbour solicitation for one of
@@ -177,27 +177,34 @@ impl Representative {
         if self.links[from].output == UP && self.links[to].output == UP && !is_beacon {
             return self.refuse(Refusal::Valley, DropReason::Unexpected);
         }
-        if !uses_barriers {
-            return verdict;
+        // A message for another worker's link gets its barrier there.
+        if uses_barriers && self.sends_at(to) {
+            self.stamp_for(to, frame.bytes_mut(), layout, header.timestamp());
         }
+        verdict
+    }
+
+    /// Writes the barrier of the link `to` into a message that is about to be queued there.
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
+    pub(super) fn stamp_for(&mut self, to: usize, frame: &mut [u8], layout: Layout, timestamp: Timestamp) {
         let link = &mut self.links[to];
         let barrier = &self.halves[link.output].barrier;
         let best_effort = barrier.best_effort();
-        stamp(frame.bytes_mut(), layout, best_effort);
+        stamp(frame, layout, best_effort);
         // Other neighbours forward the message without reading its barrier, and get the barrier from beacons
         // alone.
         if link.reads_until > self.ticks {
             (link.sent_barrier, link.sent_barrier_at) = (barrier.position(), self.ticks);
         }
         self.counters.messages.add(1);
-        if best_effort.is_some_and(|barrier| header.timestamp().precedes(barrier)) {
+        if best_effort.is_some_and(|barrier| timestamp.precedes(barrier)) {
             self.counters.late.add(1);
         }
-        verdict
     }
 
     #[inline]
-    fn link_at(&self, port: PortId) -> Option<usize> {
+    pub(super) fn link_at(&self, port: PortId) -> Option<usize> {
         let link = *self.by_port.get(port.index())?;
         (link != NO_LINK).then_some(usize::from(link))
     }
@@ -387,6 +394,9 @@ impl Representative {
             }
             barrier = Some(self.lower(link, value, now));
         }
+        if self.workers.is_some() {
+            return self.update_own(link, barrier, now);
+        }
         let (half, input) = self.links[link].input;
         let output = &mut self.halves[half].barrier;
         let before = output.position();
@@ -414,6 +424,9 @@ impl Representative {
     fn lower(&mut self, link: usize, barrier: Timestamp, now: Nanos) -> Timestamp {
         self.counters.lowered.add(1);
         self.links[link].lowered = Some((barrier, self.ticks));
+        if let Some(workers) = &self.workers {
+            workers.note_lowered(link, Some(barrier));
+        }
         if self.links[link].input.0 == UP {
             self.believe(now);
         }
@@ -427,41 +440,54 @@ impl Representative {
         if is_ahead { clock.add(self.ahead_max.unsigned_abs()) } else { barrier }
     }
 
+    /// Returns the lower median of what the links from below are ahead of the clock, if there are several and all of
+    /// them are too far ahead.
+    fn median_lead(&self) -> Option<i64> {
+        let ahead = |barrier: Timestamp| barrier.distance(self.epoch_max);
+        let is_recent = |&(_, tick): &(Timestamp, u64)| tick + LOWERED_FOR >= self.ticks;
+        let recent = |link: &LinkEnds| link.lowered.filter(is_recent).map(|(barrier, _)| barrier);
+        let up = self.registers(UP);
+        let inputs = (0..).zip(&self.by_input[UP]).filter(|&(input, _)| up.is_live(input));
+        let own = inputs.map(|(_, &link)| recent(&self.links[usize::from(link)]));
+        let others = self.workers.iter().flat_map(|workers| workers.lowered_from_below());
+        let lowered = own.chain(others).map(|barrier| barrier.map(ahead));
+        let count = lowered.clone().count();
+        if count < 2 || lowered.clone().any(|ahead| ahead.is_none()) {
+            return None;
+        }
+        // The lower median, without memory to sort in
+        let rank = |of: i64| lowered.clone().flatten().filter(|&ahead| ahead <= of).count();
+        lowered.clone().flatten().filter(|&ahead| rank(ahead) > (count - 1) / 2).min()
+    }
+
     /// Sets the clock with which barriers are compared forward to the lower median of the links from below, if
     /// there are several and all of them are too far ahead of it: then the clock is slow. Links from above do
     /// not count, because what they carry depends on this switch.
     fn believe(&mut self, now: Nanos) {
-        let ahead = |(barrier, _): (Timestamp, u64)| barrier.distance(self.epoch_max);
-        let is_recent = |&(_, tick): &(Timestamp, u64)| tick + LOWERED_FOR >= self.ticks;
-        let up = &self.halves[UP].barrier;
-        let inputs = (0..).zip(&self.by_input[UP]).filter(|&(input, _)| up.is_live(input));
-        let lowered =
-            inputs.map(|(_, &link)| self.links[usize::from(link)].lowered.filter(is_recent).map(ahead));
-        let count = lowered.clone().count();
-        if count < 2 || lowered.clone().any(|ahead| ahead.is_none()) {
-            return;
-        }
-        // The lower median, without memory to sort in
-        let rank = |of: i64| lowered.clone().flatten().filter(|&ahead| ahead <= of).count();
-        let half = lowered.clone().flatten().filter(|&ahead| rank(ahead) > (count - 1) / 2);
-        let Some(median) = half.min() else { return };
+        let Some(median) = self.median_lead() else { return };
         self.epoch_max =
             Timestamp::new(self.epoch_max.nanos().wrapping_add_signed(median - now.0.cast_signed()));
         self.counters.distrusted.add(1);
+        self.take_lowered(now);
+    }
+
+    /// Updates the links from below whose barriers were lowered, because the clock was set forward.
+    pub(super) fn take_lowered(&mut self, now: Nanos) {
         for input in 0..self.by_input[UP].len() {
             let link = usize::from(self.by_input[UP][input]);
             if let Some((barrier, _)) = self.links[link].lowered.take()
-                && self.halves[UP].barrier.is_live(input)
+                && self.registers(UP).is_live(input)
             {
                 let barrier = self.lowered(barrier, now);
-                self.halves[UP].barrier.update(input, Some(barrier));
+                self.registers_mut(UP).update(input, Some(barrier));
             }
         }
+        self.pass_on(UP);
         self.propagate(UP, now);
     }
 
     #[cold]
-    fn joined(&mut self, link: usize) {
+    pub(super) fn joined(&mut self, link: usize) {
         self.counters.joined.add(1);
         self.links[link].absence = None;
         self.events.report_joined(link as u16);
@@ -472,7 +498,7 @@ impl Representative {
     #[cold]
     pub(super) fn leave(&mut self, link: usize, why: Gone, now: Nanos) {
         let (half, input) = self.links[link].input;
-        let barrier = &mut self.halves[half].barrier;
+        let barrier = self.registers_mut(half);
         let changes = match why {
             Gone::Left => barrier.leave(input),
             Gone::Silent | Gone::Evicted => barrier.lose(input),
@@ -481,6 +507,7 @@ impl Representative {
             self.counters.left.add(1);
             self.links[link].absence = Some(LinkState::Left);
             self.events.report_gone(link as u16, LinkState::Left);
+            self.pass_on(half);
             self.propagate(half, now);
         }
     }

@@ -70,12 +70,17 @@ impl Representative {
         self.ticks += 1;
         self.next_tick = Some(self.next_instant(now));
         let floor = self.halves[DOWN].barrier.best_effort();
-        self.halves[UP].barrier.set_floor(floor);
+        self.registers_mut(UP).set_floor(floor);
+        if self.workers.is_some() {
+            self.tick_workers(now);
+        }
         for half in [UP, DOWN] {
-            self.halves[half].barrier.tick(self.reference_clock(now));
-            while let Some((input, why)) = self.halves[half].barrier.expire() {
+            let clock = self.reference_clock(now);
+            self.registers_mut(half).tick(clock);
+            while let Some((input, why)) = self.registers_mut(half).expire() {
                 self.removed(half, input, why);
             }
+            self.pass_on(half);
             self.propagate(half, now);
         }
         if !self.standbys.is_empty() {
@@ -86,8 +91,8 @@ impl Representative {
             commit.tick(clock);
         }
         // What comes from below has been behind what comes from above for too long.
-        if self.halves[DOWN].barrier.lags(LOOPBACK) {
-            self.halves[UP].barrier.evict_holder();
+        if self.halves[DOWN].barrier.lags(LOOPBACK) && self.holds_upper_half() {
+            self.registers_mut(UP).evict_holder();
         }
     }
 
@@ -114,7 +119,7 @@ impl Representative {
         let muting = self.commit.as_deref().filter(|commit| commit.mutes_any());
         for (number, link) in self.links.iter_mut().enumerate() {
             let announcement = &announcements[link.output];
-            if !announcement.is_due_for(link) {
+            if !announcement.is_due_for(link) || link.is_foreign {
                 continue;
             }
             if link.beacon.send(announcement.contents_for(number, 0, muting), out).is_err() {

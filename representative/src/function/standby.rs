@@ -155,7 +155,8 @@ impl Representative {
     /// may know. The upper half is an input of the lower one.
     pub(super) fn has_removed(&self, half: usize) -> bool {
         let doubts = |half: usize| self.halves[half].doubts && !self.config.has_bug(Bug::DoubtIgnored);
-        let has = |half: usize| self.halves[half].barrier.misses() || doubts(half);
+        let others = |half: usize| self.workers.as_ref().is_some_and(|workers| workers.misses(half));
+        let has = |half: usize| self.halves[half].barrier.misses() || doubts(half) || others(half);
         has(half) || half == DOWN && has(UP) && !self.config.has_bug(Bug::LowerHalfTrusts)
     }
 }

@@ -24,6 +24,7 @@ mod expected;
 mod halves;
 mod routed;
 mod seen;
+mod workers;
 
 const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xff]);
 /// Last byte of the switch's addresses

@@ -17,9 +17,9 @@ fn understudy(arguments: &[&str], config: &Path) -> Command {
     program
 }
 
-/// Returns the switch's configuration, with a port and a link for each process.
-fn switch(more: &str) -> String {
-    let mut text = String::from("[runtime]\nworkers = [\"any\"]\nidle = \"sleep\"\n");
+/// Returns the configuration of a switch with a number of workers, and a port and a link for each process.
+fn switch(workers: usize, more: &str) -> String {
+    let mut text = format!("[runtime]\nworkers = {:?}\nidle = \"sleep\"\n", vec!["any"; workers]);
     let mut links = String::new();
     for n in 1..=PROCESSES {
         _ = write!(
@@ -61,28 +61,33 @@ fn process(own: u32, more: &str) -> String {
 
 #[test]
 fn all_processes_receive_all_messages_in_one_order() {
-    exchange("");
+    exchange(1, "");
+}
+
+#[test]
+fn all_processes_receive_all_messages_in_one_order_from_a_switch_with_two_workers() {
+    exchange(2, "");
 }
 
 #[test]
 fn all_processes_receive_all_messages_in_one_order_with_clocks_from_beacons() {
-    for report in exchange("clock_from = \"beacons\"\n") {
+    for report in exchange(1, "clock_from = \"beacons\"\n") {
         let [sent, taken] =
             ["clock_beacons_sent", "clock_beacons_taken"].map(|name| report["counters"][name].as_u64());
         assert!(sent > Some(2) && taken > Some(2), "{report}");
     }
 }
 
-/// Runs a switch and processes with more lines in their tables, and checks what they have received. Returns their
+/// Runs a switch with a number of workers, and processes, with more lines in their tables, and checks what they have received. Returns their
 /// reports.
-fn exchange(more: &str) -> Vec<Value> {
+fn exchange(workers: usize, more: &str) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str, text: &str| {
         let path = folder.path().join(name);
         fs::write(&path, text).unwrap();
         path
     };
-    let switch = Process::start(understudy(&["run"], &path("switch.toml", &switch(more))));
+    let switch = Process::start(understudy(&["run"], &path("switch.toml", &switch(workers, more))));
     let (scatterings, expected) = (SCATTERINGS.to_string(), (PROCESSES * SCATTERINGS).to_string());
     let options =
         ["process", "--print", "--json", "--send", &scatterings, "--expect", &expected, "--for", "40"];
@@ -132,7 +137,7 @@ fn exchange(more: &str) -> Vec<Value> {
 #[test]
 fn files_for_another_subcommand_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let [own, other] = [("p.toml", process(1, "")), ("s.toml", switch(""))].map(|(name, text)| {
+    let [own, other] = [("p.toml", process(1, "")), ("s.toml", switch(1, ""))].map(|(name, text)| {
         let path = folder.path().join(name);
         fs::write(&path, text).unwrap();
         path

@@ -78,7 +78,9 @@ impl Host {
         let clock = unwrap(self.process.timestamp(now), now);
         if let Some(incarnation) = self.incarnations.last_mut() {
             incarnation.crashed = Some(now);
-            incarnation.delivered_below = if reads_at_once { barrier.min(clock) } else { 0 };
+            // Before its floor, which begins with a beacon, a process delivers nothing, not even to itself.
+            let delivers = incarnation.floor.is_some_and(|floor| floor <= clock);
+            incarnation.delivered_below = if reads_at_once && delivers { barrier.min(clock) } else { 0 };
         }
         for (first, count) in core::mem::take(&mut self.open).into_values() {
             for sent in &mut self.sent[first..first + count] {

@@ -40,9 +40,9 @@ use onepipe::OnePipe;
 use onepipe::process::Failure;
 use outsider::Forger;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
-use representative::{Command, Counters, Refusal, Representative};
+use representative::{Counters, Refusal, Representative};
 use rocev2::ethernet::MacAddr;
-use sim::{Clock, EPOCH, Link as Wire, LinkId, Node, NodeId, Switch, World};
+use sim::{Clock, EPOCH, Link as Wire, LinkId, Node, NodeId, Switch, Workers, World};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use switch::forward::config::ForwardingMode;
@@ -152,6 +152,8 @@ pub struct Tree {
     /// Seed and largest error (ns) of the machines' clocks of all hosts and switches, which follow clock beacons;
     /// `None` if nothing exchanges clock beacons
     pub beacon_clocks: Option<(u64, u64)>,
+    /// Workers of each switch that keeps its barriers itself
+    pub workers: Workers,
     /// Bug to plant into the switches, to test whether the checks find it
     pub bug: Option<representative::Bug>,
 }
@@ -182,6 +184,7 @@ impl Tree {
             standby: false,
             controlled: false,
             beacon_clocks: None,
+            workers: Workers::ONE,
             bug: None,
         }
     }
@@ -436,16 +439,6 @@ impl Network {
         (0..self.hosts.len()).map(|n| host_addresses(n).mac).chain(representatives).collect()
     }
 
-    /// Gives a representative of barriers a command, which it executes before its next frame or timer.
-    pub fn command(&mut self, representative: usize, command: Command) {
-        if let Command::Remove(link) = command {
-            self.record.remove(Removal { at: self.world.now(), keeper: representative, link });
-        }
-        self.world
-            .node_mut::<Switch<Representative>>(self.representatives[representative])
-            .command(0, command);
-    }
-
     /// Returns the links of a switch in the order of its configuration: those below in order, then the one
     /// above.
     pub fn links_of(&self, switch: usize) -> impl Iterator<Item = LinkId> {
@@ -454,7 +447,7 @@ impl Network {
         self.access.iter().chain(&self.uplinks).copied().filter(is_its)
     }
 
-    /// Returns the counters of a representative.
+    /// Returns the counters of a representative, on its first worker.
     pub fn counters(&self, representative: usize) -> Arc<Counters> {
         self.world.node::<Switch<Representative>>(self.representatives[representative]).functions[0]
             .counters()
@@ -462,7 +455,8 @@ impl Network {
 
     /// Returns how often all representatives refused a packet for this reason.
     pub fn refused(&self, why: Refusal) -> u64 {
-        (0..self.representatives.len()).map(|representative| self.counters(representative).refused(why)).sum()
+        let nodes = self.representatives.iter().map(|&node| self.world.node::<Switch<Representative>>(node));
+        nodes.flat_map(|node| &node.functions).map(|function| function.counters().refused(why)).sum()
     }
 
     /// Checks what has to hold if links keep the order of frames, whichever frames are lost: barriers never

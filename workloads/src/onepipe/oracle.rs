@@ -231,6 +231,7 @@ impl Network {
                             self.record.commits.push((keeper, event));
                             continue;
                         }
+                        Event::Learned(_) => continue,
                     };
                     self.record.changes.push(Change { at, keeper, kind });
                 }

@@ -2,8 +2,8 @@
 //! representatives report, and left out one by one until only those that a failure needs are left.
 
 use super::{Network, Tree};
-use representative::LinkId;
-use sim::{Fault, LinkId as Wire, NodeId};
+use representative::{Command, LinkId, Representative};
+use sim::{Fault, LinkId as Wire, NodeId, Switch};
 use switch::{Nanos, Probability};
 
 /// Node of a network, by its number among the nodes of its kind.
@@ -98,7 +98,7 @@ impl Trial {
         removals.sort_by_key(|removal| removal.at);
         for removal in removals {
             network.run_until(removal.at);
-            network.command(removal.keeper, representative::Command::Remove(removal.link));
+            network.command(removal.keeper, Command::Remove(removal.link));
         }
         network.run_until(until);
         network
@@ -117,7 +117,7 @@ impl Trial {
             is_smaller
         };
         let mut trial = self.clone();
-        for change in [quieter_links, equal_clocks, stay] {
+        for change in [quieter_links, equal_clocks, stay, on_one_worker] {
             let mut changed = trial.clone();
             change(&mut changed.tree);
             if attempt(changed.clone()) {
@@ -159,6 +159,11 @@ fn stay(tree: &mut Tree) {
     tree.behaviour.leaves = Probability::NEVER;
 }
 
+/// Lets all switches run on one worker.
+fn on_one_worker(tree: &mut Tree) {
+    tree.workers = sim::Workers::ONE;
+}
+
 impl Tree {
     /// Returns the number of links of a switch.
     pub fn links_of(&self, switch: usize) -> usize {
@@ -185,6 +190,24 @@ impl Tree {
 }
 
 impl Network {
+    /// Gives a representative of barriers a command, which it executes before its next frame or timer.
+    pub fn command(&mut self, representative: usize, command: Command) {
+        if let Command::Remove(link) = command {
+            self.record.remove(Removal { at: self.world.now(), keeper: representative, link });
+        }
+        let switch: &mut Switch<Representative> = self.world.node_mut(self.representatives[representative]);
+        // Those for commit registers are for a switch with one worker.
+        for worker in 1..switch.functions.len() {
+            match &command {
+                Command::Clock(sample) => switch.command(worker, Command::Clock(*sample)),
+                Command::Remove(link) => switch.command(worker, Command::Remove(*link)),
+                Command::PublishGauges => switch.command(worker, Command::PublishGauges),
+                Command::Introduce(_) | Command::Configure(_) | Command::Learn(_) => {}
+            }
+        }
+        switch.command(0, command);
+    }
+
     /// Returns a node.
     pub fn node_of(&self, part: Part) -> NodeId {
         match part {

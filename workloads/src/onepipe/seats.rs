@@ -2,10 +2,10 @@
 
 use super::addresses::{Addresses, standby_addresses, switch_addresses};
 use super::{Neighbour, NeighbourSwitch, Network, Tree};
-use representative::Representative;
 use representative::config::{BeaconForm, Config, End, Incarnation};
+use representative::{Lines, Representative};
 use rocev2::ethernet::MacAddr;
-use sim::{Clock, LinkId, NodeId, Switch, World};
+use sim::{Clock, LinkId, NodeId, Switch, Workers, World};
 use std::collections::BTreeMap;
 use switch::{PortId, Rng};
 
@@ -77,14 +77,22 @@ impl Tree {
         let mut incarnations = drawn.map(|seed| Rng::stream(seed, 1 << 38 | n as u64));
         let mut incarnation = config.incarnation;
         let (tree, mut restarts) = (*self, 0);
-        Switch::new(move || {
-            let clock = tree.clock_after(n, restarts).unwrap_or(config.clock);
-            restarts += 1;
-            let config = Config { incarnation, clock, ..config.clone() };
-            if let Some(rng) = &mut incarnations {
-                incarnation = *rng.pick(&[Incarnation::Chip, Incarnation::SwitchCpu]);
+        // Earlier versions have one worker.
+        let is_single = !config.declares || config.check_several_workers().is_err();
+        let workers = if is_single { Workers::ONE } else { self.workers };
+        let mut shared = (config.clone(), Lines::new(&config, workers.count));
+        Switch::with_workers(workers, move |worker| {
+            if worker == 0 {
+                let clock = tree.clock_after(n, restarts).unwrap_or(config.clock);
+                restarts += 1;
+                shared.0 = Config { incarnation, clock, ..config.clone() };
+                shared.1 = Lines::new(&config, workers.count);
+                if let Some(rng) = &mut incarnations {
+                    incarnation = *rng.pick(&[Incarnation::Chip, Incarnation::SwitchCpu]);
+                }
             }
-            Representative::new(config).expect("the configuration is valid")
+            let (config, lines) = &shared;
+            Representative::on_worker(config.clone(), worker, lines).expect("the configuration is valid")
         })
     }
 

@@ -243,10 +243,9 @@ const FAULTS: [Row; 34] = [
     ),
     row(
         "several workers",
-        &["Workers::drawn"],
+        &["Workers::drawn", "Workers::of_senders"],
         &[
             (&["verbs", "words"], "a bridge has no state that a worker owns"),
-            (&["1Pipe"], "these functions run on one worker"),
             (&["RDMC"], "its switch is P4CE's, whose own suites draw them"),
         ],
     ),

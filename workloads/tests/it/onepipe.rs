@@ -19,6 +19,7 @@ mod restarts;
 mod seeds;
 mod standby;
 mod trials;
+mod workers;
 
 const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
 

@@ -53,6 +53,8 @@ pub(crate) struct OnePipeConfig {
     pub(crate) lag_alarm: Option<Nanos>,
     /// Controller of the reliable service
     pub(crate) controller: Option<ControllerConfig>,
+    /// Number of workers
+    pub(crate) workers: usize,
 }
 
 settings::table! {
@@ -199,6 +201,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<OnePipeConfig> {
         clock,
         lag_alarm: Some(lag_alarm.unwrap_or(join_window)).filter(|&lag| lag != Nanos::ZERO),
         controller: None,
+        workers: 1,
         switch,
     })
 }

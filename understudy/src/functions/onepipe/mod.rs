@@ -12,10 +12,11 @@ pub(crate) use config::OnePipeConfig;
 use crate::functions::forward::config::router_mac;
 use crate::functions::function::{File, SwitchFunction};
 use crate::functions::launch::{Closing, Launch};
+use crate::functions::tunnel;
 use crate::functions::tunnel::types::InnerFunction;
 use dataplane::config::Port;
 use miette::Report;
-use representative::{Counters, Refusal};
+use representative::{ConfigError, Counters, Refusal};
 use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
@@ -41,8 +42,22 @@ impl SwitchFunction for OnePipeConfig {
     }
 
     fn check(&mut self, file: &File<'_>) {
-        file.check_one_worker("[onepipe] supports one worker: barriers need the order of each link's frames");
         self.controller = controller::read_optional(file, &mut self.switch, &self.names);
+        self.workers = file.runtime.cpus.len();
+        let with = match self.switch.check_several_workers() {
+            Err(ConfigError::HostOnWorkers) => {
+                "`incarnation = \"host\"`: one process represents a switch on a host"
+            }
+            Err(ConfigError::ControllerOnWorkers) => "[controller]: one worker has all commit registers",
+            Err(ConfigError::ClockBeaconsOnWorkers) => {
+                "`clock_from = \"beacons\"`: one worker measures all links"
+            }
+            _ if file.root.has(tunnel::TABLE) => {
+                "[tunnel]: barriers are written before packets are encapsulated"
+            }
+            _ => return,
+        };
+        file.check_one_worker(&format!("[onepipe] supports one worker with {with}"));
     }
 
     fn summary(&self, ports: &[Port]) -> Vec<(&'static str, String)> {

@@ -12,6 +12,7 @@ use representative::view::BarrierView;
 use representative::{Counters, LinkId, Refusal, View};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use switch::metrics::{Group, Kind, Metric};
 
 /// Links in the printed table; the JSON has all of them
@@ -142,12 +143,12 @@ struct LinkRow {
 
 pub(super) fn switch_report(
     config: &OnePipeConfig,
-    counters: &Counters,
+    counters: &[Arc<Counters>],
     view: Option<&View>,
     lag: &LagCounters,
     keeper: Option<KeeperStatus>,
 ) -> OnePipeReport {
-    let refused = Refusal::ALL.into_iter().map(|why| (why.name(), counters.refused(why)));
+    let refused = Refusal::ALL.into_iter().map(|why| (why.name(), refused(counters, why)));
     let barrier = |view: BarrierView| BarrierRow {
         best_effort_ns: view.best_effort.map(Timestamp::nanos),
         commit_ns: view.commit.map(Timestamp::nanos),
@@ -156,7 +157,7 @@ pub(super) fn switch_report(
     };
     let links = view.into_iter().flat_map(|view| (0..).zip(&view.links).zip(&config.names));
     OnePipeReport {
-        counts: Values::of(counters).and(Values::of(lag)),
+        counts: Values::total(counters.iter().map(Arc::as_ref)).and(Values::of(lag)),
         refused: refused.filter(|(_, count)| *count > 0).collect(),
         above: view.map(|view| barrier(view.above)),
         below: view.map(|view| barrier(view.below)),
@@ -174,9 +175,18 @@ pub(super) fn switch_report(
     }
 }
 
+/// Returns how often all workers have refused a packet for this reason.
+fn refused(counters: &[Arc<Counters>], why: Refusal) -> u64 {
+    counters.iter().map(|counters| counters.refused(why)).sum()
+}
+
 impl OnePipeReport {
     /// Adds the switch's metrics to `metrics`, for observation.
-    pub(super) fn add_metrics(&self, counters: &Counters, metrics: FunctionMetrics) -> FunctionMetrics {
+    pub(super) fn add_metrics(
+        &self,
+        counters: &[Arc<Counters>],
+        metrics: FunctionMetrics,
+    ) -> FunctionMetrics {
         let ns = |ns: Option<u64>| ns.map_or_else(|| "-".into(), |ns| ns.to_string());
         let links = self.links.iter().map(|link| {
             let (ahead, lag) = (ns(link.ahead_ns), ns(link.lag_ns));
@@ -192,7 +202,7 @@ impl OnePipeReport {
             .value(&FROZEN, of(|row| row.frozen as u64))
             .value(&SILENT, of(|row| row.silent as u64))
             .values(&self.counts)
-            .reasons(Refusal::ALL.map(|why| (why.metric(), counters.refused(why))))
+            .reasons(Refusal::ALL.map(|why| (why.metric(), refused(counters, why))))
             .value(&BARRIER_ABOVE, best_effort(&self.above))
             .value(&BARRIER_BELOW, best_effort(&self.below))
             .first(Table::of(&LINKS, links))

@@ -11,14 +11,15 @@ use crate::observe::FunctionMetrics;
 use crate::system::{now, random_u64};
 use dataplane::{ControlHandler, ControlOutput, Live, Mbuf};
 use representative::{
-    Command, Event, Gauges, LagMonitor, LagReport, LinkId, LinkState, Representative, View,
+    Command, Event, Gauges, LagMonitor, LagReport, Lines as SharedLines, LinkId, LinkState, Representative,
+    View,
 };
 use rnic::{Endpoint, Interface, cm};
 use rocev2::ethernet::MacAddr;
 use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use switch::{Frame as _, Function, Nanos, PortId};
+use switch::{Frame as _, Function, Nanos, PortId, forward};
 use tracing::{info, warn};
 
 /// Interval at which the control thread sends the time to the worker and reads the state of its links.
@@ -42,7 +43,8 @@ struct Plane<'a> {
     /// Responds to neighbour discovery for the switch's addresses, and rejects connections
     endpoint: Endpoint,
     frame: Vec<u8>,
-    gauges: Arc<Gauges>,
+    /// Of each worker
+    gauges: Vec<Arc<Gauges>>,
     /// Links at the last reading
     view: Option<View>,
     watch: Option<LagMonitor>,
@@ -58,7 +60,7 @@ struct Plane<'a> {
 struct Lines<'a> {
     every: Duration,
     next: Instant,
-    counters: &'a representative::Counters,
+    counters: &'a [Arc<representative::Counters>],
 }
 
 impl Plane<'_> {
@@ -85,7 +87,7 @@ impl Plane<'_> {
 
     /// Checks the last state of the links, and requests a new one.
     fn update<F: Function<Command = Command>>(&mut self, out: &mut ControlOutput<'_, F>) {
-        self.view = self.gauges.read().or(self.view.take());
+        self.view = Gauges::read_all(&self.gauges).or(self.view.take());
         let now = out.now();
         let lagging: Vec<LagReport> = match (&mut self.watch, &self.view) {
             (Some(watch), Some(view)) => watch.check(view, now).collect(),
@@ -109,9 +111,11 @@ impl Plane<'_> {
             });
         }
         // If the queue is full, the commands are sent again at the next interval.
-        _ = out.command(0, Command::PublishGauges);
         let sample = self.config.clock.sample(|| out.now());
-        _ = out.command(0, Command::Clock(sample));
+        for worker in 0..self.config.workers {
+            _ = out.command(worker, Command::PublishGauges);
+            _ = out.command(worker, Command::Clock(sample));
+        }
     }
 
     fn print_line(&mut self) {
@@ -128,7 +132,7 @@ impl Plane<'_> {
 }
 
 impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<'_> {
-    fn on_event(&mut self, _worker: usize, event: Event, out: &mut ControlOutput<'_, F>) {
+    fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, F>) {
         match event {
             Event::Dead(link) => {
                 let name = self.name(link);
@@ -156,6 +160,13 @@ impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<
             event @ (Event::Configured(_) | Event::Commit(_)) => {
                 if let Some(keeper) = &mut self.keeper {
                     keeper.on_event(event, out.now());
+                }
+            }
+            Event::Learned(forward::Event::Learned(mac, port, seen)) => {
+                // A station that a full queue hides from a worker is reported again.
+                for other in (0..self.config.workers).filter(|&other| other != worker) {
+                    let station = forward::Command::Learn(mac, port, seen);
+                    _ = out.command(other, Command::Learn(station));
                 }
             }
             Event::Joined(link) => {
@@ -198,6 +209,9 @@ pub(super) fn run(
     config: &OnePipeConfig,
     launch: Launch<'_, OnePipeConfig>,
 ) -> Result<Report, miette::Report> {
+    let mut launch = launch;
+    // A link's frames keep their order only in one queue.
+    launch.runtime.ports.iter_mut().for_each(|port| port.rx_queues = port.rx_queues.max(1));
     let mut run = launch.start()?;
     let switch = switch(config, run.port_mac(), || run.runtime.now());
     let interface = Interface {
@@ -210,10 +224,14 @@ pub(super) fn run(
     let counted_qps = switch.forward.counted_qps;
     let keeper = config.controller.as_ref();
     let keeper = keeper.map(|controller| KeeperDriver::start(controller, switch.clone())).transpose()?;
-    let function = Representative::new(switch)
-        .map_err(|error| miette::miette!("invalid [onepipe]: {error}"))?
-        .salted(random_u64());
-    let (counters, bridged) = (function.counters(), function.forward_counters());
+    let lines = SharedLines::new(&switch, run.workers);
+    let functions = (0..run.workers).map(|worker| {
+        let function = Representative::on_worker(switch.clone(), worker, &lines);
+        Ok(function.map_err(|error| miette::miette!("invalid [onepipe]: {error}"))?.salted(random_u64()))
+    });
+    let functions: Vec<Representative> = functions.collect::<Result<_, miette::Report>>()?;
+    let counters: Vec<_> = functions.iter().map(Representative::counters).collect();
+    let bridged: Vec<_> = functions.iter().map(Representative::forward_counters).collect();
     let began = now();
     let mut plane = Plane {
         config,
@@ -221,7 +239,7 @@ pub(super) fn run(
         updated_at: None,
         endpoint: Endpoint::new(interface, cm::Config::default(), random_u64()),
         frame: Vec::new(),
-        gauges: function.gauges(),
+        gauges: functions.iter().map(Representative::gauges).collect(),
         view: None,
         watch: config.lag_alarm.map(LagMonitor::new),
         lag: LagCounters::default(),
@@ -230,14 +248,14 @@ pub(super) fn run(
         keeper,
     };
     let metrics = |plane: &Plane<'_>| {
-        let of_bridge = FunctionMetrics::forwarded(core::slice::from_ref(&bridged));
+        let of_bridge = FunctionMetrics::forwarded(&bridged);
         let keeper = plane.keeper.as_ref().map(KeeperDriver::status);
         report::switch_report(config, &counters, plane.view.as_ref(), &plane.lag, keeper)
             .add_metrics(&counters, of_bridge)
     };
-    let (outcome, seconds, tunnel) = tunnel::run(&mut run, vec![function], &mut plane, metrics);
-    let report = Report::of(&run.runtime, &outcome, &[bridged], counted_qps, seconds);
-    let view = plane.gauges.read().or(plane.view);
+    let (outcome, seconds, tunnel) = tunnel::run(&mut run, functions, &mut plane, metrics);
+    let report = Report::of(&run.runtime, &outcome, &bridged, counted_qps, seconds);
+    let view = Gauges::read_all(&plane.gauges).or(plane.view);
     let keeper = plane.keeper.as_ref().map(KeeperDriver::status);
     let onepipe = report::switch_report(config, &counters, view.as_ref(), &plane.lag, keeper);
     Ok(tunnel.iter().fold(report.with(&onepipe), Report::with))

@@ -21,6 +21,15 @@ pub(super) fn lines(config: &OnePipeConfig, ports: &[Port]) -> Vec<(&'static str
         counted(switch.forward.counted_qps, switch.forward.health),
         ("", format!("other frames: {}", forwarding_mode(&switch.forward.mode, ports))),
     ];
+    if config.workers > 1 {
+        let worker = |worker: usize| {
+            let ports = ports.iter().enumerate().filter(|(port, _)| port % config.workers == worker);
+            let names: Vec<_> = ports.map(|(_, port)| port.name.as_str()).collect();
+            if names.is_empty() { "none".to_owned() } else { names.join(" ") }
+        };
+        let all: Vec<_> = (0..config.workers).map(|n| format!("{n}: {}", worker(n))).collect();
+        lines.push(("ports", format!("one receive and one send queue each, by worker: {}", all.join(", "))));
+    }
     if let Some(controller) = &config.controller {
         let intervals = switch.fail_after_intervals.unwrap_or_default();
         lines.push((

@@ -8,7 +8,7 @@ use super::{commit, keepers, reliable};
 use onepipe::process;
 use representative::config::{Incarnation, Pace};
 use representative::{Command, LinkId, Refusal};
-use sim::{Ecn, Fault};
+use sim::{Ecn, Fault, Workers};
 use switch::{Nanos, Probability, Rng};
 use workloads::onepipe::{Conditions, Explained, Network, Outsider, Tree};
 
@@ -40,7 +40,7 @@ const SEEDS: u64 = 200;
 
 /// Counts over all seeds.
 #[derive(Debug, Default)]
-struct Totals {
+pub(super) struct Totals {
     delivered: usize,
     failed: u64,
     /// Messages without an acknowledgement that were delivered
@@ -91,6 +91,9 @@ fn drawn(seed: u64, kind: Kind, rng: &mut Rng) -> Tree {
     // A separate stream, so that all other draws of the seed stay the same.
     tree.behaviour.at_once =
         Probability::percent([0, 50, 100][Rng::stream(seed, 0x6f6e_6365).below(3) as usize]);
+    if Rng::stream(seed, 0x776f_726b).below(2) == 0 {
+        tree.workers = Workers::of_senders(seed);
+    }
     let mut forgery = Rng::stream(seed, 0x6c69_6573);
     let mut flood_rng = Rng::stream(seed, 0x666c_6f64);
     if forgery.below(3) == 0 {
@@ -268,7 +271,7 @@ impl Faults {
 }
 
 /// Runs a seed, and checks it. `plant` changes the network before it is built.
-fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), String> {
+pub(super) fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), String> {
     let kind = Kind::ALL[seed as usize % Kind::ALL.len()];
     let mut rng = Rng::stream(seed, 0x3150_6970);
     let mut tree = drawn(seed, kind, &mut rng);

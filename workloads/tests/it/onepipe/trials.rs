@@ -1,6 +1,7 @@
 //! What the suites with outages have in common: they draw a trial from a seed, run it, and check it from
 //! outside. A trial that fails is made smaller before it is reported.
 
+use sim::Workers;
 use switch::{Nanos, Probability, Rng};
 use workloads::onepipe::{
     Change, ChangeKind, Conditions, Eligible, Explained, Failing, Network, Outage, Tree, Trial,
@@ -163,6 +164,10 @@ pub(super) fn orderly_tree(seed: u64, rng: &mut Rng) -> Tree {
     tree.behaviour.records = true;
     tree.behaviour.timeout = Nanos::from_micros(rng.between(40, 100));
     tree.behaviour.at_once = Probability::percent(*rng.pick(&[0, 50, 100]));
+    // A separate stream, so that all other draws of the seed stay the same.
+    if Rng::stream(seed, 0x776f_726b).below(2) == 0 {
+        tree.workers = Workers::of_senders(seed);
+    }
     tree
 }
 

@@ -2,7 +2,7 @@
 
 use crate::config::tests::{PORTS, fails, folder, read, read_in};
 use crate::functions::FunctionConfig;
-use crate::functions::onepipe::OnePipeConfig;
+use crate::functions::onepipe::{OnePipeConfig, summary};
 use onepipe::{OnePipe, Timestamp};
 use onepipe_host::Clock;
 use representative::Representative;
@@ -173,11 +173,25 @@ fn required_keys_and_the_number_of_workers_are_checked() {
         "add one for each neighbour, such as\n\n[[onepipe.links]]\nside = \"below\"\nport = \"host-a\"\nmac = \
          \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11",
     );
-    fails(
-        &["[runtime]\nworkers = [0, 1] #!\n", &onepipe("")].concat(),
-        "[onepipe] supports one worker: barriers need the order of each link's frames",
-        "write `workers = [1]`, or leave the key out",
-    );
+    let on_two = |file: &str| ["[runtime]\nworkers = [\"any\", \"any\"] #!\n", file].concat();
+    let help = "write `workers = [1]`, or leave the key out";
+    let host = onepipe("").replace("\"chip\"", "\"host\"");
+    let message = "[onepipe] supports one worker with `incarnation = \"host\"`: one process represents a switch on a host";
+    fails(&on_two(&host), message, help);
+    let message =
+        "[onepipe] supports one worker with `clock_from = \"beacons\"`: one worker measures all links";
+    fails(&on_two(&onepipe("clock_from = \"beacons\"")), message, help);
+}
+
+#[test]
+fn each_port_has_one_of_several_workers() {
+    let file = ["[runtime]\nworkers = [\"any\", \"any\", \"any\"]\n", &onepipe("")].concat();
+    let config = switch(&file);
+    assert_eq!(config.workers, 3);
+    let ports = read(&file).runtime.ports;
+    let lines = summary::lines(&config, &ports);
+    let workers = "one receive and one send queue each, by worker: 0: a, 1: b, 2: none";
+    assert!(lines.contains(&("ports", workers.into())), "{lines:?}");
 }
 
 #[test]
