@@ -38,6 +38,7 @@ SUITES = {
     "rdmc": (WORKLOADS, "rdmc", ["seeds::", "deliveries::"], 2000),
     "onepipe": (WORKLOADS, "onepipe", ["seeds::"], 5000),
     "onepipe_trials": (WORKLOADS, "onepipe", ["crashes::no_", "restarts::restarted", "clocks::wrong", "beacon_clocks::clocks"], 200),
+    "onepipe_workers": (WORKLOADS, "onepipe::workers", ["several_workers", "no_barrier"], 200),
     "onepipe_commit": (WORKLOADS, "onepipe", ["commit::commit_barriers"], 200),
     "onepipe_mixed": (WORKLOADS, "onepipe", ["mixed::incarnations"], 500),
     "onepipe-standby": (WORKLOADS, "onepipe", ["standby::one_of_two"], 200),

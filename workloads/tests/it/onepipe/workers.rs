@@ -21,7 +21,7 @@ fn on_workers(seed: u64) -> impl Fn(&mut Tree) {
 
 #[test]
 fn several_workers_keep_the_order() {
-    for seed in environment::seeds("onepipe", SEEDS) {
+    for seed in environment::seeds("onepipe_workers", SEEDS) {
         if let Err(what) = seeds::run(seed, on_workers(seed), &mut seeds::Totals::default()) {
             panic!("seed {seed}: {what}");
         }
@@ -31,7 +31,7 @@ fn several_workers_keep_the_order() {
 #[test]
 fn no_barrier_is_too_high_where_switches_of_several_workers_crash() {
     for suite in [crashes::SUITE, restarts::SUITE, clocks::SUITE] {
-        for seed in environment::seeds("onepipe", SEEDS) {
+        for seed in environment::seeds("onepipe_workers", SEEDS) {
             let mut trial = (suite.draw)(seed);
             on_workers(seed)(&mut trial.tree);
             trial.tree.link.loss = switch::Probability::NEVER;
