@@ -81,6 +81,7 @@ fn absent_keys_have_defaults() {
         clock: Clock::Realtime,
         lag_alarm: Some(Nanos::from_micros(300)),
         controller: None,
+        workers: 1,
     };
     assert_eq!(switch(&onepipe("")), expected);
     // The default of the join window grows with the time after which a link is dead.
