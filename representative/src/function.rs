@@ -20,7 +20,7 @@ use crate::config::{Config, ConfigError, LinkId, Side};
 use crate::counters::{Counters, Refusal};
 use crate::half::{DOWN, Half, UP};
 use crate::view::{Gauges, HalfBarriers, LinkState};
-use crate::workers::{Lines, Workers, worker_of};
+use crate::workers::{SharedWords, Workers, worker_of};
 use clocks::Clocks;
 use events::Unreported;
 use expected::Expected;
@@ -189,17 +189,17 @@ impl Representative {
     /// # Errors
     /// The configuration is invalid.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
-        let lines = Lines::new(&config, 1);
-        Self::on_worker(config, 0, &lines)
+        let shared = SharedWords::new(&config, 1);
+        Self::on_worker(config, 0, &shared)
     }
 
-    /// Creates the instance of a representative on one of the workers that share `lines`.
+    /// Creates the instance of a representative on one of the workers that share these words.
     ///
     /// # Errors
     /// The configuration is invalid, or not possible on several workers.
-    pub fn on_worker(config: Config, worker: usize, lines: &Arc<Lines>) -> Result<Self, ConfigError> {
+    pub fn on_worker(config: Config, worker: usize, shared: &Arc<SharedWords>) -> Result<Self, ConfigError> {
         config.check()?;
-        let count = lines.workers();
+        let count = shared.workers();
         if count > 1 {
             config.check_several_workers()?;
         }
@@ -244,7 +244,7 @@ impl Representative {
         let clocks = [Some(config.clock), clock_of_down];
         let by_input = by_input.map(Into::into);
         let workers = (count > 1)
-            .then(|| Workers::new(&config, worker, Arc::clone(lines), &by_input, limits, clocks).into());
+            .then(|| Workers::new(&config, worker, Arc::clone(shared), &by_input, limits, clocks).into());
         let mut halves = match &workers {
             None => [UP, DOWN].map(|half| Half::new(by_input[half].len(), limits, clocks[half])),
             Some(_) => [UP, DOWN].map(|half| Half::of_workers(half, count, limits)),
@@ -286,7 +286,9 @@ impl Representative {
             workers,
             config,
         };
-        [UP, DOWN].into_iter().for_each(|half| function.pass_on(half));
+        for half in [UP, DOWN] {
+            function.pass_on(half);
+        }
         function.loop_back();
         function.up_half_copy.1 = function.halves[UP].barrier.inputs();
         Ok(function)

@@ -36,4 +36,4 @@ pub use counters::{Counters, Refusal};
 pub use function::{Command, Event, Representative};
 pub use keeper::Keeper;
 pub use view::{Gauges, LagMonitor, LagReport, LinkState, View};
-pub use workers::Lines;
+pub use workers::SharedWords;

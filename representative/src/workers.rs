@@ -8,23 +8,23 @@
 //! A link that returns while no other link of its half takes part at its worker begins with a *hold*: what other
 //! workers have sent meanwhile is known only when they have stopped.
 
-mod lines;
+mod shared;
 
-pub use lines::Lines;
+pub use shared::SharedWords;
 
 use crate::barrier::{Barrier, Inputs, Limits};
 use crate::config::{Config, Side};
 use crate::half::{DOWN, UP};
-use lines::Carried;
-pub(crate) use lines::Published;
 use onepipe::Timestamp;
+use shared::Carried;
+pub(crate) use shared::Published;
 use std::sync::Arc;
 use switch::PortId;
 
 /// Interval, in ticks, at which a worker notes what its links have carried, once its barriers have begun
 const NOTE_EVERY: u64 = 8;
 
-impl Lines {
+impl SharedWords {
     /// Creates the memory that the instances of a switch with this configuration share, one on each worker.
     pub fn new(config: &Config, workers: usize) -> Arc<Self> {
         Arc::new(Self::empty(workers, config.links.len()))
@@ -59,7 +59,7 @@ pub(crate) enum Admission {
 #[derive(Debug)]
 pub(crate) struct Workers {
     own: usize,
-    lines: Arc<Lines>,
+    shared: Arc<SharedWords>,
     /// Barriers of the links of this worker. Links of other workers have left
     pub(crate) locals: [Barrier; 2],
     /// Words that were published last
@@ -82,12 +82,12 @@ impl Workers {
     pub(crate) fn new(
         config: &Config,
         own: usize,
-        lines: Arc<Lines>,
+        shared: Arc<SharedWords>,
         by_input: &[Box<[u16]>; 2],
         limits: Limits,
         clocks: [Option<Timestamp>; 2],
     ) -> Self {
-        let workers = lines.workers();
+        let workers = shared.workers();
         let is_own = |link: u16| {
             config.links.get(usize::from(link)).is_some_and(|link| worker_of(link.port, workers) == own)
         };
@@ -114,14 +114,14 @@ impl Workers {
             hold_numbers: [0; 2],
             links,
             hold_ticks: limits.dead_after_ticks,
-            lines,
+            shared,
         }
     }
 
     /// Returns the worker that receives from a port, and sends through it.
     #[inline]
     pub(crate) fn of(&self, port: PortId) -> usize {
-        worker_of(port, self.lines.workers())
+        worker_of(port, self.shared.workers())
     }
 
     /// Returns the number of this worker.
@@ -158,7 +158,7 @@ impl Workers {
             let word = self.word(half);
             if word != self.published[half] {
                 self.published[half] = word;
-                self.lines.publish(self.own, half, word);
+                self.shared.publish(self.own, half, word);
                 any = true;
             }
         }
@@ -183,12 +183,12 @@ impl Workers {
     pub(crate) fn snapshot(&mut self) {
         for (worker, (seen, _)) in self.seen.iter_mut().enumerate() {
             if worker != self.own {
-                *seen = [UP, DOWN].map(|half| self.lines.barrier(worker, half));
+                *seen = [UP, DOWN].map(|half| self.shared.barrier(worker, half));
             }
         }
         for half in [UP, DOWN] {
             if let Some(hold) = &mut self.holds[half] {
-                hold.is_answered = self.lines.all_have_seen(self.own, half, self.hold_numbers[half]);
+                hold.is_answered = self.shared.all_have_seen(self.own, half, self.hold_numbers[half]);
             }
         }
     }
@@ -217,7 +217,7 @@ impl Workers {
 
     /// Announces the barriers of what this worker sends.
     pub(crate) fn announce(&self, outputs: [Option<Timestamp>; 2]) {
-        self.lines.announce(self.own, outputs);
+        self.shared.announce(self.own, outputs);
     }
 
     /// Answers the holds that this worker has adopted, if there are any: its barriers, which it announces, stand still.
@@ -226,11 +226,11 @@ impl Workers {
         if !self.seen.iter().any(|(_, adopted)| adopted.iter().any(|&word| is_hold(word))) {
             return;
         }
-        self.lines.announce(self.own, outputs);
+        self.shared.announce(self.own, outputs);
         for (worker, (_, adopted)) in self.seen.iter().enumerate() {
             for half in [UP, DOWN] {
                 if let (Published::Hold(number), _) = Published::decode(adopted[half]) {
-                    self.lines.answer(self.own, worker, half, number);
+                    self.shared.answer(self.own, worker, half, number);
                 }
             }
         }
@@ -243,7 +243,7 @@ impl Workers {
         if self.locals[half].live() > 0 {
             return Admission::Local;
         }
-        let mut outputs = self.lines.outputs(half).peekable();
+        let mut outputs = self.shared.outputs(half).peekable();
         if outputs.peek().is_none() && self.others_begin(half) {
             // What the link is compared with is not known yet.
             return Admission::Held;
@@ -280,7 +280,7 @@ impl Workers {
     /// links of one have shown counts for all.
     pub(crate) fn share_clock(&self, clock: Timestamp) -> Timestamp {
         let later = |one: Timestamp, other: Timestamp| if one.precedes(other) { other } else { one };
-        self.lines.share_clock(self.own, clock).fold(clock, later)
+        self.shared.share_clock(self.own, clock).fold(clock, later)
     }
 
     /// Ends holds after which no link has joined. Returns whether there was one, by half.
@@ -300,7 +300,7 @@ impl Workers {
         if has_begun && !tick.is_multiple_of(NOTE_EVERY) {
             return false;
         }
-        let Self { links, lines, locals, .. } = self;
+        let Self { links, shared, locals, .. } = self;
         for half in [UP, DOWN] {
             let local = &mut locals[half];
             for &(link, _) in links[half].iter().filter(|(_, is_own)| *is_own) {
@@ -310,10 +310,10 @@ impl Workers {
                     None => Carried::Nothing,
                     Some(at) => Carried::Barrier(at),
                 };
-                lines.note_carried(link.into(), carried);
+                shared.note_carried(link.into(), carried);
             }
             let others = links[half].iter().filter(|(_, is_own)| !is_own);
-            let others = others.map(|&(link, _)| lines.carried(link.into()));
+            let others = others.map(|&(link, _)| shared.carried(link.into()));
             let is_awaited = others.clone().any(|carried| carried == Carried::Nothing);
             local.set_others(others.filter_map(Carried::barrier), is_awaited);
         }
@@ -322,19 +322,19 @@ impl Workers {
 
     /// Returns what all links from above have carried, as noted.
     pub(crate) fn carried_from_above(&self) -> impl Iterator<Item = Timestamp> {
-        self.links[DOWN].iter().filter_map(|&(link, _)| self.lines.carried(link.into()).barrier())
+        self.links[DOWN].iter().filter_map(|&(link, _)| self.shared.carried(link.into()).barrier())
     }
 
     /// Notes the barrier of a link of this worker that was too far ahead of the clock, if there was one of late.
     pub(crate) fn note_lowered(&self, link: usize, barrier: Option<Timestamp>) {
-        self.lines.note_lowered(link, barrier);
+        self.shared.note_lowered(link, barrier);
     }
 
     /// Returns the barriers of the other workers' links from below that were too far ahead of the clock. A link that
     /// takes part and was not ahead is `None`.
     pub(crate) fn lowered_from_below(&self) -> impl Iterator<Item = Option<Timestamp>> + Clone {
         let others = self.links[UP].iter().filter(|(_, is_own)| !is_own);
-        let live = others.filter(|(link, _)| self.lines.carried((*link).into()) != Carried::Gone);
-        live.map(|(link, _)| self.lines.lowered((*link).into()))
+        let live = others.filter(|(link, _)| self.shared.carried((*link).into()) != Carried::Gone);
+        live.map(|(link, _)| self.shared.lowered((*link).into()))
     }
 }

@@ -119,7 +119,7 @@ impl<F: Function> Switch<F> {
     fn receive(&mut self, frame: MemoryFrame, port: PortId) {
         let worker = self.functions[0].receiver(port);
         if let Some(turns) = &mut self.turns {
-            turns.turns[worker].received.push_back((frame, port));
+            turns.states[worker].received.push_back((frame, port));
         }
     }
 
@@ -143,15 +143,15 @@ impl<F: Function> Switch<F> {
 
     /// Runs the next step of a worker.
     fn run_step(&mut self, turns: &mut Turns, worker: usize, now: Nanos, out: &mut Ports<'_>) {
-        match turns.turns[worker].step {
+        match turns.states[worker].step {
             Step::Receive => {
                 for _ in 0..BURST {
-                    let Some((frame, port)) = turns.turns[worker].received.pop_front() else { break };
+                    let Some((frame, port)) = turns.states[worker].received.pop_front() else { break };
                     self.handle(worker, frame, port, now, &mut turns.ports(worker, now, out));
                 }
             }
             Step::Snapshot => {
-                turns.turns[worker].is_stale = false;
+                turns.states[worker].is_stale = false;
                 self.functions[worker].snapshot();
             }
             Step::Drain(from) => {
@@ -175,7 +175,7 @@ impl<F: Function> Switch<F> {
             }
             Step::Publish => {
                 if self.functions[worker].publish() {
-                    let others = turns.turns.iter_mut().enumerate().filter(|&(other, _)| other != worker);
+                    let others = turns.states.iter_mut().enumerate().filter(|&(other, _)| other != worker);
                     others.for_each(|(_, turn)| turn.is_stale = true);
                 }
             }
@@ -186,7 +186,7 @@ impl<F: Function> Switch<F> {
     fn due(&self, turns: &Turns, worker: usize) -> Option<Nanos> {
         let has_work = turns.has_work(worker) || !self.commands[worker].is_empty();
         let due = if has_work { Nanos::ZERO } else { self.functions[worker].next_timer()? };
-        Some(due.max(turns.turns[worker].at))
+        Some(due.max(turns.states[worker].at))
     }
 }
 

@@ -65,7 +65,7 @@ impl Turn {
 pub(crate) struct Turns {
     workers: Workers,
     rng: Rng,
-    pub(crate) turns: Vec<Turn>,
+    pub(crate) states: Vec<Turn>,
     /// Ring from each worker (outer) to each other (inner)
     rings: Vec<Vec<VecDeque<(MemoryFrame, PortId)>>>,
     /// Frames that were under way at a crash
@@ -79,7 +79,7 @@ impl Turns {
         let rings = || (0..workers.count).map(|_| VecDeque::new()).collect();
         Self {
             rng: Rng::stream(workers.seed, 0x7475_726e_7300),
-            turns: (0..workers.count).map(|_| Turn::new()).collect(),
+            states: (0..workers.count).map(|_| Turn::new()).collect(),
             rings: (0..workers.count).map(|_| rings()).collect(),
             orphans: Vec::new(),
             senders: Vec::new(),
@@ -89,7 +89,7 @@ impl Turns {
 
     /// Starts with empty queues and rings. Frames that were under way are lost in the next [`start`](Self::start).
     pub(crate) fn crash(&mut self) {
-        for turn in &mut self.turns {
+        for turn in &mut self.states {
             let Turn { received, waiting, sending, .. } = core::mem::replace(turn, Turn::new());
             self.orphans.extend(received.into_iter().map(|(frame, _)| frame));
             self.orphans.extend(waiting.into_iter().map(|(_, frame, _)| frame));
@@ -106,7 +106,7 @@ impl Turns {
 
     /// Returns whether a worker has something to do before its function's timer.
     pub(crate) fn has_work(&self, worker: usize) -> bool {
-        let turn = &self.turns[worker];
+        let turn = &self.states[worker];
         turn.step != Step::Receive
             || turn.is_stale
             || !turn.received.is_empty()
@@ -115,9 +115,9 @@ impl Turns {
 
     /// Ends a step: the next one follows after a drawn time, or a pause.
     pub(crate) fn finish(&mut self, worker: usize, now: Nanos) {
-        let count = self.turns.len();
+        let count = self.states.len();
         let other = |from: usize| if from == worker { from + 1 } else { from };
-        let step = match self.turns[worker].step {
+        let step = match self.states[worker].step {
             Step::Receive => Step::Snapshot,
             Step::Snapshot => Step::Drain(other(0)),
             Step::Drain(from) if other(from + 1) < count => Step::Drain(other(from + 1)),
@@ -135,7 +135,7 @@ impl Turns {
         if step == Step::Receive {
             after = after.max(TURN.0);
         }
-        let turn = &mut self.turns[worker];
+        let turn = &mut self.states[worker];
         (turn.step, turn.at) = (step, now + Nanos(after));
     }
 
@@ -150,7 +150,7 @@ impl Turns {
             ports,
             worker,
             senders: &self.senders[worker],
-            turn: &mut self.turns[worker],
+            turn: &mut self.states[worker],
             rng: &mut self.rng,
             delay: self.workers.delay.0 / STEPS,
             now,
@@ -160,7 +160,7 @@ impl Turns {
     /// Puts a worker's waiting frames into rings. Returns their number, and the number of those that are lost.
     pub(crate) fn push(&mut self, worker: usize, out: &mut Ports<'_>) -> (u64, u64) {
         let (mut pushed, mut lost) = (0, 0);
-        for (to, frame, port) in self.turns[worker].waiting.drain(..) {
+        for (to, frame, port) in self.states[worker].waiting.drain(..) {
             let ring = &mut self.rings[worker][to];
             if ring.len() < self.workers.ring {
                 ring.push_back((frame, port));
@@ -181,8 +181,9 @@ impl Turns {
     /// Sends the frames that are due. Returns the number of those for which links have no room.
     pub(crate) fn transmit(&mut self, now: Nanos, out: &mut Ports<'_>) -> u64 {
         let mut full = 0;
-        for turn in &mut self.turns {
-            while let Some((_, frame, port)) = turn.sending.pop_front_if(|(at, ..)| *at <= now) {
+        for turn in &mut self.states {
+            while turn.sending.front().is_some_and(|(at, ..)| *at <= now) {
+                let Some((_, frame, port)) = turn.sending.pop_front() else { break };
                 full += u64::from(out.send(frame, port) == Err(Full));
             }
         }
@@ -191,7 +192,7 @@ impl Turns {
 
     /// Returns when the next frame leaves.
     pub(crate) fn next_sent(&self) -> Option<Nanos> {
-        self.turns.iter().filter_map(|turn| Some(turn.sending.front()?.0)).min()
+        self.states.iter().filter_map(|turn| Some(turn.sending.front()?.0)).min()
     }
 }
 

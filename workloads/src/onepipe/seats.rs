@@ -3,7 +3,7 @@
 use super::addresses::{Addresses, standby_addresses, switch_addresses};
 use super::{Neighbour, NeighbourSwitch, Network, Tree};
 use representative::config::{BeaconForm, Config, End, Incarnation};
-use representative::{Lines, Representative};
+use representative::{Representative, SharedWords};
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, LinkId, NodeId, Switch, Workers, World};
 use std::collections::BTreeMap;
@@ -80,19 +80,19 @@ impl Tree {
         // Earlier versions have one worker.
         let is_single = !config.declares || config.check_several_workers().is_err();
         let workers = if is_single { Workers::ONE } else { self.workers };
-        let mut shared = (config.clone(), Lines::new(&config, workers.count));
+        let mut shared = (config.clone(), SharedWords::new(&config, workers.count));
         Switch::with_workers(workers, move |worker| {
             if worker == 0 {
                 let clock = tree.clock_after(n, restarts).unwrap_or(config.clock);
                 restarts += 1;
                 shared.0 = Config { incarnation, clock, ..config.clone() };
-                shared.1 = Lines::new(&config, workers.count);
+                shared.1 = SharedWords::new(&config, workers.count);
                 if let Some(rng) = &mut incarnations {
                     incarnation = *rng.pick(&[Incarnation::Chip, Incarnation::SwitchCpu]);
                 }
             }
-            let (config, lines) = &shared;
-            Representative::on_worker(config.clone(), worker, lines).expect("the configuration is valid")
+            let (config, words) = &shared;
+            Representative::on_worker(config.clone(), worker, words).expect("the configuration is valid")
         })
     }
 

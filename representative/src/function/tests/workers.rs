@@ -1,14 +1,14 @@
 //! A switch on two workers: links 0 and 2 are the first one's, 1 and 3 the second one's.
 
 use super::*;
-use crate::workers::Lines;
+use crate::workers::SharedWords;
 use switch::memory::MemoryFrame;
 
 fn two() -> [Representative; 2] {
     let config = config(Incarnation::Chip);
-    let lines = Lines::new(&config, 2);
+    let shared = SharedWords::new(&config, 2);
     [0, 1].map(|worker| {
-        Representative::on_worker(config.clone(), worker, &lines).expect("a valid configuration")
+        Representative::on_worker(config.clone(), worker, &shared).expect("a valid configuration")
     })
 }
 
@@ -161,7 +161,7 @@ fn link_that_is_too_far_behind_holds_nothing() {
 
 #[test]
 fn what_needs_one_worker_is_refused_on_two() {
-    let cases: [(fn(&mut Config), ConfigError); 3] = [
+    let cases: [Case; 3] = [
         (|config| config.incarnation = Incarnation::Host, ConfigError::HostOnWorkers),
         (|config| config.fail_after_intervals = Some(10), ConfigError::ControllerOnWorkers),
         (|config| config.clock_source = onepipe::ClockSource::Beacons, ConfigError::ClockBeaconsOnWorkers),
@@ -170,8 +170,8 @@ fn what_needs_one_worker_is_refused_on_two() {
         let mut config = config(Incarnation::Chip);
         change(&mut config);
         for (workers, expected) in [(1, None), (2, Some(error))] {
-            let lines = Lines::new(&config, workers);
-            assert_eq!(Representative::on_worker(config.clone(), 0, &lines).err(), expected);
+            let shared = SharedWords::new(&config, workers);
+            assert_eq!(Representative::on_worker(config.clone(), 0, &shared).err(), expected);
         }
     }
 }

@@ -11,8 +11,7 @@ use crate::observe::FunctionMetrics;
 use crate::system::{now, random_u64};
 use dataplane::{ControlHandler, ControlOutput, Live, Mbuf};
 use representative::{
-    Command, Event, Gauges, LagMonitor, LagReport, Lines as SharedLines, LinkId, LinkState, Representative,
-    View,
+    Command, Event, Gauges, LagMonitor, LagReport, LinkId, LinkState, Representative, SharedWords, View,
 };
 use rnic::{Endpoint, Interface, cm};
 use rocev2::ethernet::MacAddr;
@@ -224,9 +223,9 @@ pub(super) fn run(
     let counted_qps = switch.forward.counted_qps;
     let keeper = config.controller.as_ref();
     let keeper = keeper.map(|controller| KeeperDriver::start(controller, switch.clone())).transpose()?;
-    let lines = SharedLines::new(&switch, run.workers);
+    let shared = SharedWords::new(&switch, run.workers);
     let functions = (0..run.workers).map(|worker| {
-        let function = Representative::on_worker(switch.clone(), worker, &lines);
+        let function = Representative::on_worker(switch.clone(), worker, &shared);
         Ok(function.map_err(|error| miette::miette!("invalid [onepipe]: {error}"))?.salted(random_u64()))
     });
     let functions: Vec<Representative> = functions.collect::<Result<_, miette::Report>>()?;

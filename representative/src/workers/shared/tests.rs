@@ -44,28 +44,28 @@ fn words_are_decoded_as_they_were_encoded() {
 /// Worker 0 receives two frames and publishes that those that follow are later; worker 1 takes frames from the ring and
 /// raises its barrier. Explores every interleaving, and asserts that no frame is taken below the barrier.
 fn barrier_passes_no_frame(
-    receive: fn(&Lines<Shared>, &Ring, u64),
-    turn: fn(&Lines<Shared>, &Ring, &mut u64),
+    receive: fn(&SharedWords<Shared>, &Ring, u64),
+    turn: fn(&SharedWords<Shared>, &Ring, &mut u64),
 ) {
     loom::model(move || {
-        let lines = Arc::new(Lines::<Shared>::empty(2, 0));
+        let shared = Arc::new(SharedWords::<Shared>::empty(2, 0));
         let ring = Ring::default();
         let receiver = {
-            let (lines, ring) = (lines.clone(), ring.clone());
-            thread::spawn(move || [10, 20].into_iter().for_each(|at| receive(&lines, &ring, at)))
+            let (shared, ring) = (shared.clone(), ring.clone());
+            thread::spawn(move || [10, 20].into_iter().for_each(|at| receive(&shared, &ring, at)))
         };
         let mut raised = 0;
-        turn(&lines, &ring, &mut raised);
-        turn(&lines, &ring, &mut raised);
+        turn(&shared, &ring, &mut raised);
+        turn(&shared, &ring, &mut raised);
         receiver.join().unwrap();
-        turn(&lines, &ring, &mut raised);
+        turn(&shared, &ring, &mut raised);
         assert_eq!(raised, 21);
     });
 }
 
-fn push_then_publish(lines: &Lines<Shared>, ring: &Ring, at: u64) {
+fn push_then_publish(shared: &SharedWords<Shared>, ring: &Ring, at: u64) {
     ring.lock().unwrap().push(at);
-    lines.publish(0, UP, live(at + 1));
+    shared.publish(0, UP, live(at + 1));
 }
 
 /// Sends the frames of the ring.
@@ -75,8 +75,8 @@ fn drain(ring: &Ring, raised: u64) {
     }
 }
 
-fn drain_then_adopt(lines: &Lines<Shared>, ring: &Ring, raised: &mut u64) {
-    let snapshot = lines.barrier(0, UP);
+fn drain_then_adopt(shared: &SharedWords<Shared>, ring: &Ring, raised: &mut u64) {
+    let snapshot = shared.barrier(0, UP);
     drain(ring, *raised);
     *raised = barrier(snapshot);
 }
@@ -90,8 +90,8 @@ fn barriers_that_are_adopted_behind_the_frames_pass_none() {
 #[should_panic(expected = "a frame is below the barrier")]
 fn planted_publication_before_the_push_is_found() {
     // The frame that the barrier bounds is put into the ring afterwards.
-    let receive = |lines: &Lines<Shared>, ring: &Ring, at: u64| {
-        lines.publish(0, UP, live(at + 1));
+    let receive = |shared: &SharedWords<Shared>, ring: &Ring, at: u64| {
+        shared.publish(0, UP, live(at + 1));
         ring.lock().unwrap().push(at);
     };
     barrier_passes_no_frame(receive, drain_then_adopt);
@@ -100,12 +100,12 @@ fn planted_publication_before_the_push_is_found() {
 #[test]
 #[should_panic(expected = "a frame is below the barrier")]
 fn planted_adoption_before_the_drain_is_found() {
-    let receive = |lines: &Lines<Shared>, ring: &Ring, at: u64| {
+    let receive = |shared: &SharedWords<Shared>, ring: &Ring, at: u64| {
         ring.lock().unwrap().push(at);
-        lines.publish(0, UP, live(at + 1));
+        shared.publish(0, UP, live(at + 1));
     };
-    barrier_passes_no_frame(receive, |lines, ring, raised| {
-        *raised = barrier(lines.barrier(0, UP));
+    barrier_passes_no_frame(receive, |shared, ring, raised| {
+        *raised = barrier(shared.barrier(0, UP));
         drain(ring, *raised);
     });
 }
@@ -114,39 +114,39 @@ fn planted_adoption_before_the_drain_is_found() {
 #[test]
 #[should_panic(expected = "a frame is below the barrier")]
 fn planted_snapshot_behind_the_drain_is_found() {
-    let receive = |lines: &Lines<Shared>, ring: &Ring, at: u64| {
+    let receive = |shared: &SharedWords<Shared>, ring: &Ring, at: u64| {
         ring.lock().unwrap().push(at);
-        lines.publish(0, UP, live(at + 1));
+        shared.publish(0, UP, live(at + 1));
     };
-    barrier_passes_no_frame(receive, |lines, ring, raised| {
+    barrier_passes_no_frame(receive, |shared, ring, raised| {
         drain(ring, *raised);
-        *raised = barrier(lines.barrier(0, UP));
+        *raised = barrier(shared.barrier(0, UP));
     });
 }
 
 /// Worker 1 sends barriers that rise until it sees a hold, which `answer` answers with the barrier that it has reached.
 /// Worker 0 holds, and asserts that a link which then begins is not below what worker 1 has sent, or sends later.
-fn link_begins_above_all_outputs(answer: fn(&Lines<Shared>, Timestamp, u64)) {
+fn link_begins_above_all_outputs(answer: fn(&SharedWords<Shared>, Timestamp, u64)) {
     loom::model(move || {
-        let lines = Arc::new(Lines::<Shared>::empty(2, 0));
+        let shared = Arc::new(SharedWords::<Shared>::empty(2, 0));
         let sent = Arc::new(Mutex::new(0));
         let other = {
-            let (lines, sent) = (lines.clone(), sent.clone());
+            let (shared, sent) = (shared.clone(), sent.clone());
             thread::spawn(move || {
                 for at in 1..3 {
-                    if let (Published::Hold(number), _) = Published::decode(lines.barrier(0, UP)) {
+                    if let (Published::Hold(number), _) = Published::decode(shared.barrier(0, UP)) {
                         let reached = *sent.lock().unwrap();
-                        answer(&lines, Timestamp::new(reached), number);
+                        answer(&shared, Timestamp::new(reached), number);
                         return;
                     }
                     *sent.lock().unwrap() = at;
                 }
             })
         };
-        lines.publish(0, UP, Published::Hold(1).encode(false));
-        let begin = lines
+        shared.publish(0, UP, Published::Hold(1).encode(false));
+        let begin = shared
             .all_have_seen(0, UP, 1)
-            .then(|| lines.outputs(UP).map(Timestamp::nanos).max().unwrap_or_default());
+            .then(|| shared.outputs(UP).map(Timestamp::nanos).max().unwrap_or_default());
         other.join().unwrap();
         let sent = *sent.lock().unwrap();
         assert!(begin.is_none_or(|begin| begin >= sent), "a link begins below what was sent");
@@ -155,17 +155,17 @@ fn link_begins_above_all_outputs(answer: fn(&Lines<Shared>, Timestamp, u64)) {
 
 #[test]
 fn links_begin_above_what_all_workers_have_sent() {
-    link_begins_above_all_outputs(|lines, reached, number| {
-        lines.announce(1, [Some(reached), None]);
-        lines.answer(1, 0, UP, number);
+    link_begins_above_all_outputs(|shared, reached, number| {
+        shared.announce(1, [Some(reached), None]);
+        shared.answer(1, 0, UP, number);
     });
 }
 
 #[test]
 #[should_panic(expected = "a link begins below what was sent")]
 fn planted_answer_before_the_announcement_is_found() {
-    link_begins_above_all_outputs(|lines, reached, number| {
-        lines.answer(1, 0, UP, number);
-        lines.announce(1, [Some(reached), None]);
+    link_begins_above_all_outputs(|shared, reached, number| {
+        shared.answer(1, 0, UP, number);
+        shared.announce(1, [Some(reached), None]);
     });
 }

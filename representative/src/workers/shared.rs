@@ -148,13 +148,13 @@ struct LinkWords<W> {
 
 /// Memory that the workers of a switch share.
 #[derive(Debug)]
-pub struct Lines<W = AtomicU64> {
-    lines: Box<[Line<W>]>,
+pub struct SharedWords<W = AtomicU64> {
+    published: Box<[Line<W>]>,
     answers: Box<[Answers<W>]>,
     links: Box<[LinkWords<W>]>,
 }
 
-impl<W: Word> Lines<W> {
+impl<W: Word> SharedWords<W> {
     /// Creates the memory of a number of workers that have published nothing, and of links that have carried nothing.
     pub(crate) fn empty(workers: usize, links: usize) -> Self {
         let answers = || Answers {
@@ -163,7 +163,7 @@ impl<W: Word> Lines<W> {
             seen: (0..workers).map(|_| Default::default()).collect(),
         };
         Self {
-            lines: (0..workers).map(|_| Line::default()).collect(),
+            published: (0..workers).map(|_| Line::default()).collect(),
             answers: (0..workers).map(|_| answers()).collect(),
             links: (0..links).map(|_| LinkWords::default()).collect(),
         }
@@ -171,19 +171,19 @@ impl<W: Word> Lines<W> {
 
     /// Returns the number of workers.
     pub(crate) const fn workers(&self) -> usize {
-        self.lines.len()
+        self.published.len()
     }
 
     /// Returns what a worker has published about a half. Frames that it had put into rings before are then there.
     #[inline]
     pub(crate) fn barrier(&self, worker: usize, half: usize) -> u64 {
-        self.lines[worker].barriers[half].read()
+        self.published[worker].barriers[half].read()
     }
 
     /// Publishes a worker's state of a half. All frames that its links have carried before are in rings, or lost.
     #[inline]
     pub(crate) fn publish(&self, worker: usize, half: usize, word: u64) {
-        self.lines[worker].barriers[half].write(word);
+        self.published[worker].barriers[half].write(word);
     }
 
     /// Announces the barriers of what a worker sends.
