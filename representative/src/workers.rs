@@ -237,13 +237,20 @@ impl Workers {
     }
 
     /// Returns whether a link that takes no part may join now. Where no other link of the half takes part, the total
-    /// barrier has gone on without this worker: the others have to wait first.
+    /// barrier has gone on without this worker: the others have to wait first. `own_output` is the barrier of what this
+    /// worker sends, which may be above what it has announced.
     #[cold]
-    pub(crate) fn admit(&mut self, half: usize, barrier: Timestamp, tick: u64) -> Admission {
+    pub(crate) fn admit(
+        &mut self,
+        half: usize,
+        own_output: Option<Timestamp>,
+        barrier: Timestamp,
+        tick: u64,
+    ) -> Admission {
         if self.locals[half].live() > 0 {
             return Admission::Local;
         }
-        let mut outputs = self.shared.outputs(half).peekable();
+        let mut outputs = self.shared.outputs(half).chain(own_output).peekable();
         if outputs.peek().is_none() && self.others_begin(half) {
             // What the link is compared with is not known yet.
             return Admission::Held;
@@ -283,18 +290,21 @@ impl Workers {
         self.shared.share_clock(self.own, clock).fold(clock, later)
     }
 
-    /// Ends holds after which no link has joined. Returns whether there was one, by half.
-    pub(crate) fn end_holds(&mut self, tick: u64) -> [bool; 2] {
-        [UP, DOWN].map(|half| self.holds[half].take_if(|hold| hold.until < tick).is_some())
+    /// Ends holds after which no link has joined.
+    pub(crate) fn end_holds(&mut self, tick: u64) {
+        for hold in &mut self.holds {
+            hold.take_if(|hold| hold.until < tick);
+        }
     }
 
     /// Notes what the links of this worker have carried, and reads that of the others; `by_link` returns the half and
-    /// input of a link. Once the barriers of the switch have begun, most calls do nothing. Returns whether this one
+    /// input of a link, and `upper` is the barrier of the upper half, which is compared with the links from above. Once the barriers of the switch have begun, most calls do nothing. Returns whether this one
     /// has exchanged anything.
     pub(crate) fn exchange(
         &mut self,
         tick: u64,
         has_begun: bool,
+        upper: Option<Timestamp>,
         by_link: impl Fn(u16) -> (usize, usize),
     ) -> bool {
         if has_begun && !tick.is_multiple_of(NOTE_EVERY) {
@@ -315,7 +325,8 @@ impl Workers {
             let others = links[half].iter().filter(|(_, is_own)| !is_own);
             let others = others.map(|&(link, _)| shared.carried(link.into()));
             let is_awaited = others.clone().any(|carried| carried == Carried::Nothing);
-            local.set_others(others.filter_map(Carried::barrier), is_awaited);
+            let upper = upper.filter(|_| half == DOWN);
+            local.set_others(others.filter_map(Carried::barrier).chain(upper), is_awaited);
         }
         true
     }

@@ -52,13 +52,15 @@ impl Representative {
     ) -> Result<(), Refusal> {
         let (half, input) = self.links[link].input;
         let (tick, bug) = (self.ticks, self.config.bug.filter(|_| cfg!(debug_assertions)));
+        let own_output = self.halves[half].barrier.best_effort();
         let Some(workers) = &mut self.workers else { return Ok(()) };
         if let Some(barrier) = barrier
             && !workers.locals[half].is_live(input)
             && bug != Some(Bug::JoinWithoutHold)
-            && workers.admit(half, barrier, tick) == Admission::Held
+            && workers.admit(half, own_output, barrier, tick) == Admission::Held
         {
             pass_on(workers, &mut self.halves, half);
+            self.propagate(half, now);
             return Ok(());
         }
         let local = &mut workers.locals[half];
@@ -99,7 +101,9 @@ impl Representative {
             return;
         }
         let Some(header) = OnePipe::of(&packet) else { return };
-        if header.version == OnePipe::VERSION && header.opcode() == OnePipeOpcode::DATA {
+        // A flooded message has none, as its neighbours do not all read it.
+        let has_barrier = header.barrier().is_some();
+        if has_barrier && header.version == OnePipe::VERSION && header.opcode() == OnePipeOpcode::DATA {
             let timestamp = header.timestamp();
             self.stamp_for(link, frame, layout, timestamp);
         }
@@ -141,7 +145,9 @@ impl Representative {
         let has_begun = self.halves.iter().all(|half| half.barrier.position() > 0);
         let Some(workers) = &mut self.workers else { return };
         let links = &self.links;
-        if workers.exchange(self.ticks, has_begun, |link| links[usize::from(link)].input) {
+        let upper = &self.halves[UP].barrier;
+        let upper = if upper.inputs() == Inputs::Live { upper.best_effort() } else { None };
+        if workers.exchange(self.ticks, has_begun, upper, |link| links[usize::from(link)].input) {
             let carried = workers.carried_from_above();
             self.halves[DOWN].barrier.set_others(carried, false);
             for (number, link) in self.links.iter().enumerate().filter(|(_, link)| !link.is_foreign) {

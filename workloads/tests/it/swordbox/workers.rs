@@ -17,9 +17,9 @@ const SEEDS: u64 = 40;
 const MIN_DISPATCHED: u64 = 5_000;
 
 /// Draws the configuration of a seed with one to four servers.
-fn draw_servers(config: words::Config) -> words::Config {
+fn draw_servers(config: &words::Config) -> words::Config {
     let mut rng = Rng::stream(config.seed, 0x6f77_6e65_7273);
-    words::Config { servers: rng.between(1, 4) as u16, clients: config.clients.min(32), ..config }
+    words::Config { servers: rng.between(1, 4) as u16, clients: config.clients.min(32), ..config.clone() }
 }
 
 /// Runs a seed with several workers. Returns the violation found, if any.
@@ -60,7 +60,7 @@ impl Sums {
 fn several_workers_leave_words_correct_on_lossy_links() {
     let mut sums = Sums::default();
     for seed in environment::seeds("swordbox_workers", SEEDS) {
-        let (config, shared_qp) = draw_shared_qps(&draw_servers(drawn(seed, FORGETFUL).0));
+        let (config, shared_qp) = draw_shared_qps(&draw_servers(&drawn(seed, FORGETFUL).0));
         let mut net = words_on(&config, shared_qp, Workers::drawn(seed));
         violation(&mut net).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}\n{config:?}"));
         let totals = net.totals();
@@ -75,7 +75,7 @@ fn several_workers_leave_words_correct_amid_crashes() {
     let mut sums = Sums::default();
     for seed in environment::seeds("swordbox_workers", SEEDS) {
         let (config, mut rng) = drawn(seed, FORGETFUL);
-        let (config, shared_qp) = draw_shared_qps(&may_fail(&draw_servers(config), &mut rng));
+        let (config, shared_qp) = draw_shared_qps(&may_fail(&draw_servers(&config), &mut rng));
         let mut workers = Workers::drawn(seed);
         // A pause breaks no connection by itself, as its clients are still retransmitting when it ends.
         workers.pause.0 = workers.pause.0.min((4096 << config.timeout) * u64::from(config.retry_count) / 4);
@@ -106,7 +106,7 @@ fn planted_hashed_owners_are_found() {
     use super::{configure_own_shared_qps, words_with};
 
     let found = environment::find_bug("swordbox_workers", &swordbox::Bug::WrongOwner, 1..151, |seed| {
-        let (config, shared_qp) = draw_shared_qps(&draw_servers(drawn(seed, FORGETFUL).0));
+        let (config, shared_qp) = draw_shared_qps(&draw_servers(&drawn(seed, FORGETFUL).0));
         let run = |bug| {
             let mut net = words_with(&config, Workers::drawn(seed), |swordbox| swordbox::Config {
                 bug,
