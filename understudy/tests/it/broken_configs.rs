@@ -269,11 +269,11 @@ const BROKEN: [Broken; 50] = [
         help: r#"write an address such as `"10.0.0.1"`"#,
     },
     Broken {
-        config: "swordbox.toml",
-        change: (r#"workers = ["any"]"#, r#"workers = ["any", "any"]"#),
+        config: "pktgen/null.toml",
+        change: ("[pktgen]", "[runtime]\nworkers = [\"any\", \"any\"]\n[pktgen]"),
         findings: 1,
         at: "workers =",
-        message: "[swordbox] supports one worker, which puts the operations on each word into one order",
+        message: "[pktgen] supports one worker: the receiver needs the sender's state",
         help: "write `workers = [1]`, or leave the key out",
     },
     Broken {
