@@ -78,7 +78,7 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Creates the state of worker `own`. `inputs` is the number of inputs of each half, `by_input` the links there.
+    /// Creates the state of worker `own`. `by_input` has the links of each half, by input.
     pub(crate) fn new(
         config: &Config,
         own: usize,

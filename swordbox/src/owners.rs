@@ -171,8 +171,8 @@ mod tests {
         frame(ends, Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::ZERO), &mad, &|_| {})
     }
 
-    /// Calls `check` with each number of workers, each version, and each two hosts of which one at least is a server:
-    /// first the server, `at_server` with its worker.
+    /// Calls `check` with each number of workers and IP version, for each server and each other host: with both
+    /// directions between them, and the server's worker.
     fn for_all(check: impl Fn(&Owners, Ends, Ends, usize)) {
         for (workers, v6) in (1..=4).flat_map(|workers| [(workers, false), (workers, true)]) {
             let owners = owners(v6, workers);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_ended_with_a_restart_are_refused_by_whoever_gets_their_packets() {
+    fn connections_that_ended_with_a_restart_are_known_to_each_worker_that_gets_their_packets() {
         let ended = (0..=SERVERS).map(|n| Connection {
             server: (ip(false, if n == SERVERS { FORMER_SERVER } else { n }), Qpn::new(7)),
             client: (ip(false, 20), Qpn::new(8)),

@@ -54,7 +54,7 @@ impl Barrier {
         !self.is_too_late(value)
     }
 
-    /// Returns what a link has carried as [`update`](Self::update) would unwrap it: the barrier that it last carried.
+    /// Returns the barrier that a link has last carried; `None` if it has carried none, or takes no part.
     pub(crate) fn carried_by(&self, input: usize) -> Option<Timestamp> {
         let carried = self.carried(input);
         (carried != AWAITED && carried != ABSENT).then(|| Timestamp::new(carried))
