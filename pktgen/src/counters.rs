@@ -138,14 +138,14 @@ metrics! {
 /// packets may have come due at an earlier rate.
 pub(crate) fn part_of_rate(
     rate: Rate,
-    (burst, kept): (Option<u16>, u64),
+    (burst, kept): (u64, u64),
     time: Nanos,
     (packets, bits): (u64, u64),
 ) -> Option<f64> {
     let sent = u128::from(if rate.unit()? == Unit::Bits { bits } else { packets });
     let due = rate.earned(time);
     let per_packet = sent / u128::from(packets.max(1));
-    let burst = per_packet * u128::from(burst.unwrap_or(1));
+    let burst = per_packet * u128::from(burst);
     let least = rate.earned(Nanos(time.0.saturating_sub(RATE_TOLERANCE.0)));
     let most = due + burst + per_packet * u128::from(kept);
     Some(if sent + burst >= least && sent <= most { 1.0 } else { sent as f64 / due as f64 })
@@ -177,7 +177,12 @@ impl StreamCounters {
     /// [`Rate::Max`]. A deviation of less than a burst, or of a worker's turn (0.2 ms),
     /// counts as none. If the rate was changed, [`RateHistory::part`](crate::RateHistory::part) is the answer.
     pub fn part_of_rate(&self, stream: &Stream) -> Option<f64> {
-        part_of_rate(stream.rate, (stream.burst, 0), Nanos(self.sending_ns.get()), self.units())
+        part_of_rate(
+            stream.rate,
+            (stream.burst.unwrap_or(1).into(), 0),
+            Nanos(self.sending_ns.get()),
+            self.units(),
+        )
     }
 
     /// Returns the outstanding requests, computed from the completed ones.

@@ -14,6 +14,13 @@ pub enum ProfileError {
     Streams(usize),
     /// Too many queue pairs in total
     Qps(u64),
+    /// More workers than have something to do
+    Workers {
+        /// Number of workers
+        workers: usize,
+        /// The largest number of which each has something to do
+        most: usize,
+    },
     /// Queue pair numbers out of range
     Qpns {
         /// Index of the stream
@@ -149,6 +156,9 @@ impl ProfileError {
             Self::Qps(count) => {
                 format!("all streams together have {count} queue pairs, and the limit is {MAX_QPS}")
             }
+            Self::Workers { workers, most } => {
+                format!("the streams have queue pairs for {most} of {workers} workers")
+            }
             Self::Qpns { first, last, .. } => {
                 format!("queue pairs {first} to {last} are outside of the valid range, 2 to 0xfffffe")
             }
@@ -195,6 +205,7 @@ impl ProfileError {
         match self {
             Self::Streams(_) => format!("configure 1 to {MAX_STREAMS}"),
             Self::Qps(_) => "lower `qps`".into(),
+            Self::Workers { most, .. } => format!("use {most}, or more queue pairs"),
             Self::Qpns { .. } => "choose `first_qpn` and `qps` within it".into(),
             Self::PsnsCollide { .. } => "give each stream its own queue pairs".into(),
             Self::StampDoesNotFit { needed, .. } => {
@@ -237,6 +248,7 @@ impl ProfileError {
             // The text of the last two names the streams itself.
             Self::Streams(_)
             | Self::Qps(_)
+            | Self::Workers { .. }
             | Self::NoReceivePort
             | Self::PsnsCollide { .. }
             | Self::Memory { .. } => None,

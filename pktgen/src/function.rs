@@ -4,6 +4,7 @@
 use crate::counters::{Counters, StreamCounters};
 use crate::error::ProfileError;
 use crate::pace::Rate;
+use crate::part::{Division, Part, Share};
 use crate::profile::Profile;
 use crate::rates::RateMark;
 use crate::receiver::Receiver;
@@ -21,9 +22,15 @@ const MAX_TURN: Nanos = Nanos::from_micros(20);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Begin sending
-    Begin,
-    /// Stop sending, wait for outstanding packets and responses, then report [`Event::Done`]
+    Begin {
+        /// Time at which all rates begin. Instances that get the command later catch up
+        at: Nanos,
+    },
+    /// Stop sending, wait for outstanding packets and responses, then report [`Event::Done`], or with several workers
+    /// [`Event::Drained`]
     End,
+    /// End the run of an instance that has reported [`Event::Drained`], because all have
+    Finish,
     /// Send a stream at another rate from now on, and report [`Event::RateChanged`]. The next command for this
     /// stream has to wait for that
     SetRate {
@@ -39,6 +46,9 @@ pub enum Command {
 pub enum Event {
     /// All packets were sent, and have arrived or were waited for: the counters are final
     Done,
+    /// One of several workers has sent all its packets, and these have arrived or were waited for. It still counts frames
+    /// of the others' streams, until [`Command::Finish`]
+    Drained,
     /// The rate of a stream was changed; contains what the stream had sent before
     RateChanged {
         /// Index of the stream
@@ -57,13 +67,22 @@ enum State {
     Sending(Nanos),
     /// Everything was sent; waits for outstanding packets until this time at most
     Draining(Nanos),
+    /// Waits for the other workers; [`Event::Drained`] is not reported yet
+    Drained,
+    /// Waits for [`Command::Finish`]
+    Waiting,
     /// Over; [`Event::Done`] is not reported yet
     Ended,
     Done,
 }
 
-/// A packet generator, its receiver and its responder: one [`Function`].
+/// A packet generator, its receiver and its responder: one [`Function`]. With several workers, each has an instance, which
+/// sends and checks what is on some of each stream's queue pairs.
 pub struct Pktgen {
+    division: Division,
+    /// Index in the profile of each stream that the instance has a part of
+    streams: Box<[usize]>,
+    /// By stream of the instance
     senders: Box<[Sender]>,
     receiver: Receiver,
     send: PortId,
@@ -83,7 +102,7 @@ pub struct Pktgen {
     absence: Nanos,
     /// Whether a stream limits its outstanding requests
     limits_outstanding: bool,
-    /// What each stream had sent when its rate was changed, until it is reported
+    /// What each stream of the profile had sent when its rate was changed, until it is reported
     marks: Box<[Option<RateMark>]>,
     /// Number of marks
     marked: usize,
@@ -99,11 +118,31 @@ impl Pktgen {
     ///
     /// The profile is invalid, or there is too little memory for its state ([`ProfileError::Memory`]).
     pub fn new(profile: &Profile) -> Result<Self, ProfileError> {
+        Self::of_worker(profile, 0, 1)
+    }
+
+    /// Creates the instance of worker `worker` of `workers`, which are counted from 0. All instances get the same commands,
+    /// and all report what these cause.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new); or a worker would have nothing to do ([`ProfileError::Workers`]).
+    ///
+    /// # Panics
+    /// If there is no such worker.
+    pub fn of_worker(profile: &Profile, worker: usize, workers: usize) -> Result<Self, ProfileError> {
+        assert!(worker < workers, "worker {worker} of {workers}");
         profile.check()?;
+        profile.check_workers(workers)?;
+        let division = Division::new(profile, workers);
+        let parts = division.parts(profile, worker);
         let senders: Box<[_]> =
-            (0..profile.streams.len()).map(|index| Sender::new(profile, index)).collect::<Result<_, _>>()?;
+            parts.iter().map(|part| Sender::new(profile, part)).collect::<Result<_, _>>()?;
         Ok(Self {
-            receiver: Receiver::new(profile, &senders)?,
+            receiver: Receiver::new(profile, &parts, &senders)?,
+            division,
+            counters: Arc::new(Counters::new(senders.len())),
+            streams: parts.iter().map(|part: &Part| part.index).collect(),
             limits_outstanding: senders.iter().any(Sender::limits_outstanding),
             senders,
             send: profile.send,
@@ -120,7 +159,6 @@ impl Pktgen {
             marks: vec![None; profile.streams.len()].into(),
             marked: 0,
             first_stream: 0,
-            counters: Arc::new(Counters::new(profile.streams.len())),
         })
     }
 
@@ -131,25 +169,36 @@ impl Pktgen {
         profile.streams.iter().map(of).sum()
     }
 
-    /// Returns the counters, which are updated during the run.
+    /// Returns the counters, which are updated during the run. Their streams are those of which the instance has a
+    /// part; [`Totals`](crate::Totals) adds those of all workers.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// Returns the mean length of a stream's packets on the wire, in bits.
-    pub fn packet_bits(&self, stream: usize) -> u64 {
-        self.senders[stream].schedule().packet_bits()
+    /// Returns the index in the profile of each stream that the instance has a part of, and its share of the stream's
+    /// rate.
+    pub fn streams(&self) -> impl Iterator<Item = (usize, Share)> {
+        self.streams.iter().copied().zip(self.senders.iter().map(|sender| sender.schedule().share()))
+    }
+
+    /// Returns the mean length of a stream's packets on the wire, in bits, if the instance has a part of the stream.
+    pub fn packet_bits(&self, stream: usize) -> Option<u64> {
+        let own = self.streams.iter().position(|index| *index == stream)?;
+        Some(self.senders[own].schedule().packet_bits())
     }
 
     /// Changes the rate of a stream, if it exists and the run has not ended.
     #[cold]
     fn set_rate(&mut self, stream: usize, rate: Rate, now: Nanos) {
-        let Some((sender, counters)) = self.senders.get_mut(stream).zip(self.counters.streams.get(stream))
-        else {
-            return;
-        };
-        sender.schedule_mut().change(rate, now, counters);
-        let unreported = self.marks[stream].replace(RateMark::of(counters));
+        let Some(mark) = self.marks.get_mut(stream) else { return };
+        // An instance without a part of the stream has sent nothing of it.
+        let mut sent = RateMark::default();
+        if let Some(own) = self.streams.iter().position(|index| *index == stream) {
+            let counters = &self.counters.streams[own];
+            self.senders[own].schedule_mut().change(rate, now, counters);
+            sent = RateMark::of(counters);
+        }
+        let unreported = mark.replace(sent);
         self.marked += usize::from(unreported.is_none());
         if matches!(self.state, State::Sending(_)) {
             self.next = now;
@@ -219,6 +268,15 @@ impl Pktgen {
         }
     }
 
+    /// Ends the run: counts what the state of queue pairs shows.
+    fn finish(&mut self) {
+        self.state = State::Ended;
+        for (index, counters) in self.counters.streams.iter().enumerate() {
+            counters.behind.add(self.receiver.behind(index, &self.senders[index]));
+            counters.waiting.add(self.senders[index].outstanding());
+        }
+    }
+
     /// Notes how long something was due before the worker called the timer.
     #[inline]
     fn note_absence(&mut self, now: Nanos) {
@@ -232,6 +290,13 @@ impl Pktgen {
 impl Function for Pktgen {
     type Command = Command;
     type Event = Event;
+
+    const HAS_OWNERS: bool = true;
+
+    #[inline]
+    fn owner(&self, frame: &impl Frame, _port: PortId) -> Option<usize> {
+        self.division.owner(frame.bytes())
+    }
 
     #[inline]
     fn on_frame<O: Output>(
@@ -265,33 +330,34 @@ impl Function for Pktgen {
                 self.note_absence(now);
                 let all_received = self.all_received();
                 if now >= until || all_received {
-                    self.state = State::Ended;
                     self.counters.drain_expired.add(u64::from(!all_received));
-                    for (index, counters) in self.counters.streams.iter().enumerate() {
-                        counters.behind.add(self.receiver.behind(index, &self.senders[index]));
-                        counters.waiting.add(self.senders[index].outstanding());
+                    if self.division.workers() > 1 {
+                        self.state = State::Drained;
+                    } else {
+                        self.finish();
                     }
                 }
                 self.next = (now + CHECK_INTERVAL).min(until);
             }
-            State::Ready | State::Ended | State::Done => {}
+            State::Ready | State::Drained | State::Waiting | State::Ended | State::Done => {}
         }
     }
 
     #[inline]
     fn next_timer(&self) -> Option<Nanos> {
-        (!matches!(self.state, State::Ready | State::Ended | State::Done)).then_some(self.next)
+        matches!(self.state, State::Sending(_) | State::Draining(_)).then_some(self.next)
     }
 
     fn on_command(&mut self, command: Command, now: Nanos) {
         match (command, self.state) {
-            (Command::Begin, State::Ready) => {
+            (Command::Begin { at }, State::Ready) => {
                 for sender in &mut self.senders {
-                    sender.schedule_mut().begin(now, self.catch_up);
+                    sender.schedule_mut().begin(at, self.catch_up);
                 }
-                self.state = State::Sending(now);
-                (self.next, self.last_check) = (now, now);
+                self.state = State::Sending(at);
+                (self.next, self.last_check) = (at, at);
             }
+            (Command::Finish, State::Drained | State::Waiting) => self.finish(),
             (Command::End, State::Ready | State::Sending(_)) => self.end(now, now),
             (Command::SetRate { stream, rate }, _) => self.set_rate(stream, rate, now),
             _ => {}
@@ -307,11 +373,13 @@ impl Function for Pktgen {
                 return Some(Event::RateChanged { stream, mark });
             }
         }
-        if self.state != State::Ended {
-            return None;
-        }
-        self.state = State::Done;
-        Some(Event::Done)
+        let (next, event) = match self.state {
+            State::Drained => (State::Waiting, Event::Drained),
+            State::Ended => (State::Done, Event::Done),
+            _ => return None,
+        };
+        self.state = next;
+        Some(event)
     }
 
     fn receives_from(&self, port: PortId) -> bool {

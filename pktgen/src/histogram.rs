@@ -31,6 +31,13 @@ impl Histogram {
         self.0[shift * HALF + (time >> shift) as usize].add(1);
     }
 
+    /// Adds the times of another histogram.
+    pub(crate) fn add(&self, other: &Self) {
+        for (total, count) in self.0.iter().zip(&other.0) {
+            total.add(count.get());
+        }
+    }
+
     /// Returns how many times were counted.
     pub fn count(&self) -> u64 {
         self.0.iter().map(Counter::get).sum()

@@ -12,6 +12,10 @@
 //! it [`Command::Begin`], then call `on_timer` when `next_timer` is due and `on_frame` for each received
 //! frame. When `poll_event` returns [`Event::Done`], the counters are final.
 //!
+//! With several workers, each has an instance ([`Pktgen::of_worker`]), which sends and checks what is on some of each
+//! stream's queue pairs, at its share of the rate. Frames belong to the worker that has their queue pair
+//! ([`owner`](switch::Function::owner)), and [`Totals`] adds the counters.
+//!
 //! # Invariants of the counters
 //!
 //! For each stream, at any time between two calls ([`counters::StreamCounters`]):
@@ -39,6 +43,7 @@ mod matcher;
 mod memory;
 mod message;
 pub mod pace;
+mod part;
 pub mod profile;
 mod rates;
 mod receiver;
@@ -47,6 +52,7 @@ mod responder;
 mod schedule;
 mod sender;
 mod template;
+mod totals;
 mod uniform;
 mod window;
 
@@ -55,5 +61,7 @@ pub use error::ProfileError;
 pub use function::{Command, Event, Pktgen};
 pub use histogram::Histogram;
 pub use pace::{Rate, Unit};
+pub use part::Share;
 pub use profile::{Choice, Profile, Stream, Verb};
 pub use rates::{AtRate, RateHistory, RateMark};
+pub use totals::Totals;

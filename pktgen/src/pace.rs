@@ -3,6 +3,7 @@
 //! What a rate has earned by a time is computed in integers from the time since it began, and never
 //! accumulated from rounded steps: there is no drift, and the error is below one burst however long a run is.
 
+use crate::part::Share;
 use switch::Nanos;
 
 const SECOND: u128 = 1_000_000_000;
@@ -60,20 +61,23 @@ impl Rate {
 
     /// Returns the units that are earned in the first `time`.
     pub fn earned(self, time: Nanos) -> u128 {
-        let t = u128::from(time.0);
         match self {
             Self::Max => u128::MAX,
-            Self::Steady { per_second, .. } => t * u128::from(per_second) / SECOND,
-            Self::Ramp { from, to, over, .. } => {
-                let (from, to, over) = (u128::from(from), u128::from(to), u128::from(over.0.max(1)));
-                let climbing = t.min(over);
-                // The area under the ramp: from * t + (to - from) * t^2 / (2 * over); neither sum is below 0.
-                let area = 2 * over * from * climbing + to * climbing * climbing - from * climbing * climbing;
-                // Two consecutive floor divisions equal one by the product, and the intermediate values stay
-                // below 128 bits.
-                (area / (2 * over) + to * (t - climbing)) / SECOND
-            }
+            Self::Steady { per_second, .. } => u128::from(time.0) * u128::from(per_second) / SECOND,
+            Self::Ramp { .. } => self.area(time) / SECOND,
         }
+    }
+
+    /// Returns the area below a ramp, in units a second times nanoseconds; 0 for other rates.
+    fn area(self, time: Nanos) -> u128 {
+        let Self::Ramp { from, to, over, .. } = self else { return 0 };
+        let t = u128::from(time.0);
+        let (from, to, over) = (u128::from(from), u128::from(to), u128::from(over.0.max(1)));
+        let climbing = t.min(over);
+        // from * t + (to - from) * t^2 / (2 * over); neither sum is below 0.
+        let area = 2 * over * from * climbing + to * climbing * climbing - from * climbing * climbing;
+        // Two consecutive floor divisions equal one by the product, and the intermediate values stay below 128 bits.
+        area / (2 * over) + to * (t - climbing)
     }
 
     /// Returns the rate at a time, in units a second.
@@ -96,9 +100,11 @@ impl Rate {
 #[derive(Clone, Debug)]
 pub struct Pacer {
     rate: Rate,
+    /// Share of the rate that this pacer has
+    share: Share,
     began: Nanos,
-    /// Time that counts as passed before, for what an earlier rate left
-    ahead: Nanos,
+    /// What counts as earned before: parts of a unit, of which one has [`scale`](Self::scale)
+    ahead: u128,
     /// Units spent, including those that were given up because they came too late
     spent: u128,
     /// Longest interruption that the sender makes up for
@@ -109,7 +115,44 @@ pub struct Pacer {
 impl Pacer {
     /// Starts a rate at `began`.
     pub fn new(rate: Rate, began: Nanos, catch_up: Nanos) -> Self {
-        Self { rate, began, ahead: Nanos::ZERO, spent: 0, catch_up, forfeited: 0 }
+        Self { rate, share: Share::WHOLE, began, ahead: 0, spent: 0, catch_up, forfeited: 0 }
+    }
+
+    /// Starts a share of a rate instead. `packet` is the mean length of a packet in units of the rate.
+    pub(crate) fn with_share(self, share: Share, packet: u64) -> Self {
+        let mut pacer = Self { share, ..self };
+        pacer.ahead = pacer.head_start(packet);
+        pacer
+    }
+
+    /// Returns what a share has of its first packet when it starts, so that the shares of one rate send in turns: the
+    /// packets of equal shares are due when those of the whole rate are.
+    fn head_start(&self, packet: u64) -> u128 {
+        let Share { part, parts, .. } = self.share;
+        u128::from(packet) * u128::from(parts - 1 - part) * self.scale() / u128::from(parts)
+    }
+
+    /// Returns the parts into which a unit is divided, so that no share of a nanosecond is lost.
+    fn scale(&self) -> u128 {
+        SECOND * u128::from(self.share.all)
+    }
+
+    /// Returns the parts of units that are earned in `time`, with those from before.
+    #[inline]
+    fn earned_parts(&self, time: Nanos) -> u128 {
+        let own = u128::from(self.share.own);
+        let parts = match self.rate {
+            Rate::Max => return u128::MAX,
+            Rate::Steady { per_second, .. } => u128::from(time.0) * (u128::from(per_second) * own),
+            Rate::Ramp { .. } => self.rate.area(time) * own,
+        };
+        parts + self.ahead
+    }
+
+    /// Returns the units that are earned by `time`.
+    #[inline]
+    fn earned(&self, time: Nanos) -> u128 {
+        self.earned_parts(time) / self.scale()
     }
 
     /// Returns the units that may be spent now, at most the `left` that remain to be spent at all. Units that
@@ -120,8 +163,8 @@ impl Pacer {
             return u64::MAX;
         }
         let time = self.time(now);
-        let ready = self.rate.earned(time).saturating_sub(self.spent).min(u128::from(left));
-        let most = u128::from(self.rate.at(time)) * u128::from(self.catch_up.0) / SECOND;
+        let ready = self.earned(time).saturating_sub(self.spent).min(u128::from(left));
+        let most = u128::from(self.share.of(self.rate.at(time))) * u128::from(self.catch_up.0) / SECOND;
         let most = most.max(u128::from(burst));
         if ready > most {
             let late = (ready - most).min(u128::from(u64::MAX)) as u64;
@@ -142,16 +185,18 @@ impl Pacer {
     #[inline]
     pub fn next(&self, now: Nanos, burst: u64) -> Nanos {
         let wanted = self.spent + u128::from(burst);
+        let own = u128::from(self.share.own);
         match self.rate {
             Rate::Max => Nanos::ZERO,
             Rate::Steady { per_second, .. } => {
-                let time = (wanted * SECOND).div_ceil(u128::from(per_second.max(1)));
-                self.began + Nanos(time.min(u128::from(u64::MAX)) as u64).since(self.ahead)
+                let missing = (wanted * self.scale()).saturating_sub(self.ahead);
+                let time = missing.div_ceil(u128::from(per_second.max(1)) * own);
+                self.began + Nanos(time.min(u128::from(u64::MAX)) as u64)
             }
             Rate::Ramp { .. } => {
                 let time = self.time(now);
-                let missing = wanted.saturating_sub(self.rate.earned(time));
-                let wait = missing * SECOND / u128::from(self.rate.at(time).max(1));
+                let missing = wanted.saturating_sub(self.earned(time));
+                let wait = missing * self.scale() / (u128::from(self.rate.at(time).max(1)) * own);
                 // A ramp that begins at 0 has to be checked again soon: its current rate does not determine
                 // when the units are earned.
                 let limit = u128::from(Nanos::from_millis(1).0);
@@ -167,29 +212,23 @@ impl Pacer {
         let time = self.time(now);
         let mut owed = 0;
         if self.rate != Rate::Max {
-            owed = self.rate.earned(time).saturating_sub(self.spent);
+            owed = self.earned(time).saturating_sub(self.spent);
         }
-        let mut kept = 0;
-        if let Rate::Steady { per_second, .. } = self.rate {
+        let mut ahead = self.head_start(packet.1);
+        if let Rate::Steady { .. } = self.rate {
             let length = u128::from(packet.0.max(1));
             let late = (owed / length).saturating_sub(1) * length;
-            let part = u128::from(time.0) * u128::from(per_second) % SECOND;
-            kept = ((owed - late) * SECOND + part) / length * u128::from(packet.1);
+            let part = self.earned_parts(time) % self.scale();
+            ahead = ((owed - late) * self.scale() + part) / length * u128::from(packet.1);
             owed = late;
         }
         self.forfeited = self.forfeited.saturating_add(owed.min(u128::from(u64::MAX)) as u64);
-        // The new rate begins when it would have earned what is kept.
-        let ahead = match rate {
-            Rate::Steady { per_second, .. } => kept.div_ceil(u128::from(per_second.max(1))),
-            Rate::Max | Rate::Ramp { .. } => 0,
-        };
-        self.ahead = Nanos(ahead.min(u128::from(u64::MAX)) as u64);
-        (self.rate, self.began, self.spent) = (rate, now, 0);
+        (self.rate, self.began, self.spent, self.ahead) = (rate, now, 0, ahead);
     }
 
     /// Returns the time since the rate began.
     pub fn time(&self, now: Nanos) -> Nanos {
-        now.since(self.began) + self.ahead
+        now.since(self.began)
     }
 
     /// Returns the units that came due and were given up because the rate was not reached.

@@ -6,6 +6,7 @@ pub use crate::limits::{
     MAX_OUTSTANDING, MAX_QPS, MAX_RESPONSE_PACKETS, MAX_SLOTS, MAX_STREAMS, MAX_WINDOW, STAMP_LEN,
 };
 use crate::pace::Rate;
+use crate::part::Division;
 use core::net::IpAddr;
 use onepipe::{OnePipe, Timestamp};
 use rocev2::ethernet::MacAddr;
@@ -418,5 +419,23 @@ impl Profile {
             }
         }
         Ok(())
+    }
+
+    /// Checks that each of several workers has something to do. A stream is divided by queue pairs; it stays at one
+    /// worker if it has one queue pair, chooses them by Zipf's law, has atomics that are answered, or is one of 1Pipe's,
+    /// which are all at the first worker.
+    ///
+    /// # Errors
+    ///
+    /// [`ProfileError::Workers`]
+    pub fn check_workers(&self, workers: usize) -> Result<(), ProfileError> {
+        let is_busy = |workers| {
+            let division = Division::new(self, workers);
+            (0..workers).all(|worker| !division.parts(self, worker).is_empty())
+        };
+        match (1..=workers).rev().find(|workers| is_busy(*workers)).unwrap_or(1) {
+            most if most < workers => Err(ProfileError::Workers { workers, most }),
+            _ => Ok(()),
+        }
     }
 }

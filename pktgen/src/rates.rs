@@ -2,11 +2,12 @@
 
 use crate::counters::{StreamCounters, part_of_rate};
 use crate::pace::Rate;
+use crate::part::Share;
 use crate::profile::Stream;
 use std::collections::VecDeque;
 use switch::Nanos;
 
-/// Packets that a change of the rate leaves to the new one at most: a whole one, and a part of one
+/// Packets that a change of the rate leaves to the new one at most, at each worker: a whole one, and a part of one
 const LEFT: u64 = 2;
 /// Latest rates of a stream that are kept; all are in the sum
 const KEPT: usize = 64;
@@ -27,6 +28,18 @@ impl RateMark {
     pub fn of(counters: &StreamCounters) -> Self {
         let (packets, bits) = counters.units();
         Self { sending: Nanos(counters.sending_ns.get()), packets, bits }
+    }
+
+    /// Returns what all parts of a stream had sent, given with the share of each. The time is the mean, weighted by the
+    /// shares: in it, the whole rate earns what the parts have earned.
+    pub fn sum(parts: impl IntoIterator<Item = (Self, Share)>) -> Self {
+        let (mut time, mut all, mut sum) = (0, 1, Self::default());
+        for (mark, share) in parts {
+            time += u128::from(mark.sending.0) * u128::from(share.own);
+            all = u128::from(share.all);
+            (sum.packets, sum.bits) = (sum.packets + mark.packets, sum.bits + mark.bits);
+        }
+        Self { sending: Nanos((time / all) as u64), ..sum }
     }
 
     fn since(self, earlier: Self) -> Self {
@@ -52,7 +65,9 @@ pub struct AtRate {
 /// The rates of a stream during a run. Its memory does not grow with the number of changes.
 #[derive(Clone, Debug)]
 pub struct RateHistory {
-    burst: Option<u16>,
+    /// Packets of a burst, and by which the parts of several workers may deviate
+    burst: u64,
+    parts: u64,
     rate: Rate,
     since: RateMark,
     /// Latest of the earlier rates
@@ -66,10 +81,12 @@ pub struct RateHistory {
 }
 
 impl RateHistory {
-    /// Returns the history of a stream that has sent nothing.
-    pub fn new(stream: &Stream) -> Self {
+    /// Returns the history of a stream that has sent nothing, and has so many parts.
+    pub fn new(stream: &Stream, parts: usize) -> Self {
+        let parts = parts.max(1) as u64;
         Self {
-            burst: stream.burst,
+            burst: u64::from(stream.burst.unwrap_or(1)) + parts - 1,
+            parts,
             rate: stream.rate,
             since: RateMark::default(),
             earlier: VecDeque::new(),
@@ -115,7 +132,7 @@ impl RateHistory {
 
     fn at_current(&self, now: RateMark) -> AtRate {
         let sent = now.since(self.since);
-        let left = if self.since == RateMark::default() { 0 } else { LEFT };
+        let left = if self.since == RateMark::default() { 0 } else { LEFT * self.parts };
         let part = part_of_rate(self.rate, (self.burst, left), sent.sending, (sent.packets, sent.bits));
         AtRate { rate: self.rate, sent, part }
     }

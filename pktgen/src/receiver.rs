@@ -4,9 +4,10 @@
 use crate::counters::{Counters, StreamCounters};
 use crate::error::ProfileError;
 use crate::matcher::FrameMatcher;
+use crate::part::Part;
 use crate::profile::{Profile, STAMP_LEN, Stream, Verb};
 use crate::responder::Responder;
-use crate::sender::{Sender, first_psn};
+use crate::sender::{FirstPsns, Sender};
 use crate::window::{Arrival, Windows};
 use core::net::IpAddr;
 use rocev2::{Class, Fault, Opcode, Packet, Psn, classify};
@@ -54,9 +55,10 @@ pub(crate) struct Receiver {
 const L1_BYTES: usize = 16 << 10;
 
 impl StreamReceiver {
-    fn new(profile: &Profile, index: usize, matcher: Option<FrameMatcher>) -> Result<Self, ProfileError> {
-        let stream: &Stream = &profile.streams[index];
-        let first = |qp| first_psn(profile.seed, index as u64, qp, stream.first_psn).get();
+    fn new(profile: &Profile, part: &Part, matcher: Option<FrameMatcher>) -> Result<Self, ProfileError> {
+        let (index, stream) = (part.index, &part.stream);
+        let first_psns = FirstPsns::new(profile.seed, part);
+        let first = |qp| first_psns.of(qp).get();
         let answers = profile.respond && stream.verb.is_request();
         let windows = Windows::new(stream.qps, profile.reach(), stream.psn_step(), first);
         let no_memory = |mb| ProfileError::Memory { stream: index, mb, what: "windows", key: "window" };
@@ -129,10 +131,10 @@ impl Receiver {
         Windows::bytes_of(stream.qps, profile.reach()) + words
     }
 
-    pub(crate) fn new(profile: &Profile, senders: &[Sender]) -> Result<Self, ProfileError> {
-        let streams = senders.iter().enumerate();
+    pub(crate) fn new(profile: &Profile, parts: &[Part], senders: &[Sender]) -> Result<Self, ProfileError> {
+        let streams = parts.iter().zip(senders);
         let streams =
-            streams.map(|(index, sender)| StreamReceiver::new(profile, index, sender.frame_matcher()));
+            streams.map(|(part, sender)| StreamReceiver::new(profile, part, sender.frame_matcher()));
         let streams: Box<[_]> = streams.collect::<Result<_, _>>()?;
         Ok(Self {
             prefetches: streams.iter().map(|stream| stream.windows.bytes()).sum::<usize>() > L1_BYTES,

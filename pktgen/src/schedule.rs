@@ -2,7 +2,8 @@
 
 use crate::counters::{Counters, StreamCounters};
 use crate::pace::{Pacer, Rate, Unit, WIRE_OVERHEAD};
-use crate::profile::{Stream, burst_at};
+use crate::part::{Part, Share};
+use crate::profile::burst_at;
 use switch::Nanos;
 
 /// Packets that a stream sends in one turn of the worker at most, so that other streams and received frames
@@ -13,7 +14,9 @@ pub(crate) const NEVER: Nanos = Nanos(u64::MAX);
 
 /// Schedule of a stream.
 pub(crate) struct Schedule {
+    /// Rate of the whole stream
     rate: Rate,
+    share: Share,
     pacer: Pacer,
     /// Time at which the stream began
     began: Nanos,
@@ -64,10 +67,12 @@ pub(crate) struct Sent {
 }
 
 impl Schedule {
-    /// Creates the schedule of a stream whose frames have this mean length in bytes.
-    pub(crate) fn new(stream: &Stream, mean: u64, catch_up: Nanos) -> Self {
+    /// Creates the schedule of a part of a stream whose frames have this mean length in bytes.
+    pub(crate) fn new(part: &Part, mean: u64, catch_up: Nanos) -> Self {
+        let stream = &part.stream;
         let mut schedule = Self {
             rate: Rate::Max,
+            share: part.share,
             pacer: Pacer::new(stream.rate, Nanos::ZERO, catch_up),
             began: Nanos::ZERO,
             burst: 0,
@@ -87,13 +92,13 @@ impl Schedule {
     fn adopt(&mut self, rate: Rate) {
         self.rate = rate;
         self.packet_units = if self.is_by_bits() { self.packet_bits } else { 1 };
-        self.burst = burst_at(self.fixed_burst, rate.at(Nanos::ZERO) / self.packet_units);
+        self.burst = burst_at(self.fixed_burst, self.share.of(rate.at(Nanos::ZERO)) / self.packet_units);
     }
 
     /// Starts the rate.
     pub(crate) fn begin(&mut self, now: Nanos, catch_up: Nanos) {
         self.began = now;
-        self.pacer = Pacer::new(self.rate, now, catch_up);
+        self.pacer = Pacer::new(self.rate, now, catch_up).with_share(self.share, self.packet_units);
         self.due = self.pacer.next(now, self.burst(now) * self.packet_units);
     }
 
@@ -117,6 +122,11 @@ impl Schedule {
     /// Returns the mean length of a packet on the wire, in bits.
     pub(crate) const fn packet_bits(&self) -> u64 {
         self.packet_bits
+    }
+
+    /// Returns the share of the stream's rate.
+    pub(crate) const fn share(&self) -> Share {
+        self.share
     }
 
     /// Stops sending. The stream was to send until `until`.
@@ -169,7 +179,8 @@ impl Schedule {
     fn burst(&self, now: Nanos) -> u64 {
         match self.rate {
             Rate::Ramp { .. } => {
-                burst_at(self.fixed_burst, self.rate.at(self.pacer.time(now)) / self.packet_units)
+                let rate = self.share.of(self.rate.at(self.pacer.time(now)));
+                burst_at(self.fixed_burst, rate / self.packet_units)
             }
             Rate::Max | Rate::Steady { .. } => self.burst,
         }

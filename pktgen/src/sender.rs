@@ -9,6 +9,7 @@ use crate::malformed;
 use crate::matcher::FrameMatcher;
 use crate::message::{Message, messages};
 use crate::pace::WIRE_OVERHEAD;
+use crate::part::Part;
 use crate::profile::{Profile, Stream, Verb};
 use crate::requester::{Completed, Request, Requester};
 use crate::schedule::{Schedule, Sent};
@@ -56,9 +57,7 @@ pub(crate) struct Sender {
     first_qpn: u32,
     qps: u32,
     step: u32,
-    seed: u64,
-    index: u64,
-    first_psn: Option<Psn>,
+    first_psns: FirstPsns,
     /// Queue pairs, by number from the first
     queue_pairs: Box<[Qp]>,
     messages: Box<[Message]>,
@@ -85,21 +84,40 @@ pub(crate) struct Sender {
     epoch: Timestamp,
 }
 
-/// Returns the first PSN of a queue pair: `fixed`, or one derived from the seed.
-pub(crate) fn first_psn(seed: u64, stream: u64, qp: u32, fixed: Option<Psn>) -> Psn {
-    if let Some(psn) = fixed {
-        return psn;
+/// First PSNs of a part's queue pairs, which do not depend on the number of workers.
+#[derive(Clone, Copy)]
+pub(crate) struct FirstPsns {
+    seed: u64,
+    stream: u64,
+    /// Number of the part's first queue pair in the stream
+    first_qp: u32,
+    fixed: Option<Psn>,
+}
+
+impl FirstPsns {
+    pub(crate) fn new(seed: u64, part: &Part) -> Self {
+        Self { seed, stream: part.index as u64, first_qp: part.first_qp, fixed: part.stream.first_psn }
     }
-    // SplitMix64's finalizer (Steele et al., 2014)
-    let mut x = seed ^ (stream << 32 | u64::from(qp)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    Psn::new((x ^ x >> 31) as u32)
+
+    /// Returns the first PSN of a queue pair, counted from the part's first: the one in the profile, or one that is
+    /// derived from the seed.
+    pub(crate) fn of(self, qp: u32) -> Psn {
+        if let Some(psn) = self.fixed {
+            return psn;
+        }
+        let qp = u64::from(self.first_qp + qp);
+        // SplitMix64's finalizer (Steele et al., 2014)
+        let mut x = self.seed ^ (self.stream << 32 | qp).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Psn::new((x ^ x >> 31) as u32)
+    }
 }
 
 impl Sender {
-    pub(crate) fn new(profile: &Profile, index: usize) -> Result<Self, ProfileError> {
-        let stream = &profile.streams[index];
+    pub(crate) fn new(profile: &Profile, part: &Part) -> Result<Self, ProfileError> {
+        let (index, stream) = (part.index, &part.stream);
+        let first_psns = FirstPsns::new(profile.seed, part);
         let requester = stream.outstanding.map(|most| Requester::new(stream.qps, most, stream.timeout));
         let no_memory = |mb| ProfileError::Memory { stream: index, mb, what: "requests", key: "outstanding" };
         let requester = requester.transpose().map_err(no_memory)?;
@@ -120,7 +138,7 @@ impl Sender {
         let counted = if requests_response && stream.ack_every > 1 { stream.qps } else { 0 };
         let locks = if stream.verb == Verb::CompareSwap { stream.qps } else { 0 };
         let queue_pair = |qp| Qp {
-            position: first_psn(profile.seed, index as u64, qp, stream.first_psn).get(),
+            position: first_psns.of(qp).get(),
             address: Address::new(stream.first_qpn.get() + qp),
             effect: 0,
         };
@@ -140,9 +158,7 @@ impl Sender {
             first_qpn: stream.first_qpn.get(),
             qps: stream.qps,
             step: stream.psn_step(),
-            seed: profile.seed,
-            index: index as u64,
-            first_psn: stream.first_psn,
+            first_psns,
             queue_pairs,
             uniform,
             address_field,
@@ -157,8 +173,8 @@ impl Sender {
             slot: Chooser::new(stream.memory.choice, stream.memory.slots),
             va: stream.memory.va,
             slot_len: stream.slot_len(),
-            rng: Rng::stream(profile.seed, index as u64),
-            schedule: Schedule::new(stream, mean, profile.catch_up),
+            rng: Rng::stream(profile.seed, index as u64 | u64::from(part.share.part) << 32),
+            schedule: Schedule::new(part, mean, profile.catch_up),
             ack_every: if requests_response { stream.ack_every } else { 0 },
             since_ack_req: vec![0; counted as usize].into(),
             malformed: stream.malformed,
@@ -382,7 +398,7 @@ impl Sender {
                 fields.set_u64(at + 20, request.compare);
             }
             Verb::Ack { .. } => {
-                let first = first_psn(self.seed, self.index, n, self.first_psn);
+                let first = self.first_psns.of(n);
                 fields.set_u24(template.extended(), psn.sub(first.get()).add(1).get());
             }
             Verb::OnePipeMessage | Verb::OnePipeBeacon => {

@@ -8,15 +8,19 @@ use core::net::IpAddr;
 use onepipe::Timestamp;
 use rocev2::ethernet::MacAddr;
 use rocev2::{Fault, Opcode, Packet, Psn, Qpn};
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use switch::Probability;
-use switch::impair::{Action, Config, Field, Impair, Match, Rule};
+use switch::impair::{Action, Field, Match, Rule};
 use switch::memory::{FrameCollector, MemoryFrame};
 
 mod absence;
 mod rates;
 mod regressions;
 mod responses;
+mod workers;
+mod world;
+
+use world::{DELAY, World};
 
 const A: PortId = PortId(0);
 const B: PortId = PortId(1);
@@ -99,123 +103,8 @@ fn mix() -> Vec<Stream> {
 fn begin(profile: &Profile, now: Nanos) -> Pktgen {
     let mut pktgen = Pktgen::new(profile).unwrap();
     assert_eq!(pktgen.next_timer(), None);
-    pktgen.on_command(Command::Begin, now);
+    pktgen.on_command(Command::Begin { at: now }, now);
     pktgen
-}
-
-/// A link of one microsecond between the two ports, with rules that impair it.
-struct World {
-    pktgen: Pktgen,
-    link: Impair,
-    /// Frames in flight, by time and order of arrival, with the port where they arrive
-    arrivals: BTreeMap<(Nanos, u64), (PortId, Vec<u8>)>,
-    order: u64,
-    now: Nanos,
-    /// All frames that arrived at B
-    arrived_at_b: Vec<Vec<u8>>,
-    /// All frames that left A
-    left_a: Vec<Vec<u8>>,
-    /// Commands at their times, in order
-    commands: VecDeque<(Nanos, Command)>,
-    /// Marks of changed rates: stream, and what it had sent
-    marks: Vec<(usize, RateMark)>,
-    done: bool,
-}
-
-const DELAY: Nanos = Nanos::from_micros(1);
-
-impl World {
-    fn new(profile: &Profile, rules: Vec<Rule>) -> Self {
-        let config = Config {
-            ports: 2,
-            pairs: vec![(A, B)],
-            seed: profile.seed,
-            held: 4096,
-            frame_len: 4300,
-            flows: 64,
-            counted_qps: 0,
-            health: false,
-            rules,
-        };
-        Self {
-            pktgen: begin(profile, Nanos(777)),
-            link: Impair::new(&config, 0),
-            arrivals: BTreeMap::new(),
-            order: 0,
-            now: Nanos(777),
-            arrived_at_b: Vec::new(),
-            left_a: Vec::new(),
-            commands: VecDeque::new(),
-            marks: Vec::new(),
-            done: false,
-        }
-    }
-
-    fn arrive(&mut self, frames: Vec<(MemoryFrame, PortId)>) {
-        for (frame, port) in frames {
-            self.order += 1;
-            self.arrivals.insert((self.now + DELAY, self.order), (port, frame.into_bytes()));
-        }
-    }
-
-    /// Passes frames of the generator through the link.
-    fn pass(&mut self, sent: FrameCollector) {
-        for (mut frame, port) in sent.frames {
-            if port == A {
-                self.left_a.push(frame.clone().into_bytes());
-            }
-            let mut out = FrameCollector::with_room(usize::MAX);
-            let verdict = self.link.on_frame(&mut frame, port, self.now, &mut out);
-            if let Verdict::Forward(port) = verdict {
-                out.frames.push((frame, port));
-            }
-            self.arrive(out.frames);
-        }
-    }
-
-    fn run(&mut self) {
-        for _ in 0..10_000_000 {
-            let mut out = FrameCollector::with_room(512);
-            if let Some(&(_, command)) = self.commands.front().filter(|(at, _)| *at <= self.now) {
-                self.commands.pop_front();
-                self.pktgen.on_command(command, self.now);
-            } else if let Some(((at, _), _)) =
-                self.arrivals.first_key_value().filter(|((at, _), _)| *at <= self.now)
-            {
-                assert!(*at <= self.now);
-                let (_, (port, bytes)) = self.arrivals.pop_first().unwrap();
-                if port == B {
-                    self.arrived_at_b.push(bytes.clone());
-                }
-                let mut frame = MemoryFrame::new(bytes);
-                assert_eq!(self.pktgen.on_frame(&mut frame, port, self.now, &mut out), Verdict::Consume);
-            } else if self.link.next_timer().is_some_and(|at| at <= self.now) {
-                let mut out = FrameCollector::with_room(usize::MAX);
-                self.link.on_timer(self.now, &mut out);
-                self.arrive(out.frames);
-            } else if self.pktgen.next_timer().is_some_and(|at| at <= self.now) {
-                let before = self.now;
-                self.pktgen.on_timer(self.now, &mut out);
-                // A turn takes time.
-                self.now = before + Nanos(50);
-            } else {
-                let arrival = self.arrivals.first_key_value().map(|((at, _), _)| *at);
-                let command = self.commands.front().map(|(at, _)| *at);
-                let times = [arrival, command, self.link.next_timer(), self.pktgen.next_timer()];
-                let Some(next) = times.into_iter().flatten().min() else { break };
-                assert!(next > self.now);
-                self.now = next;
-            }
-            self.pass(out);
-            while let Some(event) = self.pktgen.poll_event() {
-                match event {
-                    Event::Done => self.done = true,
-                    Event::RateChanged { stream, mark } => self.marks.push((stream, mark)),
-                }
-            }
-        }
-        assert!(self.done, "a run has to end");
-    }
 }
 
 fn rule(name: &str, share: f64, action: Action) -> Rule {
@@ -252,12 +141,9 @@ fn truth(profile: &Profile, arrived: &[Vec<u8>]) -> (Vec<StreamTruth>, u64) {
             .iter()
             .position(|s| (s.first_qpn.get()..s.first_qpn.get() + s.qps).contains(&qpn.get()));
         let (n, psn) = (n.unwrap(), packet.bth().psn());
-        let first = crate::sender::first_psn(
-            profile.seed,
-            n as u64,
-            qpn.get() - profile.streams[n].first_qpn.get(),
-            profile.streams[n].first_psn,
-        );
+        let parts = Division::new(profile, 1).parts(profile, 0);
+        let first_psns = crate::sender::FirstPsns::new(profile.seed, &parts[n]);
+        let first = first_psns.of(qpn.get() - profile.streams[n].first_qpn.get());
         let offset = psn.sub(first.get()).get();
         if !seen.insert((qpn, offset)) {
             truths[n].duplicates += 1;
@@ -271,8 +157,28 @@ fn truth(profile: &Profile, arrived: &[Vec<u8>]) -> (Vec<StreamTruth>, u64) {
     (truths, damaged)
 }
 
+/// Checks what the receiver counted of streams of `packets` packets each against what arrived. Returns the latter.
+fn assert_true(world: &World, profile: &Profile, packets: u64, what: &str) -> (Vec<StreamTruth>, u64) {
+    assert_adds_up(world, profile);
+    let (truths, damaged) = truth(profile, &world.arrived_at_b);
+    let counters = world.counters();
+    for ((stream, truth), c) in profile.streams.iter().zip(&truths).zip(&counters.streams) {
+        let counted = StreamTruth {
+            received: c.received.frames.get(),
+            duplicates: c.duplicates.get(),
+            late: c.late.get(),
+        };
+        assert_eq!(counted, *truth, "{}, {what}", stream.name);
+        assert_eq!(c.lost() + c.unseen(), packets - truth.received, "{}, {what}", stream.name);
+        assert_eq!((c.stale.get(), c.unexpected.get()), (0, 0), "{}, {what}", stream.name);
+    }
+    let faults: u64 = counters.faults.iter().map(switch::counters::Counter::get).sum();
+    assert_eq!((faults, counters.foreign.get()), (damaged, 0), "{what}");
+    (truths, damaged)
+}
+
 fn assert_adds_up(world: &World, profile: &Profile) {
-    let counters = &world.pktgen.counters;
+    let counters = world.counters();
     for (stream, c) in profile.streams.iter().zip(&counters.streams) {
         let sent = c.sent.frames.get();
         assert_eq!(sent, c.received.frames.get() + c.lost() + c.unseen(), "{}", stream.name);
@@ -300,7 +206,7 @@ fn a_lossless_link_delivers_all_packets_in_order() {
     let mut world = World::new(&profile, Vec::new());
     world.run();
     assert_adds_up(&world, &profile);
-    for (stream, c) in profile.streams.iter().zip(&world.pktgen.counters.streams) {
+    for (stream, c) in profile.streams.iter().zip(&world.counters().streams) {
         assert_eq!((c.sent.frames.get(), c.received.frames.get()), (2_000, 2_000), "{}", stream.name);
         assert_eq!(c.sent.bytes.get(), c.received.bytes.get());
         let wrong = [c.skipped.get(), c.late.get(), c.duplicates.get(), c.stale.get(), c.unexpected.get()];
@@ -342,25 +248,10 @@ fn the_receiver_counts_what_was_done_to_its_packets() {
         let mut world = World::new(&profile, rules);
         world.run();
         assert_adds_up(&world, &profile);
-        let (truths, damaged) = truth(&profile, &world.arrived_at_b);
-        let counters = &world.pktgen.counters;
-        for ((stream, truth), c) in profile.streams.iter().zip(truths).zip(&counters.streams) {
-            let counted = StreamTruth {
-                received: c.received.frames.get(),
-                duplicates: c.duplicates.get(),
-                late: c.late.get(),
-            };
-            assert_eq!(counted, truth, "{}, seed {seed}", stream.name);
-            assert_eq!(c.lost() + c.unseen(), 300 - truth.received, "{}, seed {seed}", stream.name);
-            assert_eq!((c.stale.get(), c.unexpected.get()), (0, 0), "{}, seed {seed}", stream.name);
+        let (truths, damaged) = assert_true(&world, &profile, 300, &format!("seed {seed}"));
+        for (truth, c) in truths.iter().zip(&world.counters().streams) {
             (lost, late, twice) = (lost + c.lost(), late + truth.late, twice + truth.duplicates);
         }
-        assert_eq!(
-            counters.faults.iter().map(switch::counters::Counter::get).sum::<u64>(),
-            damaged,
-            "seed {seed}"
-        );
-        assert_eq!(counters.foreign.get(), 0, "seed {seed}");
         broken += damaged;
     }
     assert!(lost > 1000 && late > 1000 && twice > 1000 && broken > 500, "{lost} {late} {twice} {broken}");
@@ -379,7 +270,8 @@ fn a_packet_behind_the_window_is_stale() {
     let mut world = World::new(&profile, vec![late]);
     world.run();
     assert_adds_up(&world, &profile);
-    let c = &world.pktgen.counters.streams[0];
+    let counters = world.counters();
+    let c = &counters.streams[0];
     assert_eq!((c.received.frames.get(), c.stale.get(), c.lost(), c.late.get()), (497, 3, 3, 0));
 }
 
@@ -389,7 +281,7 @@ fn packets_of_no_stream_and_unsent_packets_are_counted_apart() {
     let mut world = World::new(&profile, Vec::new());
     world.run();
     // As if it still waited for packets
-    world.pktgen.state = State::Draining(NEVER);
+    world.workers[0].pktgen.state = State::Draining(NEVER);
     let frame = world.arrived_at_b.last().unwrap().clone();
     let mut see = |change: &dyn Fn(&mut rocev2::repr::Repr<'_>)| {
         let mut repr = rocev2::repr::Repr::parse(&frame).unwrap();
@@ -397,8 +289,8 @@ fn packets_of_no_stream_and_unsent_packets_are_counted_apart() {
         let mut bytes = vec![0; repr.frame_len() + 64];
         let len = repr.build(&mut bytes).unwrap();
         let mut frame = MemoryFrame::new(&bytes[..len]);
-        world.pktgen.on_frame(&mut frame, B, world.now, &mut FrameCollector::with_room(9));
-        let c = &world.pktgen.counters;
+        world.workers[0].pktgen.on_frame(&mut frame, B, world.now, &mut FrameCollector::with_room(9));
+        let c = world.counters();
         (c.foreign.get(), c.streams[0].unexpected.get(), c.streams[0].duplicates.get(), c.other.get())
     };
     assert_eq!(see(&|repr| repr.bth.set_dest_qp(Qpn::new(0x15))), (1, 0, 0, 0), "a queue pair of no stream");
@@ -420,7 +312,7 @@ fn malformed_packets_are_counted_by_fault() {
     }
     let mut world = World::new(&profile, Vec::new());
     world.run();
-    let counters = &world.pktgen.counters;
+    let counters = world.counters();
     let sent: u64 = counters.streams.iter().map(|c| c.malformed.frames.get()).sum();
     let found: u64 = counters.faults.iter().map(switch::counters::Counter::get).sum();
     assert!(sent > 2_000 && found == sent, "{found} of {sent}");

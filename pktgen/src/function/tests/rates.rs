@@ -19,7 +19,7 @@ fn run(profile: &Profile, changes: &[(Nanos, Rate)], rules: Vec<Rule>) -> (World
     let command = |&(at, rate): &(Nanos, Rate)| (began + at, Command::SetRate { stream: 0, rate });
     world.commands = changes.iter().map(command).collect();
     world.run();
-    let mut history = RateHistory::new(&profile.streams[0]);
+    let mut history = RateHistory::new(&profile.streams[0], 1);
     assert_eq!(world.marks.len(), changes.len());
     for ((_, rate), (stream, mark)) in changes.iter().zip(&world.marks) {
         assert_eq!(*stream, 0);
@@ -46,8 +46,9 @@ fn a_stream_sends_at_each_rate_for_its_time() {
         (ms(80), steady(Unit::Packets, 50_000)),
     ];
     let (world, history) = run(&profile, &changes, vec![]);
-    let c = &world.pktgen.counters.streams[0];
-    let bits = world.pktgen.packet_bits(0);
+    let counters = world.counters();
+    let c = &counters.streams[0];
+    let bits = world.workers[0].pktgen.packet_bits(0).unwrap();
     let expected = [(10, 1_000), (20, 20_000), (20, 0), (30, 30_000_000 / bits), (20, 1_000)];
     let rates: Vec<AtRate> = history.rates(c).collect();
     assert_eq!(rates.len(), expected.len());
@@ -75,7 +76,8 @@ fn losses_and_latency_are_counted_over_changes() {
     ];
     let (world, history) = run(&profile, &changes, rules);
     assert_adds_up(&world, &profile);
-    let c = &world.pktgen.counters.streams[0];
+    let counters = world.counters();
+    let c = &counters.streams[0];
     let dropped = world.link.rule_counters().next().unwrap().acted.get();
     assert_eq!(c.sent.frames.get(), c.received.frames.get() + dropped);
     assert_eq!(c.lost() + c.unseen(), dropped);
@@ -90,7 +92,7 @@ fn losses_and_latency_are_counted_over_changes() {
 fn a_rate_that_is_not_reached_lowers_the_whole_by_its_time() {
     let stream = stream(Verb::Write, 0x10, 1);
     let stream = Stream { rate: steady(Unit::Packets, 1000), ..stream };
-    let mut history = RateHistory::new(&stream);
+    let mut history = RateHistory::new(&stream, 1);
     // Half of what was due in 1 s, then all in 3 s, then 5 s as fast as possible
     let mark = |s: u64, packets| RateMark { sending: Nanos::from_secs(s), packets, bits: packets * 800 };
     history.change(steady(Unit::Packets, 2000), mark(1, 500));
@@ -112,7 +114,7 @@ fn a_rate_that_is_not_reached_lowers_the_whole_by_its_time() {
 fn a_packet_that_is_left_to_the_next_rate_is_no_deviation() {
     let stream = stream(Verb::Write, 0x10, 1);
     let stream = Stream { rate: steady(Unit::Packets, 1000), burst: Some(1), ..stream };
-    let mut history = RateHistory::new(&stream);
+    let mut history = RateHistory::new(&stream, 1);
     let mark = |s: u64, packets| RateMark { sending: Nanos::from_secs(s), packets, bits: packets * 800 };
     history.change(steady(Unit::Packets, 10), mark(1, 1000));
     let counters = StreamCounters::default();
@@ -132,9 +134,9 @@ fn a_rate_that_is_set_before_the_start_is_the_first() {
     pktgen.on_command(Command::SetRate { stream: 1, rate }, Nanos::ZERO);
     let Some(Event::RateChanged { stream: 0, mark }) = pktgen.poll_event() else { panic!("a mark") };
     assert_eq!((mark, pktgen.poll_event()), (RateMark::default(), None));
-    let mut history = RateHistory::new(&profile.streams[0]);
+    let mut history = RateHistory::new(&profile.streams[0], 1);
     history.change(rate, mark);
-    pktgen.on_command(Command::Begin, Nanos(5));
+    pktgen.on_command(Command::Begin { at: Nanos(5) }, Nanos(5));
     let mut now = Nanos(5);
     while let Some(next) = pktgen.next_timer() {
         now = now.max(next);
@@ -150,6 +152,7 @@ fn a_stream_that_is_over_stays_so() {
     let mut profile = writes(steady(Unit::Packets, 1_000_000), ms(10));
     profile.streams[0].packets = Some(50);
     let (world, history) = run(&profile, &[(Nanos::from_micros(60), Rate::Max)], vec![]);
-    let c = &world.pktgen.counters.streams[0];
+    let counters = world.counters();
+    let c = &counters.streams[0];
     assert_eq!((c.sent.frames.get(), history.part(c)), (50, Some(1.0)));
 }

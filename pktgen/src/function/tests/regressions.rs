@@ -140,7 +140,7 @@ fn a_lost_message_is_not_counted_as_answered() {
         let mut world = World::new(&profile, vec![rule("lose", 0.05, Action::Drop)]);
         world.run();
         let whole = whole(&world, &profile);
-        for ((stream, c), whole) in profile.streams.iter().zip(&world.pktgen.counters.streams).zip(whole) {
+        for ((stream, c), whole) in profile.streams.iter().zip(&world.counters().streams).zip(whole) {
             let counted = c.answered.get();
             assert!(counted <= whole, "{}, seed {seed}: {counted} answered, {whole} arrived", stream.name);
             assert_eq!(c.waiting.get(), c.under_way(), "{}: requests in rings", stream.name);
@@ -185,7 +185,8 @@ fn long_steps_do_not_reach_the_other_half_of_the_psn_space() {
     let mut world = World::new(&profile, vec![lose]);
     world.run();
     assert_adds_up(&world, &profile);
-    let c = &world.pktgen.counters.streams[0];
+    let counters = world.counters();
+    let c = &counters.streams[0];
     assert_eq!((c.received.frames.get(), c.lost(), c.unseen(), c.stale.get()), (900, 1_100, 0, 0));
 
     // A window must not span half of the PSN space.
@@ -298,7 +299,8 @@ fn the_drain_waits_for_overtaken_packets() {
     let mut world = World::new(&profile, vec![late]);
     world.run();
     assert_adds_up(&world, &profile);
-    let c = &world.pktgen.counters.streams[0];
+    let counters = world.counters();
+    let c = &counters.streams[0];
     assert_eq!(
         (c.received.frames.get(), c.lost(), c.late.get()),
         (100, 0, 1),
@@ -306,8 +308,13 @@ fn the_drain_waits_for_overtaken_packets() {
     );
     // A packet that arrives after the end changes no other counter.
     let frame = world.arrived_at_b.last().unwrap().clone();
-    world.pktgen.on_frame(&mut MemoryFrame::new(frame), B, world.now, &mut FrameCollector::with_room(1));
-    let counters = &world.pktgen.counters;
+    world.workers[0].pktgen.on_frame(
+        &mut MemoryFrame::new(frame),
+        B,
+        world.now,
+        &mut FrameCollector::with_room(1),
+    );
+    let counters = world.counters();
     assert_eq!((counters.too_late.get(), counters.streams[0].duplicates.get()), (1, 0));
 }
 

@@ -16,7 +16,7 @@ fn requests_are_answered() {
     let mut world = World::new(&profile, Vec::new());
     world.run();
     assert_adds_up(&world, &profile);
-    for (stream, c) in profile.streams.iter().zip(&world.pktgen.counters.streams) {
+    for (stream, c) in profile.streams.iter().zip(&world.counters().streams) {
         assert_eq!((c.sent.frames.get(), c.lost(), c.unseen()), (1_200, 0, 0), "{}", stream.name);
         assert_eq!(
             (c.unanswered.get(), c.unable.get(), c.stale_responses.get()),
@@ -91,8 +91,8 @@ fn the_drain_waits_for_the_last_responses() {
             let mut world = World::new(profile, rules);
             world.run();
             assert_adds_up(&world, profile);
-            let State::Done = world.pktgen.state else { panic!("the run is over") };
-            let all = &world.pktgen.counters;
+            let State::Done = world.workers[0].pktgen.state else { panic!("the run is over") };
+            let all = world.counters();
             (
                 all.streams[0].replies.get() - all.streams[0].responses.get(),
                 all.drain_expired.get(),
@@ -130,7 +130,7 @@ fn requests_whose_responses_are_lost_are_given_up() {
     profile.respond = true;
     let mut world = World::new(&profile, vec![rule("lose", 0.1, Action::Drop)]);
     world.run();
-    let counters = &world.pktgen.counters;
+    let counters = world.counters();
     for (stream, c) in profile.streams.iter().zip(&counters.streams) {
         assert_eq!(c.sent.frames.get(), 600, "no queue pair waits for ever");
         assert_eq!(c.sent.frames.get(), c.received.frames.get() + c.lost() + c.unseen());

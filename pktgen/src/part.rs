@@ -1,0 +1,232 @@
+//! Parts of streams: which queue pairs of a stream each of several workers has, and how frames find their worker.
+
+use crate::profile::{Choice, Profile, Stream, Verb};
+use core::net::IpAddr;
+use rocev2::ethernet::Ethernet;
+use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
+use rocev2::udp::Udp;
+use rocev2::{Bth, Class, Packet, Qpn, classify, usual_bth};
+
+/// Share of a stream's rate that one worker has: that of its queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Queue pairs of the part, and of the stream
+    pub(crate) own: u32,
+    pub(crate) all: u32,
+    /// Number of the part, and how many parts there are
+    pub(crate) part: u32,
+    pub(crate) parts: u32,
+}
+
+impl Share {
+    /// A whole stream
+    pub(crate) const WHOLE: Self = Self { own: 1, all: 1, part: 0, parts: 1 };
+
+    /// Returns the share of a rate, rounded down.
+    pub(crate) fn of(self, rate: u64) -> u64 {
+        (u128::from(rate) * u128::from(self.own) / u128::from(self.all)) as u64
+    }
+}
+
+/// A worker's part of a stream: consecutive queue pairs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Index of the stream in the profile
+    pub(crate) index: usize,
+    /// Number of the first queue pair, counted from the stream's first
+    pub(crate) first_qp: u32,
+    /// The stream, with the queue pairs and packets of the part
+    pub(crate) stream: Stream,
+    pub(crate) share: Share,
+}
+
+/// Where the parts of a stream are.
+#[derive(Clone, Debug)]
+struct Placement {
+    src: IpAddr,
+    dst: IpAddr,
+    first_qpn: u32,
+    qps: u32,
+    parts: u32,
+    /// Queue pairs of a part, and how many parts, the first ones, have one more
+    part_qps: u32,
+    larger: u32,
+    /// Worker of the first part; the others follow
+    first_worker: usize,
+}
+
+impl Placement {
+    fn new(stream: &Stream, parts: u32, first_worker: usize) -> Self {
+        Self {
+            src: stream.src.ip,
+            dst: stream.dst.ip,
+            first_qpn: stream.first_qpn.get(),
+            qps: stream.qps,
+            parts,
+            part_qps: stream.qps / parts,
+            larger: stream.qps % parts,
+            first_worker,
+        }
+    }
+
+    /// Returns the number of the first queue pair of a part, or of the end.
+    fn start(&self, part: u32) -> u32 {
+        part * self.part_qps + part.min(self.larger)
+    }
+
+    /// Returns a part's share of the rate.
+    fn share(&self, part: u32) -> Share {
+        if self.parts == 1 {
+            return Share::WHOLE;
+        }
+        let own = self.start(part + 1) - self.start(part);
+        Share { own, all: self.qps, part, parts: self.parts }
+    }
+
+    /// Returns how many of a stream's packets a part sends. The messages that its rate makes due by the time at which one
+    /// worker would have sent all are its own; if they are too many or too few, the first parts send the others.
+    fn packets_of(&self, part: u32, stream: &Stream, packets: u64) -> u64 {
+        let lengths = || stream.sizes.iter().map(|size| u64::from(stream.packets_of(*size)));
+        let length = match lengths().max() {
+            Some(longest) if !stream.verb.has_payload() || lengths().min() != Some(longest) => 1,
+            longest => longest.unwrap_or(1),
+        };
+        let messages = u128::from(packets / length);
+        let due = |part| {
+            let Share { own, all, part, parts } = self.share(part);
+            let (own, all, parts) = (u128::from(own), u128::from(all), u128::from(parts));
+            (messages * own * parts + all * (parts - 1 - u128::from(part))) / (all * parts)
+        };
+        // The parts before have taken theirs.
+        let mut left = messages;
+        let later = |part: u32| (part + 1..self.parts).map(due).sum::<u128>();
+        let mut own = 0;
+        for part in 0..=part {
+            own = left.min(due(part) + u128::from(left > due(part) + later(part)));
+            left -= own;
+        }
+        let rest = if part == 0 { packets % length } else { 0 };
+        own as u64 * length + rest
+    }
+
+    /// Returns a part of the stream.
+    fn part(&self, index: usize, stream: &Stream, part: u32) -> Part {
+        let (first_qp, end) = (self.start(part), self.start(part + 1));
+        let own = end - first_qp;
+        let packets = |packets| self.packets_of(part, stream, packets);
+        let burst = |burst: u16| (u32::from(burst) * own).div_ceil(self.qps) as u16;
+        Part {
+            index,
+            first_qp,
+            stream: Stream {
+                first_qpn: Qpn::new(self.first_qpn + first_qp),
+                qps: own,
+                packets: stream.packets.map(packets),
+                burst: stream.burst.map(burst),
+                ..stream.clone()
+            },
+            share: self.share(part),
+        }
+    }
+
+    /// Returns the part that has a queue pair.
+    #[inline]
+    fn part_of(&self, qp: u32) -> u32 {
+        let in_larger = self.larger * (self.part_qps + 1);
+        if qp < in_larger { qp / (self.part_qps + 1) } else { self.larger + (qp - in_larger) / self.part_qps }
+    }
+
+    /// Returns whether the stream has packets to this host and queue pair: requests or responses.
+    #[inline]
+    fn is_to(&self, host: IpAddr, qpn: u32) -> bool {
+        qpn.wrapping_sub(self.first_qpn) < self.qps && (host == self.dst || host == self.src)
+    }
+}
+
+/// The division of a profile among workers.
+#[derive(Clone, Debug)]
+pub(crate) struct Division {
+    workers: usize,
+    streams: Box<[Placement]>,
+}
+
+/// Returns whether the queue pairs of a stream may be at different workers.
+fn is_divisible(stream: &Stream, responds: bool) -> bool {
+    match stream.verb {
+        // A worker has the words of the atomics that it answers.
+        Verb::CompareSwap | Verb::FetchAdd if responds => false,
+        // The timestamps on a link may not fall.
+        Verb::OnePipeMessage | Verb::OnePipeBeacon => false,
+        // Zipf's law is that of all queue pairs.
+        _ => !matches!(stream.pick, Choice::Zipf { .. }),
+    }
+}
+
+impl Division {
+    /// Divides a profile among workers.
+    pub(crate) fn new(profile: &Profile, workers: usize) -> Self {
+        let mut next = 0;
+        let streams = profile.streams.iter().map(|stream| {
+            let most = if is_divisible(stream, profile.respond) { workers } else { 1 };
+            let parts = (stream.qps as usize).min(most);
+            // All of 1Pipe's streams are at one worker, for the order of their timestamps.
+            let first_worker = if stream.verb.is_onepipe() { 0 } else { next };
+            if !stream.verb.is_onepipe() {
+                next = (next + parts) % workers;
+            }
+            Placement::new(stream, parts as u32, first_worker)
+        });
+        Self { streams: streams.collect(), workers }
+    }
+
+    /// Returns the number of workers.
+    pub(crate) const fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// Returns the parts of a worker.
+    pub(crate) fn parts(&self, profile: &Profile, worker: usize) -> Vec<Part> {
+        let of_stream = |(index, (placement, stream)): (usize, (&Placement, &Stream))| {
+            let number = (worker + self.workers - placement.first_worker) % self.workers;
+            let part = u32::try_from(number).ok().filter(|part| *part < placement.parts)?;
+            Some(placement.part(index, stream, part))
+        };
+        self.streams.iter().zip(&profile.streams).enumerate().filter_map(of_stream).collect()
+    }
+
+    /// Returns the worker that has the queue pair of a frame, or `None` if it belongs to no stream.
+    #[inline]
+    pub(crate) fn owner(&self, frame: &[u8]) -> Option<usize> {
+        let (host, qpn) = destination(frame)?;
+        let placement = self.streams.iter().find(|placement| placement.is_to(host, qpn))?;
+        let part = placement.part_of(qpn - placement.first_qpn);
+        let worker = placement.first_worker + part as usize;
+        Some(if worker < self.workers { worker } else { worker - self.workers })
+    }
+}
+
+/// Returns the destination address and queue pair of a RoCEv2 packet.
+#[inline]
+fn destination(frame: &[u8]) -> Option<(IpAddr, u32)> {
+    const V4: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN;
+    const V6: usize = Ethernet::LEN + Ipv6::LEN + Udp::LEN;
+    let Some(bth) = usual_bth(frame) else { return unusual_destination(frame) };
+    let qpn = u32::from_be_bytes(*frame.get(bth + Bth::DEST_QP_WORD..)?.first_chunk()?) & 0xff_ffff;
+    let host = match bth {
+        V4 => IpAddr::from(*frame.get(Ethernet::LEN + 16..)?.first_chunk::<4>()?),
+        V6 => IpAddr::from(*frame.get(Ethernet::LEN + 24..)?.first_chunk::<16>()?),
+        _ => return None,
+    };
+    Some((host, qpn))
+}
+
+/// Returns the destination of a RoCEv2 packet with tags or options.
+#[cold]
+fn unusual_destination(frame: &[u8]) -> Option<(IpAddr, u32)> {
+    let Class::Roce(layout) = classify(frame) else { return None };
+    let packet = Packet::new(frame, layout);
+    let v4 = packet.ipv4().map(|header| IpAddr::from(header.dst));
+    let host = v4.or_else(|| packet.ipv6().map(|header| IpAddr::from(header.dst)))?;
+    Some((host, packet.bth().dest_qp().get()))
+}

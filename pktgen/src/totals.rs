@@ -1,0 +1,156 @@
+//! Counters of a generator on several workers, added up.
+
+use crate::counters::{Counters, StreamCounters};
+use crate::function::Pktgen;
+use crate::part::Share;
+use crate::rates::RateMark;
+use std::sync::Arc;
+use switch::counters::FrameCounter;
+
+/// Counters of all instances of a generator.
+#[derive(Debug)]
+pub struct Totals {
+    /// Counters of each instance, and the index in the profile of each of their streams, with the share of its rate
+    instances: Vec<(Arc<Counters>, Vec<(usize, Share)>)>,
+    /// Number of streams in the profile
+    streams: usize,
+}
+
+impl Totals {
+    /// Returns the counters of all instances of a generator, of a profile of so many streams.
+    pub fn new<'a>(instances: impl IntoIterator<Item = &'a Pktgen>, streams: usize) -> Self {
+        let instances = instances.into_iter().map(|pktgen| (pktgen.counters(), pktgen.streams().collect()));
+        Self { instances: instances.collect(), streams }
+    }
+
+    /// Returns the counters, by stream of the profile: those of the only instance, or a copy in which those of all
+    /// instances are added up, which later changes do not reach.
+    pub fn get(&self) -> Arc<Counters> {
+        if let [(counters, _)] = &*self.instances {
+            return Arc::clone(counters);
+        }
+        let total = Counters::new(self.streams);
+        for (counters, streams) in &self.instances {
+            total.add(counters, streams);
+        }
+        for (stream, total) in total.streams.iter().enumerate() {
+            let marks = self.parts(stream).map(|(_, share, counters)| (RateMark::of(counters), share));
+            total.sending_ns.add(RateMark::sum(marks).sending.0);
+        }
+        Arc::new(total)
+    }
+
+    /// Returns the parts of a stream of the profile: the instance that has each, its share, and its counters.
+    pub fn parts(&self, stream: usize) -> impl Iterator<Item = (usize, Share, &StreamCounters)> {
+        self.instances.iter().enumerate().filter_map(move |(instance, (counters, streams))| {
+            let own = streams.iter().position(|(index, _)| *index == stream)?;
+            Some((instance, streams[own].1, &counters.streams[own]))
+        })
+    }
+}
+
+fn add_frames(to: &FrameCounter, from: &FrameCounter) {
+    let (frames, bytes) = from.get();
+    to.count_many(frames, bytes);
+}
+
+impl Counters {
+    /// Adds the counters of an instance, whose streams have these indices in the profile.
+    fn add(&self, other: &Self, indices: &[(usize, Share)]) {
+        // With every field, so that none is forgotten
+        let Self {
+            streams,
+            faults,
+            foreign,
+            other: not_roce,
+            no_buffer,
+            port_busy,
+            too_late,
+            drain_expired,
+            longest_away_ns,
+        } = other;
+        for ((index, _), stream) in indices.iter().zip(streams) {
+            self.streams[*index].add(stream);
+        }
+        for (total, fault) in self.faults.iter().zip(faults) {
+            total.add(fault.get());
+        }
+        self.foreign.add(foreign.get());
+        self.other.add(not_roce.get());
+        self.no_buffer.add(no_buffer.get());
+        self.port_busy.add(port_busy.get());
+        self.too_late.add(too_late.get());
+        self.drain_expired.add(drain_expired.get());
+        self.longest_away_ns.raise(longest_away_ns.get());
+    }
+}
+
+impl StreamCounters {
+    /// Adds the counters of a part of the stream.
+    fn add(&self, part: &Self) {
+        // With every field. Of a worker that counts meanwhile, `late` has to be read before `skipped`, and what is received
+        // before what is sent.
+        let Self {
+            late,
+            skipped,
+            received,
+            responses,
+            replies,
+            answered,
+            unanswered,
+            messages,
+            sent,
+            malformed,
+            forfeited,
+            waited,
+            // The times are no sum.
+            sending_ns: _,
+            behind,
+            duplicates,
+            stale,
+            unexpected,
+            reflected,
+            unable,
+            naks,
+            cnps,
+            waiting,
+            stale_responses,
+            unexpected_responses,
+            swapped,
+            not_swapped,
+            latency,
+            round_trip,
+        } = part;
+        for (total, part) in [
+            (&self.late, late),
+            (&self.skipped, skipped),
+            (&self.answered, answered),
+            (&self.unanswered, unanswered),
+            (&self.messages, messages),
+            (&self.forfeited, forfeited),
+            (&self.waited, waited),
+            (&self.behind, behind),
+            (&self.duplicates, duplicates),
+            (&self.stale, stale),
+            (&self.unexpected, unexpected),
+            (&self.reflected, reflected),
+            (&self.responses, responses),
+            (&self.replies, replies),
+            (&self.unable, unable),
+            (&self.naks, naks),
+            (&self.cnps, cnps),
+            (&self.waiting, waiting),
+            (&self.stale_responses, stale_responses),
+            (&self.unexpected_responses, unexpected_responses),
+            (&self.swapped, swapped),
+            (&self.not_swapped, not_swapped),
+        ] {
+            total.add(part.get());
+        }
+        add_frames(&self.received, received);
+        add_frames(&self.sent, sent);
+        add_frames(&self.malformed, malformed);
+        self.latency.add(latency);
+        self.round_trip.add(round_trip);
+    }
+}
