@@ -325,8 +325,9 @@ impl Port {
             // Equal to the number of receive queues: the tap driver requires it, and so does memif's peer,
             // whose queues have to match.
             Device::Tap { .. } | Device::Memif { .. } => rx_queues,
-            // Their sockets are used in both directions.
-            Device::AfPacket { .. } | Device::AfXdp { .. } | Device::Vhost { .. } => {
+            // Their sockets are used in both directions; what a ring's send queue gets arrives at the receive queue of the
+            // same number.
+            Device::AfPacket { .. } | Device::AfXdp { .. } | Device::Vhost { .. } | Device::Ring => {
                 max_queues.min(rx_queues)
             }
             // One file to record to; a port that records nothing discards in as many queues as it plays captures

@@ -269,17 +269,22 @@ impl Runtime {
     }
 
     /// Returns the receive queues of a worker: those of the ports from which its function receives, if it states that;
-    /// otherwise queues are assigned to the workers round-robin.
+    /// otherwise queues are assigned to the workers round-robin. Of a port with a queue for each worker, it has the queue
+    /// with its own number, as it has the send queue with its number.
     fn rx_queues_of<F: Function>(&self, worker: usize, workers: usize, function: &F) -> Vec<RxQueue> {
-        let all = self.ports.iter().enumerate().flat_map(|(index, port)| {
-            (0..port.rx_queues).map(move |queue| RxQueue {
-                device: port.id,
-                queue,
-                port: PortId(index as u16),
-            })
-        });
-        let of = |n: usize, port| if F::HAS_SENDERS { function.receiver(port) } else { n % workers };
-        all.enumerate().filter(|&(n, rx)| of(n, rx.port) == worker).map(|(_, rx)| rx).collect()
+        let mut next = 0;
+        let mut own = Vec::new();
+        for (port, device) in (0..).map(PortId).zip(self.ports.iter()) {
+            let first = if usize::from(device.rx_queues).is_multiple_of(workers) { 0 } else { next };
+            for queue in 0..device.rx_queues {
+                let assigned = (first + usize::from(queue)) % workers;
+                if worker == if F::HAS_SENDERS { function.receiver(port) } else { assigned } {
+                    own.push(RxQueue { device: device.id, queue, port });
+                }
+            }
+            next += usize::from(device.rx_queues);
+        }
+        own
     }
 
     /// Returns the exits of a worker: its own send queue of each port, or the worker that owns the queue. If the
