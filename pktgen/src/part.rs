@@ -151,15 +151,15 @@ pub(crate) struct Division {
     streams: Box<[Placement]>,
 }
 
-/// Returns whether the queue pairs of a stream may be at different workers.
-fn is_divisible(stream: &Stream, responds: bool) -> bool {
+/// Returns why all queue pairs of a stream have to be at one worker, if they have to.
+pub(crate) fn undivided(stream: &Stream, responds: bool) -> Option<&'static str> {
     match stream.verb {
-        // A worker has the words of the atomics that it answers.
-        Verb::CompareSwap | Verb::FetchAdd if responds => false,
-        // The timestamps on a link may not fall.
-        Verb::OnePipeMessage | Verb::OnePipeBeacon => false,
-        // Zipf's law is that of all queue pairs.
-        _ => !matches!(stream.pick, Choice::Zipf { .. }),
+        Verb::CompareSwap | Verb::FetchAdd if responds => Some("one responder has the words of its atomics"),
+        Verb::OnePipeMessage | Verb::OnePipeBeacon => {
+            Some("timestamps on a link may not fall, so one worker sends all of 1Pipe's")
+        }
+        _ if matches!(stream.pick, Choice::Zipf { .. }) => Some("Zipf's law is that of all its queue pairs"),
+        _ => None,
     }
 }
 
@@ -168,7 +168,7 @@ impl Division {
     pub(crate) fn new(profile: &Profile, workers: usize) -> Self {
         let mut next = 0;
         let streams = profile.streams.iter().map(|stream| {
-            let most = if is_divisible(stream, profile.respond) { workers } else { 1 };
+            let most = if undivided(stream, profile.respond).is_none() { workers } else { 1 };
             let parts = (stream.qps as usize).min(most);
             // All of 1Pipe's streams are at one worker, for the order of their timestamps.
             let first_worker = if stream.verb.is_onepipe() { 0 } else { next };
@@ -183,6 +183,11 @@ impl Division {
     /// Returns the number of workers.
     pub(crate) const fn workers(&self) -> usize {
         self.workers
+    }
+
+    /// Returns the worker that has the first part of a stream.
+    pub(crate) const fn first_worker(&self, stream: usize) -> usize {
+        self.streams[stream].first_worker
     }
 
     /// Returns the parts of a worker.

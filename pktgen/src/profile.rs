@@ -6,7 +6,7 @@ pub use crate::limits::{
     MAX_OUTSTANDING, MAX_QPS, MAX_RESPONSE_PACKETS, MAX_SLOTS, MAX_STREAMS, MAX_WINDOW, STAMP_LEN,
 };
 use crate::pace::Rate;
-use crate::part::Division;
+use crate::part::{Division, undivided};
 use core::net::IpAddr;
 use onepipe::{OnePipe, Timestamp};
 use rocev2::ethernet::MacAddr;
@@ -421,9 +421,18 @@ impl Profile {
         Ok(())
     }
 
-    /// Checks that each of several workers has something to do. A stream is divided by queue pairs; it stays at one
-    /// worker if it has one queue pair, chooses them by Zipf's law, has atomics that are answered, or is one of 1Pipe's,
-    /// which are all at the first worker.
+    /// Returns the streams whose queue pairs are all at one of several workers: the index of each, its worker, and the
+    /// reason, as a clause.
+    pub fn undivided(&self, workers: usize) -> impl Iterator<Item = (usize, usize, &'static str)> {
+        let division = Division::new(self, workers);
+        self.streams.iter().enumerate().filter_map(move |(index, stream)| {
+            let why = undivided(stream, self.respond).filter(|_| stream.qps > 1)?;
+            Some((index, division.first_worker(index), why))
+        })
+    }
+
+    /// Checks that each of several workers has something to do: queue pairs of a stream that is divided
+    /// ([`undivided`](Self::undivided)), or a whole stream.
     ///
     /// # Errors
     ///

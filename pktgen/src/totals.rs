@@ -7,11 +7,13 @@ use crate::rates::RateMark;
 use std::sync::Arc;
 use switch::counters::FrameCounter;
 
+/// Index in the profile of each stream of an instance, and the share of its rate
+type Streams = Vec<(usize, Share)>;
+
 /// Counters of all instances of a generator.
 #[derive(Debug)]
 pub struct Totals {
-    /// Counters of each instance, and the index in the profile of each of their streams, with the share of its rate
-    instances: Vec<(Arc<Counters>, Vec<(usize, Share)>)>,
+    instances: Vec<(Arc<Counters>, Streams)>,
     /// Number of streams in the profile
     streams: usize,
 }

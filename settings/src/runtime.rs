@@ -106,9 +106,16 @@ pub fn read(root: &Table<'_>, machine: &Machine) -> Runtime {
 impl Runtime {
     /// Reports several workers, for a function that supports only one. `why` is the message.
     pub fn check_one_worker(&self, why: &str, problems: &Problems) {
-        if let (2.., Some(at)) = (self.cpus.len(), &self.workers) {
-            let problem = Problem::at(at.clone(), why).label("several workers");
-            problems.add(problem.help("write `workers = [1]`, or leave the key out"));
+        if self.cpus.len() > 1 {
+            let help = "write `workers = [1]`, or leave the key out";
+            self.reject_workers(why, "several workers", help, problems);
+        }
+    }
+
+    /// Reports the number of workers, if the file states it.
+    pub fn reject_workers(&self, why: &str, label: &str, help: &str, problems: &Problems) {
+        if let Some(at) = &self.workers {
+            problems.add(Problem::at(at.clone(), why).label(label).help(help));
         }
     }
 

@@ -427,7 +427,7 @@ fn generator(qps: u32) -> Pktgen {
         streams: vec![stream],
     };
     let mut pktgen = Pktgen::new(&profile).expect("a valid profile");
-    pktgen.on_command(pktgen::Command::Begin, Nanos(1));
+    pktgen.on_command(pktgen::Command::Begin { at: Nanos(1) }, Nanos(1));
     pktgen
 }
 

@@ -281,7 +281,7 @@ fn read(
     let tunnel = tunnel::read_optional(&root, function.as_ref().and_then(FunctionConfig::behind_tunnels));
     let observe = observe::read_config(&root, folder);
     if let Some(function) = &mut function {
-        function.check(&File { root: &root, runtime, folder });
+        function.check(&File { root: &root, runtime, ports, folder });
     }
     root.finish();
     let stop_when_idle = runtime.stop_when_idle;

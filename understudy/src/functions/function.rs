@@ -75,6 +75,7 @@ pub(crate) struct File<'a> {
     pub(crate) root: &'a Table<'a>,
     /// Contents of `[runtime]`
     pub(crate) runtime: &'a Runtime,
+    pub(crate) ports: &'a Ports,
     /// Folder of the file, in which its relative paths begin
     pub(crate) folder: &'a Path,
 }

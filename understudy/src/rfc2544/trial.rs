@@ -337,7 +337,7 @@ impl ControlHandler<Pktgen> for TrialControl<'_> {
             // without information about them.
             let thread = polling_thread();
             let known = thread.is_some() || self.start.elapsed() > PEER_TIMEOUT;
-            if known && out.command(0, Command::Begin).is_ok() {
+            if known && out.command(0, Command::Begin { at: out.now() }).is_ok() {
                 self.began = Some(CpuMark::of(thread));
             }
         } else if self.began.is_none() && self.start.elapsed() > PEER_TIMEOUT {

@@ -273,8 +273,8 @@ const BROKEN: [Broken; 50] = [
         change: ("[pktgen]", "[runtime]\nworkers = [\"any\", \"any\"]\n[pktgen]"),
         findings: 1,
         at: "workers =",
-        message: "[pktgen] supports one worker: the receiver needs the sender's state",
-        help: "write `workers = [1]`, or leave the key out",
+        message: "the streams have queue pairs for 1 of 2 workers",
+        help: "use 1, or more queue pairs",
     },
     Broken {
         config: "p4ce.toml",

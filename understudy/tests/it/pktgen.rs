@@ -124,8 +124,47 @@ fn tshark_agrees(capture: &Path, packets: usize) {
 
 #[test]
 fn a_ring_returns_every_packet_and_the_counts_add_up() {
+    a_ring_returns_every_packet(&["\"any\""]);
+}
+
+/// Each worker has a send queue, and the receive queue at which it arrives. Some streams are at one of them.
+#[test]
+fn workers_share_the_streams_and_the_counts_add_up() {
+    a_ring_returns_every_packet(&["\"any\"", "\"any\""]);
+}
+
+/// A queue that one worker polls and whose packets belong to both: half of them are dispatched.
+#[test]
+fn packets_find_the_worker_of_their_queue_pair() {
+    let folder = tempfile::tempdir().unwrap();
+    let capture = folder.path().join("sent.pcap");
+    let streams = format!(
+        "[[pktgen.stream]]\nverb = \"write\"\nsize = 64\n{HOSTS}qps = 10\nfirst_psn = 7\npackets = 400\nlatency = false\n"
+    );
+    let (_folder, sender) = file(&format!(
+        "[[port]]\nname = \"out\"\npcap = {{ tx = \"{}\" }}\n[pktgen]\nsend = \"out\"\n{streams}",
+        capture.display()
+    ));
+    assert!(understudy(&["pktgen", &sender, "--json"]).status.success());
+    // The capture is played to a generator that sends the same packets elsewhere.
+    let (_folder, receiver) = file(&format!(
+        "[runtime]\nworkers = [\"any\", \"any\"]\n[[port]]\nname = \"in\"\npcap = {{ rx = [\"{}\"] }}\n\
+         [[port]]\nname = \"out\"\nnull = {{ size = 64 }}\n[pktgen]\nsend = \"out\"\nreceive = \"in\"\n{streams}",
+        capture.display()
+    ));
+    let run = report(&understudy(&["pktgen", &receiver, "--json"]));
+    assert_eq!(run["adds_up"], true, "{run}");
+    let stream = &run["streams"][0];
+    let arrived: u64 =
+        ["received", "unexpected"].iter().map(|name| stream["arrived"][name].as_u64().unwrap()).sum();
+    assert_eq!((stream["sent"].as_u64(), arrived), (Some(400), 400), "{run}");
+}
+
+/// Runs streams of every verb through a ring with a queue for each worker.
+fn a_ring_returns_every_packet(workers: &[&str]) {
+    let (count, workers) = (workers.len(), workers.join(", "));
     let (_folder, config) = file(&format!(
-        "[[port]]\nname = \"loop\"\nring = {{}}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\nrespond = true\n{}",
+        "[runtime]\nworkers = [{workers}]\n[[port]]\nname = \"loop\"\nring = {{}}\nrx_queues = {count}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\nrespond = true\n{}",
         every_verb(500)
             .replace("\"fetch_add\"\nslots", "\"fetch_add\"\noutstanding = 4\ntimeout_us = 10_000_000\nslots")
             // However long the worker is kept from its CPU, what is due of 10 ms and the responses fit into the ring.
@@ -348,6 +387,33 @@ fn configuration_errors_are_reported_with_a_remedy() {
     assert!(shown.contains("`respond` needs `receive`"), "{shown}");
 }
 
+#[test]
+fn workers_without_work_or_send_queue_are_refused() {
+    let one = format!("[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}");
+    let two = "[runtime]\nworkers = [\"any\", \"any\"]\n";
+    let zipf = "qps = 9\npick = { zipf = 0.99 }\n";
+    for (ports, lines, message, help) in [
+        (
+            RING,
+            "qps = 9",
+            "port `out` has 1 send queue for 2 workers",
+            "write `rx_queues = 2` for that port",
+        ),
+        (NULL, "qps = 1", "the streams have queue pairs for 1 of 2 workers", "use 1, or more queue pairs"),
+        (NULL, zipf, "the streams have queue pairs for 1 of 2 workers", "use 1, or more queue pairs"),
+        (TAP, "qps = 9", "port `out` has 1 send queue for 2 workers", "or use another device"),
+    ] {
+        let (_folder, path) = file(&format!("{two}{ports}{one}{lines}\n"));
+        let report = report(&understudy(&["check", &path, "--json"]));
+        let errors = report["errors"].as_array().unwrap();
+        assert_eq!(errors.len(), 1, "{report}");
+        assert!(errors[0]["message"].as_str().unwrap().contains(message), "{report}");
+        assert!(errors[0]["help"].as_str().unwrap().contains(help), "{report}");
+    }
+}
+
+const NULL: &str = "[[port]]\nname = \"out\"\nnull = { size = 64 }\n[pktgen]\nsend = \"out\"\n";
+const TAP: &str = "[[port]]\nname = \"out\"\ntap = { interface = \"us-gen\" }\n[pktgen]\nsend = \"out\"\n";
 const RING: &str = "[[port]]\nname = \"out\"\nring = {}\n[pktgen]\nsend = \"out\"\n";
 
 #[test]

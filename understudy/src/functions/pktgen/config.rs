@@ -2,6 +2,7 @@
 
 mod stream;
 
+use crate::functions::function::File;
 use ::pktgen::profile::MAX_STREAMS;
 use ::pktgen::{Profile, ProfileError};
 use core::ops::Range;
@@ -18,6 +19,8 @@ use switch::{Nanos, PortId};
 const STREAM_HEADER: &str = "[[pktgen.stream]]";
 /// Packets that a ring device holds between its two ends, whatever its number of descriptors
 const RING_CAPACITY: u32 = 1024;
+/// Packets that a worker gathers before it puts them into a ring to another one
+const CHUNK: u32 = 32;
 /// Longest duration, in seconds: one day
 const MAX_DURATION_S: f64 = 86_400.0;
 
@@ -100,12 +103,16 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<Profile> {
     Some(profile)
 }
 
-/// Reports a port with several receive queues: they would change the order of packets, which the receiver
+/// Reports a port with several receive queues that may change the order of a queue pair's packets, which the receiver
 /// checks.
 fn check_queues(value: &Value<'_>, port: &ReadPort) {
     let queues = match port.device.as_ref().map(|device| &device.device) {
         Some(Device::Pcap { rx, .. }) => rx.len(),
-        _ => usize::from(port.rx_queues),
+        Some(Device::AfPacket { .. } | Device::Tap { .. } | Device::Vhost { .. }) => {
+            usize::from(port.rx_queues)
+        }
+        // A queue pair's packets leave through one queue, and a NIC keeps them in one.
+        _ => 1,
     };
     if queues > 1 {
         let name = value.text_if_any().unwrap_or_default();
@@ -114,6 +121,45 @@ fn check_queues(value: &Value<'_>, port: &ReadPort) {
             "write `rx_queues = 1` for that port, or one capture: the receiver checks the order of \
                  packets",
         ));
+    }
+}
+
+/// Reports more workers than have something to do, or than a port has send queues for.
+pub(super) fn check_workers(profile: &mut Profile, file: &File<'_>) {
+    let workers = file.runtime.cpus.len();
+    let reject = |why: &str, help: &str| {
+        file.runtime.reject_workers(why, "too many workers", help, file.root.problems());
+    };
+    if let Err(error) = profile.check_workers(workers) {
+        reject(&error.problem(), &error.remedy());
+    }
+    if workers > 1 {
+        // Packets also wait in the ring between two workers.
+        profile.queued += file.runtime.handoff_ring as u32 + CHUNK;
+        if let Err(error) = profile.check() {
+            reject(&error.problem(), &error.remedy());
+        }
+    }
+    let responding = profile.receive.filter(|receive| profile.respond && *receive != profile.send);
+    for port in [Some(profile.send), responding].into_iter().flatten() {
+        let port = &file.ports.list[port.index()];
+        let queues = usize::from(port.rx_queues.max(1));
+        // Each worker waits for room in a queue of its own.
+        let (send_queues, help) = match port.device.as_ref().map(|device| &device.device) {
+            Some(Device::Ring | Device::Memif { .. } | Device::AfXdp { .. }) => {
+                (queues, format!("write `rx_queues = {workers}` for that port"))
+            }
+            Some(Device::Pcap { tx: Some(_), .. }) => (1, "write `workers = [1]`, or record nothing".into()),
+            Some(Device::AfPacket { .. } | Device::Tap { .. } | Device::Vhost { .. }) => {
+                (1, "write `workers = [1]`, or use another device".into())
+            }
+            _ => continue,
+        };
+        if send_queues < workers {
+            let name = port.display_name();
+            let s = if send_queues == 1 { "" } else { "s" };
+            reject(&format!("{name} has {send_queues} send queue{s} for {workers} workers"), &help);
+        }
     }
 }
 
@@ -231,6 +277,7 @@ fn explain(error: &ProfileError, profile: &Profile, spans: &[stream::Spans], tab
             stamped.label("out of range").help(error.remedy())
         }
         ProfileError::Qps(_)
+        | ProfileError::Workers { .. }
         | ProfileError::Memory { .. }
         | ProfileError::Streams(_)
         | ProfileError::NoReceivePort

@@ -199,8 +199,8 @@ pub(crate) fn by_devices(
         if !peer_lost {
             invalid_reasons.extend(disagreement(
                 port,
-                before,
-                after,
+                outcome.workers.len(),
+                (before, after),
                 (sum(|port| &port.rx), sum(|port| &port.tx)),
             ));
         }
@@ -211,20 +211,22 @@ pub(crate) fn by_devices(
 /// Compares a device's counts of received and sent frames with the worker's.
 fn disagreement(
     port: &Port,
-    before: DeviceCounters,
-    after: DeviceCounters,
+    workers: usize,
+    (before, after): (DeviceCounters, DeviceCounters),
     (rx, tx): (u64, u64),
 ) -> Option<InvalidReason> {
-    // A NIC counts frames before the worker receives them, so frames in its queue at the beginning and at the
-    // end account for a difference.
-    let held = if matches!(port.device, Device::Pci { .. }) { u64::from(port.descriptors) } else { 0 };
+    // A NIC counts frames before a worker receives them, so frames in its queues at the beginning and at the end account
+    // for a difference. It has a queue for each worker, or as many as the port states.
+    let queues = if port.rx_queues == 0 { workers as u64 } else { u64::from(port.rx_queues) };
+    let is_nic = matches!(port.device, Device::Pci { .. });
+    let held = if is_nic { queues * u64::from(port.descriptors) } else { 0 };
     let (device_rx, device_tx) =
         (after.rx_frames.wrapping_sub(before.rx_frames), after.tx_frames.wrapping_sub(before.tx_frames));
     let wrong = device_tx != tx || device_rx.abs_diff(rx) > held;
     wrong.then(|| InvalidReason {
         reason: "port_disagrees",
         what: format!(
-            "port {} counted {device_rx} frames received and {device_tx} sent, but the worker {rx} and {tx}",
+            "port {} counted {device_rx} frames received and {device_tx} sent, but the workers {rx} and {tx}",
             port.name
         ),
     })
@@ -277,7 +279,8 @@ mod tests {
         c.sending_ns.add(1_000_000_000);
         c.waited.add(7);
         let texts = || {
-            let histories: Vec<_> = profile.streams.iter().map(RateHistory::new).collect();
+            let histories: Vec<_> =
+                profile.streams.iter().map(|stream| RateHistory::new(stream, 1)).collect();
             by_streams(&profile, &counters, &histories)
                 .into_iter()
                 .map(|invalid| invalid.what)
@@ -304,11 +307,11 @@ mod tests {
             |rx_frames, tx_frames| DeviceCounters { rx_frames, tx_frames, ..DeviceCounters::default() };
         let file = || Device::Pcap { rx: Vec::new(), tx: Some(PathBuf::from("x")), infinite: false };
         let check = |device, after, ours| {
-            disagreement(&port(device), counters(5, 7), after, ours).map(|invalid| invalid.what)
+            disagreement(&port(device), 1, (counters(5, 7), after), ours).map(|invalid| invalid.what)
         };
         assert_eq!(check(file(), counters(15, 27), (10, 20)), None);
         let text = check(file(), counters(15, 26), (10, 20)).unwrap();
-        assert!(text.contains("counted 10 frames received and 19 sent, but the worker 10 and 20"), "{text}");
+        assert!(text.contains("counted 10 frames received and 19 sent, but the workers 10 and 20"), "{text}");
         assert!(check(file(), counters(16, 27), (10, 20)).is_some());
         let nic = || Device::Pci { address: "0000:01:00.0".into(), devargs: Vec::new() };
         assert_eq!(check(nic(), counters(16, 27), (10, 20)), None, "one frame waits in the NIC's queue");

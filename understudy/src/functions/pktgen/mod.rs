@@ -23,19 +23,24 @@ impl SwitchFunction for Profile {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const METRICS: &'static [Group] = &[Counters::GROUP, StreamCounters::GROUP];
     const LIVE: bool = true;
+    const HAS_OWNERS: bool = true;
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::read(table, ports)
     }
 
     fn check(&mut self, file: &File<'_>) {
-        file.check_one_worker("[pktgen] supports one worker: the receiver needs the sender's state");
+        config::check_workers(self, file);
         let ends = "the run ends by `duration_s`, or by `packets` of each stream";
         file.runtime.reject_stop_when_idle("[pktgen]", ends, file.root.problems());
     }
 
     fn summary(&self, ports: &[Port]) -> Vec<(&'static str, String)> {
         summary::lines(self, ports)
+    }
+
+    fn notes(&self, workers: usize) -> Vec<String> {
+        summary::notes(self, workers)
     }
 
     fn memory(&self) -> String {

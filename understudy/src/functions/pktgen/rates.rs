@@ -1,9 +1,9 @@
-//! Rates that change during a run: requests of the socket, commands to the worker, and what was sent at each
+//! Rates that change during a run: requests of the socket, commands to the workers, and what was sent at each
 //! rate.
 
 use crate::observe::steer::{ADOPTION_TIMEOUT, RatesRequest, RatesState, SteerError, Steering, StreamState};
 use crossbeam_channel::{Receiver, Sender};
-use pktgen::{Command, Counters, Profile, Rate, RateHistory, RateMark, Unit};
+use pktgen::{Command, Counters, Pktgen, Profile, Rate, RateHistory, RateMark, Share, Totals, Unit};
 use settings::words::{all_of, closest};
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -16,6 +16,9 @@ pub(super) struct Rates {
     names: Vec<String>,
     /// Mean length of each stream's packets on the wire, in bits
     packet_bits: Vec<u64>,
+    /// Workers that have a part of each stream, and its share
+    shares: Vec<Vec<(usize, Share)>>,
+    workers: usize,
     histories: Vec<RateHistory>,
     /// Requests that wait until the change before has taken effect, each with its deadline
     waiting: VecDeque<(RatesRequest, Response, Instant)>,
@@ -24,25 +27,55 @@ pub(super) struct Rates {
 
 /// A change that has not taken effect yet.
 struct Change {
-    /// Streams and rates that were not sent to the worker
-    unsent: VecDeque<(usize, Rate)>,
-    /// Streams and rates that the worker has not reported
-    sent: Vec<(usize, Rate)>,
+    /// Workers, streams and rates that were not sent
+    unsent: VecDeque<(usize, usize, Rate)>,
+    /// Streams and rates that not all workers have reported
+    unreported: Vec<Unreported>,
     /// Requester, until it gets its response, and deadline of it
     requester: Option<(Response, Instant)>,
 }
 
+/// A rate that not all workers have reported.
+struct Unreported {
+    stream: usize,
+    rate: Rate,
+    /// Workers that have not reported it
+    workers: Vec<usize>,
+    /// What the parts of the others had sent
+    marks: Vec<(RateMark, Share)>,
+}
+
+impl Change {
+    /// Returns the workers that have not adopted the change.
+    fn waiting(&self) -> Vec<usize> {
+        let mut workers: Vec<_> = self.unreported.iter().flat_map(|rate| rate.workers.clone()).collect();
+        workers.sort_unstable();
+        workers.dedup();
+        workers
+    }
+}
+
 impl Rates {
+    /// Returns the rates of a profile whose instances are these.
     pub(super) fn new(
         profile: &Profile,
-        packet_bits: Vec<u64>,
+        instances: &[Pktgen],
+        totals: &Totals,
         requests: Option<Receiver<Steering>>,
     ) -> Self {
+        let streams = || profile.streams.iter().enumerate();
+        let packet_bits = |index| instances.iter().find_map(|instance| instance.packet_bits(index));
         Self {
             requests,
             names: profile.streams.iter().map(|stream| stream.name.clone()).collect(),
-            packet_bits,
-            histories: profile.streams.iter().map(RateHistory::new).collect(),
+            packet_bits: streams().map(|(index, _)| packet_bits(index).unwrap_or(0)).collect(),
+            shares: streams()
+                .map(|(index, _)| totals.parts(index).map(|(worker, share, _)| (worker, share)).collect())
+                .collect(),
+            workers: instances.len(),
+            histories: streams()
+                .map(|(index, stream)| RateHistory::new(stream, totals.parts(index).count()))
+                .collect(),
             waiting: VecDeque::new(),
             change: None,
         }
@@ -54,19 +87,19 @@ impl Rates {
     }
 
     /// Handles requests and time-outs. `device` returns the rate of the device that sends, in bits a second, and
-    /// `send` sends a command to the worker, or returns false if there is no room.
+    /// `send` sends a command to a worker, or returns false if there is no room.
     pub(super) fn poll(
         &mut self,
         now: Instant,
-        counters: &Counters,
+        totals: &Totals,
         device: impl Fn() -> Option<u64>,
-        mut send: impl FnMut(Command) -> bool,
+        mut send: impl FnMut(usize, Command) -> bool,
     ) {
         let requests: Vec<_> = self.requests.iter().flat_map(Receiver::try_iter).collect();
         for request in requests {
             match request {
                 Steering::Rates(RatesRequest::List, response) => {
-                    drop(response.send(Ok(self.state(counters, device()))));
+                    drop(response.send(Ok(self.state(&totals.get(), device()))));
                 }
                 Steering::Rates(request, response) => {
                     self.waiting.push_back((request, response, now + ADOPTION_TIMEOUT));
@@ -74,15 +107,15 @@ impl Rates {
                 other @ Steering::Rules(..) => other.refuse("pktgen"),
             }
         }
-        self.continue_change(now, counters, &device, &mut send);
+        self.continue_change(now, totals, &device, &mut send);
         while self.change.is_none()
             && let Some((request, response, deadline)) = self.waiting.pop_front()
         {
             match self.rates_of(request, device()) {
                 Ok(rates) => {
                     let requester = Some((response, deadline));
-                    self.change = Some(Change { unsent: rates.into(), sent: Vec::new(), requester });
-                    self.continue_change(now, counters, &device, &mut send);
+                    self.change = Some(self.change_to(&rates, requester));
+                    self.continue_change(now, totals, &device, &mut send);
                 }
                 // A requester that has given up needs no response.
                 Err(why) => drop(response.send(Err(SteerError::Invalid(why)))),
@@ -90,40 +123,60 @@ impl Rates {
         }
         while self.waiting.front().is_some_and(|(_, _, deadline)| *deadline <= now) {
             let Some((_, response, _)) = self.waiting.pop_front() else { break };
-            drop(response.send(Err(SteerError::Busy { waiting: vec![0] })));
+            let waiting = self.change.as_ref().map_or(Vec::new(), Change::waiting);
+            drop(response.send(Err(SteerError::Busy { waiting })));
         }
+    }
+
+    /// Returns a change of these streams to these rates.
+    fn change_to(&self, rates: &[(usize, Rate)], requester: Option<(Response, Instant)>) -> Change {
+        let all = 0..self.workers;
+        let unsent =
+            rates.iter().flat_map(|&(stream, rate)| all.clone().map(move |worker| (worker, stream, rate)));
+        let unreported = rates.iter().map(|&(stream, rate)| Unreported {
+            stream,
+            rate,
+            workers: all.clone().collect(),
+            marks: Vec::new(),
+        });
+        Change { unsent: unsent.collect(), unreported: unreported.collect(), requester }
     }
 
     fn continue_change(
         &mut self,
         now: Instant,
-        counters: &Counters,
+        totals: &Totals,
         device: &impl Fn() -> Option<u64>,
-        send: &mut impl FnMut(Command) -> bool,
+        send: &mut impl FnMut(usize, Command) -> bool,
     ) {
         let Some(change) = &mut self.change else { return };
-        while let Some(&(stream, rate)) = change.unsent.front()
-            && send(Command::SetRate { stream, rate })
-        {
-            change.unsent.pop_front();
-            change.sent.push((stream, rate));
-        }
-        if change.unsent.is_empty() && change.sent.is_empty() {
+        // A worker without room does not delay the others, whose order stays.
+        let mut full = vec![false; self.workers];
+        change.unsent.retain(|&(worker, stream, rate)| {
+            full[worker] = full[worker] || !send(worker, Command::SetRate { stream, rate });
+            full[worker]
+        });
+        if change.unreported.is_empty() {
             let requester = self.change.take().and_then(|change| change.requester);
             if let Some((response, _)) = requester {
-                drop(response.send(Ok(self.state(counters, device()))));
+                drop(response.send(Ok(self.state(&totals.get(), device()))));
             }
         } else if let Some((response, _)) = change.requester.take_if(|(_, deadline)| *deadline <= now) {
-            drop(response.send(Err(SteerError::Late { waiting: vec![0] })));
+            drop(response.send(Err(SteerError::Late { waiting: change.waiting() })));
         }
     }
 
-    /// Notes that the worker has changed the rate of a stream.
-    pub(super) fn changed(&mut self, stream: usize, mark: RateMark) {
+    /// Notes that a worker has changed the rate of a stream.
+    pub(super) fn changed(&mut self, worker: usize, stream: usize, mark: RateMark) {
         let Some(change) = &mut self.change else { return };
-        if let Some(at) = change.sent.iter().position(|(other, _)| *other == stream) {
-            let (_, rate) = change.sent.remove(at);
-            self.histories[stream].change(rate, mark);
+        let found = change.unreported.iter().position(|rate| rate.stream == stream);
+        let Some((at, rate)) = found.map(|at| (at, &mut change.unreported[at])) else { return };
+        rate.workers.retain(|other| *other != worker);
+        let share = self.shares[stream].iter().find(|(other, _)| *other == worker);
+        rate.marks.extend(share.map(|(_, share)| (mark, *share)));
+        if rate.workers.is_empty() {
+            let Unreported { rate, marks, .. } = change.unreported.swap_remove(at);
+            self.histories[stream].change(rate, RateMark::sum(marks));
         }
     }
 
@@ -251,24 +304,27 @@ mod tests {
                            [[pktgen.stream]]\nname = \"big\"\nverb = \"send\"\nsize = 1000\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\n\
                            rate = { bits_per_s = 1_000_000 }\n";
 
-    /// A generator, its rates, and a worker's queue of one command.
+    /// A generator, its rates, and a queue of one command for each worker.
     struct Machine {
-        pktgen: Pktgen,
+        instances: Vec<Pktgen>,
+        totals: Totals,
         rates: Rates,
-        queue: Vec<Command>,
+        queues: Vec<Vec<Command>>,
         requests: Sender<Steering>,
         now: Instant,
         device: Option<u64>,
     }
 
     impl Machine {
-        fn new(device: Option<u64>) -> Self {
+        fn new(workers: usize, device: Option<u64>) -> Self {
             let profile = profile(STREAMS);
-            let pktgen = Pktgen::new(&profile).unwrap();
-            let bits = (0..2).map(|stream| pktgen.packet_bits(stream)).collect();
+            let instance = |worker| Pktgen::of_worker(&profile, worker, workers).unwrap();
+            let instances: Vec<_> = (0..workers).map(instance).collect();
             let (requests, received) = bounded(8);
-            let rates = Rates::new(&profile, bits, Some(received));
-            Self { pktgen, rates, queue: Vec::new(), requests, now: now(), device }
+            let totals = Totals::new(&instances, profile.streams.len());
+            let rates = Rates::new(&profile, &instances, &totals, Some(received));
+            let queues = vec![Vec::new(); workers];
+            Self { instances, totals, rates, queues, requests, now: now(), device }
         }
 
         fn ask(&self, rates: &[(Option<&str>, &str)]) -> Receiver<Result<RatesState, SteerError>> {
@@ -280,65 +336,90 @@ mod tests {
 
         fn poll(&mut self, ms: u64) {
             self.now += Duration::from_millis(ms);
-            let (queue, device, counters) = (&mut self.queue, self.device, self.pktgen.counters());
+            let (queues, device) = (&mut self.queues, self.device);
             self.rates.poll(
                 self.now,
-                &counters,
+                &self.totals,
                 || device,
-                |command| {
-                    let room = queue.is_empty();
+                |worker, command| {
+                    let room = queues[worker].is_empty();
                     if room {
-                        queue.push(command);
+                        queues[worker].push(command);
                     }
                     room
                 },
             );
         }
 
-        fn turn(&mut self) {
-            for command in self.queue.drain(..) {
-                self.pktgen.on_command(command, Nanos::ZERO);
+        fn turn(&mut self, worker: usize) {
+            for command in self.queues[worker].drain(..) {
+                self.instances[worker].on_command(command, Nanos::ZERO);
             }
-            while let Some(event) = self.pktgen.poll_event() {
+            while let Some(event) = self.instances[worker].poll_event() {
                 let Event::RateChanged { stream, mark } = event else { panic!("nothing has ended") };
-                self.rates.changed(stream, mark);
+                self.rates.changed(worker, stream, mark);
             }
+        }
+
+        fn turns(&mut self) {
+            (0..self.instances.len()).for_each(|worker| self.turn(worker));
         }
     }
 
     #[test]
     fn the_response_comes_when_all_streams_have_their_rates() {
-        let mut machine = Machine::new(None);
-        let response = machine.ask(&[(None, "5kpps"), (Some("big"), "max")]);
-        let next = machine.ask(&[(Some("small"), "1pps")]);
-        for _ in 0..3 {
-            assert_eq!(response.try_recv(), Err(TryRecvError::Empty));
+        for workers in [1, 2] {
+            let mut machine = Machine::new(workers, None);
+            let response = machine.ask(&[(None, "5kpps"), (Some("big"), "max")]);
+            let next = machine.ask(&[(Some("small"), "1pps")]);
+            for _ in 0..3 {
+                assert_eq!(response.try_recv(), Err(TryRecvError::Empty));
+                machine.poll(1);
+                machine.turns();
+            }
+            let state = response.try_recv().unwrap().unwrap();
+            let rates: Vec<_> = state.streams.iter().map(|stream| (&*stream.name, &*stream.rate)).collect();
+            assert_eq!(rates, [("small", "5000pps"), ("big", "max")]);
+            machine.turns();
             machine.poll(1);
-            machine.turn();
+            assert_eq!(next.try_recv().unwrap().unwrap().streams[0].rate, "1pps");
         }
-        let state = response.try_recv().unwrap().unwrap();
-        let rates: Vec<_> = state.streams.iter().map(|stream| (&*stream.name, &*stream.rate)).collect();
-        assert_eq!(rates, [("small", "5000pps"), ("big", "max")]);
-        machine.turn();
-        machine.poll(1);
-        assert_eq!(next.try_recv().unwrap().unwrap().streams[0].rate, "1pps");
     }
 
     #[test]
     fn a_stopped_worker_is_named() {
-        let mut machine = Machine::new(None);
+        let mut machine = Machine::new(1, None);
         let (first, second) = (machine.ask(&[(None, "5kpps")]), machine.ask(&[(None, "6kpps")]));
         machine.poll(0);
         machine.poll(3000);
         assert_eq!(first.try_recv(), Ok(Err(SteerError::Late { waiting: vec![0] })));
         assert_eq!(second.try_recv(), Ok(Err(SteerError::Busy { waiting: vec![0] })));
+        // One of two: the other has adopted the change.
+        let mut machine = Machine::new(2, None);
+        let response = machine.ask(&[(None, "5kpps")]);
+        for _ in 0..3 {
+            machine.poll(0);
+            machine.turn(0);
+        }
+        machine.poll(3000);
+        assert_eq!(response.try_recv(), Ok(Err(SteerError::Late { waiting: vec![1] })));
+        // It gets each change once, however late.
+        machine.turn(1);
+        machine.poll(0);
+        machine.turn(1);
+        let late = machine.ask(&[(None, "7kpps")]);
+        for _ in 0..4 {
+            machine.poll(0);
+            machine.turns();
+        }
+        assert_eq!(late.try_recv().unwrap().unwrap().streams[1].rate, "7000pps");
     }
 
     #[test]
     fn wrong_rates_and_those_beyond_the_device_change_nothing() {
         // 8 bytes of payload: 98 bytes on the wire, with gap and preamble
-        let mut machine = Machine::new(Some(1_000_000_000));
-        let bits = machine.pktgen.packet_bits(0);
+        let mut machine = Machine::new(1, Some(1_000_000_000));
+        let bits = machine.instances[0].packet_bits(0).unwrap();
         for (rates, expected) in [
             (
                 &[(Some("small"), "1Gbps"), (Some("large"), "1pps")][..],
@@ -354,13 +435,13 @@ mod tests {
             let response = machine.ask(rates);
             machine.poll(1);
             let Err(SteerError::Invalid(why)) = response.try_recv().unwrap() else { panic!("{rates:?}") };
-            assert!(why.contains(expected) && machine.queue.is_empty(), "{why}");
+            assert!(why.contains(expected) && machine.queues[0].is_empty(), "{why}");
         }
         // Exactly the device's rate is possible: what the other stream leaves.
         let most = format!("{}pps", (1_000_000_000 - 1_000_000) / bits);
         let response = machine.ask(&[(Some("small"), &most)]);
         machine.poll(1);
-        machine.turn();
+        machine.turns();
         machine.poll(1);
         assert!(response.try_recv().unwrap().is_ok());
     }

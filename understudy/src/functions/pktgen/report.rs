@@ -14,6 +14,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::process::ExitCode;
+use switch::DropReason;
 use switch::metrics::Metrics as _;
 
 /// The closing report. The serialised form is part of the program's interface: fields are added, not renamed.
@@ -253,16 +254,18 @@ impl PktgenReport {
             })
             .sum();
         let broken: u64 = malformed.iter().map(|row| row.packets).sum();
-        let all_came = known + broken + foreign + other + too_late == sum(&|worker| worker.received());
+        // A frame that a worker could not dispatch to its owner was received, and handled by no worker.
+        let lost = sum(&|worker| worker.drops[DropReason::InputFull.index()].get());
+        let all_came = known + broken + foreign + other + too_late + lost == sum(&|worker| worker.received());
         let made: u64 = counters
             .streams
             .iter()
             .map(|c| c.sent.frames.get() + c.malformed.frames.get() + c.replies.get())
             .sum();
         let left = sum(&|w| w.ports.iter().map(|port| port.tx.frames.get()).sum());
-        // Received frames are consumed, so every dropped frame was to be sent.
+        // Received frames are consumed, so every other dropped frame was to be sent.
         let dropped = sum(&|w| w.drops.iter().map(switch::counters::Counter::get).sum());
-        let all_left = made == left + dropped;
+        let all_left = made + lost == left + dropped;
         let mut rows = streams.iter().zip(&counters.streams);
         let streams_add_up = rows.all(|(row, counters)| row.adds_up(counters, done));
         let adds_up = all_came && all_left && streams_add_up;
@@ -448,7 +451,7 @@ mod tests {
             "respond = true\n[[pktgen.stream]]\nverb = \"write\"\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\n\
              outstanding = 4\n",
         );
-        let history = RateHistory::new(&profile.streams[0]);
+        let history = RateHistory::new(&profile.streams[0], 1);
         StreamRow::new(&profile, &profile.streams[0], c, &history).adds_up(c, done)
     }
 

@@ -11,24 +11,26 @@ use crate::system::now;
 use dataplane::config::{Device, Port};
 use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, PortInfo, Stop, log};
 use onepipe::Timestamp;
-use pktgen::{Command, Counters, Event, Pktgen, Profile};
+use pktgen::{Command, Event, Pktgen, Profile, Totals};
 use rustix::time::{ClockId, clock_gettime};
+use std::collections::VecDeque;
 use std::io::{IsTerminal as _, Write as _};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use switch::PortId;
+use switch::{Nanos, PortId};
 use tracing::{info, warn};
 
 /// Interval of progress lines on a terminal
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// Time that several workers have to get the command to begin, so that they begin at the same time
+const HEAD_START: Nanos = Nanos::from_micros(200);
 /// Time within which links have to come up, before the generator starts without them
 const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The control plane.
 struct Plane<'a> {
     profile: &'a Profile,
-    counters: Arc<Counters>,
+    totals: Totals,
     /// Ports that have no peer yet
     unconnected: Vec<&'a Port>,
     /// Time within which they have to have one; `None` for any time
@@ -39,6 +41,10 @@ struct Plane<'a> {
     /// Flag that signals set
     stop: &'a Stop,
     ending: bool,
+    orders: Orders,
+    /// Workers that have sent everything, and that have ended
+    drained: usize,
+    ended: usize,
     done: bool,
     /// Time at which sending began
     began: Option<Instant>,
@@ -46,6 +52,39 @@ struct Plane<'a> {
     lines: Lines,
     observer: Option<Observer>,
     rates: Rates,
+}
+
+/// Commands for all workers, in order, of which each worker gets each one once.
+struct Orders {
+    /// Commands that worker n has not got yet
+    unsent: Vec<VecDeque<Command>>,
+}
+
+impl Orders {
+    fn new(workers: usize) -> Self {
+        Self { unsent: vec![VecDeque::new(); workers] }
+    }
+
+    /// Adds a command for all workers.
+    fn add(&mut self, command: Command) {
+        for worker in &mut self.unsent {
+            worker.push_back(command);
+        }
+    }
+
+    /// Sends what there is room for. `send` returns false if a worker's queue is full.
+    fn send(&mut self, mut send: impl FnMut(usize, Command) -> bool) {
+        for (worker, commands) in self.unsent.iter_mut().enumerate() {
+            while commands.front().is_some_and(|command| send(worker, *command)) {
+                commands.pop_front();
+            }
+        }
+    }
+
+    /// Returns whether each worker has got all commands.
+    fn are_sent(&self) -> bool {
+        self.unsent.iter().all(VecDeque::is_empty)
+    }
 }
 
 /// Output during the run.
@@ -60,10 +99,19 @@ struct Lines {
 }
 
 impl ControlHandler<Pktgen> for Plane<'_> {
-    fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, Pktgen>) {
+    fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Pktgen>) {
         match event {
-            Event::Done => self.done = true,
-            Event::RateChanged { stream, mark } => self.rates.changed(stream, mark),
+            Event::Done => {
+                self.ended += 1;
+                self.done = self.ended == out.workers();
+            }
+            Event::Drained => {
+                self.drained += 1;
+                if self.drained == out.workers() {
+                    self.orders.add(Command::Finish);
+                }
+            }
+            Event::RateChanged { stream, mark } => self.rates.changed(worker, stream, mark),
         }
     }
 
@@ -75,19 +123,19 @@ impl ControlHandler<Pktgen> for Plane<'_> {
             observer.serve_requests(
                 live,
                 out,
-                || report::metrics_of(self.profile, &self.counters),
+                || report::metrics_of(self.profile, &self.totals.get()),
                 no_groups,
             );
         }
-        let device = || live.link_rates()[self.profile.send.index()];
-        self.rates.poll(now(), &self.counters, device, |command| out.command(0, command).is_ok());
         let time = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         if !self.done {
             self.invalid_reasons.extend(self.links.poll(|| live.links(), now(), self.began.is_some(), time));
         }
         let ready =
             self.unconnected.is_empty() && (self.links.all_up() || self.start.elapsed() > LINK_TIMEOUT);
-        if self.began.is_none() && ready && out.command(0, Command::Begin).is_ok() {
+        if self.began.is_none() && ready {
+            let head_start = if out.workers() > 1 { HEAD_START } else { Nanos::ZERO };
+            self.orders.add(Command::Begin { at: out.now() + head_start });
             let now = now();
             self.began = Some(now);
             (self.lines.next, self.lines.last) = (now + self.lines.every(), (0, 0, now));
@@ -102,10 +150,18 @@ impl ControlHandler<Pktgen> for Plane<'_> {
             if self.ending || self.began.is_none() {
                 return false;
             }
-            self.ending = out.command(0, Command::End).is_ok();
+            self.ending = true;
+            self.orders.add(Command::End);
+        }
+        let device = || live.link_rates()[self.profile.send.index()];
+        self.orders.send(|worker, command| out.command(worker, command).is_ok());
+        // Changes of rates follow and do not overtake.
+        if self.orders.are_sent() {
+            self.rates
+                .poll(now(), &self.totals, device, |worker, command| out.command(worker, command).is_ok());
         }
         if let Some(began) = self.began {
-            self.lines.show(&self.counters, began);
+            self.lines.show(&self.totals, began);
         }
         !self.done
     }
@@ -137,12 +193,13 @@ impl Lines {
         self.json.unwrap_or(PROGRESS_INTERVAL)
     }
 
-    fn show(&mut self, counters: &Counters, began: Instant) {
+    fn show(&mut self, totals: &Totals, began: Instant) {
         let now = now();
         if now < self.next || !(self.show_progress || self.json.is_some()) {
             return;
         }
         self.next = now + self.every();
+        let counters = totals.get();
         let sum = |count: fn(&pktgen::counters::StreamCounters) -> u64| {
             counters.streams.iter().map(count).sum::<u64>()
         };
@@ -188,12 +245,15 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
     let mut run = launch.start()?;
     let steering = run.take_steering();
     let ports = &run.ports;
-    let duration = options.duration.map(|time| switch::Nanos(time.as_nanos() as u64));
+    let duration = options.duration.map(|time| Nanos(time.as_nanos() as u64));
     let profile = Profile { epoch: epoch(), duration: duration.or(profile.duration), ..profile.clone() };
-    let function = Pktgen::new(&profile).map_err(|error| miette::miette!("invalid [pktgen]: {error}"))?;
-    let counters = function.counters();
-    let packet_bits = (0..profile.streams.len()).map(|stream| function.packet_bits(stream)).collect();
-    let receiving = invalid::receiving(ports, &function);
+    let instances: Vec<_> = (0..run.workers)
+        .map(|worker| Pktgen::of_worker(&profile, worker, run.workers))
+        .collect::<Result<_, _>>()
+        .map_err(|error| miette::miette!("invalid [pktgen]: {error}"))?;
+    let totals = Totals::new(&instances, profile.streams.len());
+    let rates = Rates::new(&profile, &instances, &totals, steering);
+    let receiving = invalid::receiving(ports, &instances[0]);
     let used = [Some(profile.send), profile.receive];
     let unconnected = used.into_iter().flatten().map(|port| &ports[port.index()]);
     let unconnected = unconnected.filter(|port| matches!(port.device, Device::Memif { .. }));
@@ -206,7 +266,7 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
     let start = now();
     let mut plane = Plane {
         profile: &profile,
-        counters: Arc::clone(&counters),
+        totals,
         unconnected,
         // The wait ends when the run would have ended at the latest.
         wait_limit: profile.duration.map(|time| Duration::from_nanos(time.0)),
@@ -214,6 +274,9 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
         start,
         stop: &run.stop,
         ending: false,
+        orders: Orders::new(run.workers),
+        drained: 0,
+        ended: 0,
         done: false,
         began: None,
         invalid_reasons: Vec::new(),
@@ -223,12 +286,13 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
             next: start,
             last: (0, 0, start),
         },
-        rates: Rates::new(&profile, packet_bits, steering),
+        rates,
         observer: run.observer.take(),
     };
     let began = now();
-    let outcome = run.runtime.run(vec![function], &mut plane, &Stop::new());
+    let outcome = run.runtime.run(instances, &mut plane, &Stop::new());
     let seconds = began.elapsed().as_secs_f64();
+    let counters = plane.totals.get();
     run.lost_link.set(outcome.lost_link.is_some());
     let mut invalid_reasons = core::mem::take(&mut plane.invalid_reasons);
     invalid_reasons.extend(invalid::by_streams(&profile, &counters, plane.rates.histories()));

@@ -20,6 +20,18 @@ pub(super) fn lines(profile: &Profile, ports: &[Port]) -> Vec<(&'static str, Str
     core::iter::once(first).chain(profile.streams.iter().map(|stream| ("", line(stream)))).collect()
 }
 
+/// Notes streams that one of several workers has.
+pub(super) fn notes(profile: &Profile, workers: usize) -> Vec<String> {
+    if workers == 1 {
+        return Vec::new();
+    }
+    let note = |(stream, worker, why): (usize, usize, &str)| {
+        let name = &profile.streams[stream].name;
+        format!("worker {worker} alone sends and checks `{name}`: {why}")
+    };
+    profile.undivided(workers).map(note).collect()
+}
+
 /// Returns the memory for the state of queue pairs, which packet buffers do not include.
 pub(super) fn state(profile: &Profile) -> String {
     format!(", and {:.1} MB for the state of queue pairs", pktgen::Pktgen::state_bytes(profile) as f64 / 1e6)
