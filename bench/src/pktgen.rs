@@ -46,8 +46,8 @@ pub fn run(args: &PktgenArgs, understudy: &Path) -> Result<(), Report> {
     };
     let mut entries = vec![entry(TXONLY, "datagrams of this length", txonly())];
     for (qps, traffic, _) in STREAMS {
-        entries.push(entry(SENDER, traffic, sending(qps, false)));
-        entries.push(entry(BOTH, traffic, sending(qps, true)));
+        entries.push(entry(SENDER, traffic, sending(qps, false, 1)));
+        entries.push(entry(BOTH, traffic, sending(qps, true, 1)));
     }
     bench.compare(&args.compare, &entries, ratios)
 }
@@ -71,23 +71,26 @@ fn txonly() -> Launch {
     })
 }
 
-fn sending(qps: u32, checks: bool) -> Launch {
+/// Returns how to send WRITEs on this number of queue pairs, and check them at a ring, on workers that each have a receive
+/// queue of it.
+pub(crate) fn sending(qps: u32, checks: bool, workers: usize) -> Launch {
     Box::new(move |bench, _, file_prefix| {
         let path = bench.dir.path().join("pktgen.toml");
         let (device, receive) =
             if checks { ("ring = {}", "receive = \"port\"\n") } else { ("null = { size = 64 }", "") };
+        let cpus: Vec<_> = (0..workers).map(|worker| (bench.cpu - worker).to_string()).collect();
         let config = format!(
             "[runtime]\nworkers = [{}]\nmemory_mb = 256\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
-             [[port]]\nname = \"port\"\ndescriptors = 512\nbuffers = 16383\n{device}\n\
+             [[port]]\nname = \"port\"\ndescriptors = 512\nbuffers = 16383\nrx_queues = {workers}\n{device}\n\
              [pktgen]\nsend = \"port\"\n{receive}\
              [[pktgen.stream]]\nverb = \"write\"\nsize = {PAYLOAD}\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nqps = {qps}\n\
              slots = 1024\nlatency = true\n",
-            bench.cpu
+            cpus.join(", ")
         );
         std::fs::write(&path, config).into_diagnostic()?;
         let mut command = Command::new(&bench.understudy);
         command.arg("pktgen").arg(path);
-        Ok(Program { command, file_prefix, thread_names: &["worker-0"] })
+        Ok(Program { command, file_prefix, thread_names: &["worker-0", "worker-1"] })
     })
 }
 

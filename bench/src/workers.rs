@@ -2,13 +2,14 @@
 //!
 //! One port plays a capture for each worker into a receive queue of its own, and discards what is sent. Frames are
 //! steered if each capture has the frames that its worker owns, as a NIC delivers them that distributes by queue pair;
-//! half of them are dispatched to the other worker if each capture has the frames of all owners.
+//! half of them are dispatched to the other worker if each capture has the frames of all owners. The packet generator sends
+//! to a ring instead, which has a queue for each worker.
 
 use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio};
 use crate::process::Program;
 use crate::swordbox::{CLIENTS_1024, load_command};
 use crate::telemetry::CountedFrames;
-use crate::{p4ce, traffic};
+use crate::{p4ce, pktgen, traffic};
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report, miette};
 use std::path::{Path, PathBuf};
@@ -66,12 +67,15 @@ pub fn run(args: &WorkersArgs, understudy: &Path) -> Result<(), Report> {
         entry(DISPATCHED, P4CE, vec![all.clone(), all], replicating),
         entry(ONE, SWORDBOX, vec![server(0, 1)?], sharing),
         entry(STEERED, SWORDBOX, vec![server(0, 2)?, server(1, 2)?], sharing),
+        entry_of(ONE, PKTGEN, pktgen::sending(FLOWS, true, 1)),
+        entry_of(STEERED, PKTGEN, pktgen::sending(FLOWS, true, 2)),
     ];
     bench.compare(&args.compare, &entries, ratios)
 }
 
 const FORWARD: &str = "forward, 64 B";
 const P4CE: &str = "P4CE to one, WRITE 64 B";
+const PKTGEN: &str = "pktgen, WRITE 64 B, sent and checked";
 const SWORDBOX: &str = "Swordbox, CAS, a server each";
 
 /// Table of a function, and the command that runs it with a configuration
@@ -109,6 +113,10 @@ fn entry(program: &str, traffic: &str, captures: Vec<PathBuf>, function: Functio
         command.args(arguments).arg(path);
         Ok(Program { command, file_prefix, thread_names: &["worker-0", "worker-1"] })
     });
+    entry_of(program, traffic, launch)
+}
+
+fn entry_of(program: &str, traffic: &str, launch: Launch) -> Entry {
     Entry {
         program: program.into(),
         traffic: traffic.into(),
@@ -133,6 +141,7 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
             figures.ratio(STEERED, ONE, SWORDBOX),
             1.85,
         ),
+        ratio("pktgen: two workers, steered / one", figures.ratio(STEERED, ONE, PKTGEN), 1.85),
         ratio("P4CE: two workers, half dispatched / one", figures.ratio(DISPATCHED, ONE, P4CE), 1.7),
         ratio(
             "15 ns / additional time of a frame that is dispatched",

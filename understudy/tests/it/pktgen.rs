@@ -393,12 +393,7 @@ fn workers_without_work_or_send_queue_are_refused() {
     let two = "[runtime]\nworkers = [\"any\", \"any\"]\n";
     let zipf = "qps = 9\npick = { zipf = 0.99 }\n";
     for (ports, lines, message, help) in [
-        (
-            RING,
-            "qps = 9",
-            "port `out` has 1 send queue for 2 workers",
-            "write `rx_queues = 2` for that port",
-        ),
+        (RING, "qps = 9", "port `out` has 1 send queue for 2 workers", "write `rx_queues = 2` for that port"),
         (NULL, "qps = 1", "the streams have queue pairs for 1 of 2 workers", "use 1, or more queue pairs"),
         (NULL, zipf, "the streams have queue pairs for 1 of 2 workers", "use 1, or more queue pairs"),
         (TAP, "qps = 9", "port `out` has 1 send queue for 2 workers", "or use another device"),
