@@ -1,10 +1,10 @@
 //! Parts of streams: which queue pairs of a stream each of several workers has, and how frames find their worker.
 
+use crate::limits::MAX_QPS;
 use crate::profile::{Choice, Profile, Stream, Verb};
 use core::net::IpAddr;
 use rocev2::ethernet::Ethernet;
 use rocev2::ipv4::Ipv4;
-use rocev2::ipv6::Ipv6;
 use rocev2::udp::Udp;
 use rocev2::{Bth, Class, Packet, Qpn, classify, usual_bth};
 
@@ -41,6 +41,12 @@ pub(crate) struct Part {
     pub(crate) share: Share,
 }
 
+/// Offset of the BTH behind an IPv4 header without options
+const V4: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN;
+/// Scale of [`Placement::parts_each`]
+const SHIFT: u32 = 41;
+const _: () = assert!((MAX_QPS as u64).pow(2) < 1 << SHIFT && (MAX_QPS as u64) << SHIFT < u64::MAX);
+
 /// Where the parts of a stream are.
 #[derive(Clone, Debug)]
 struct Placement {
@@ -49,9 +55,8 @@ struct Placement {
     first_qpn: u32,
     qps: u32,
     parts: u32,
-    /// Queue pairs of a part, and how many parts, the first ones, have one more
-    part_qps: u32,
-    larger: u32,
+    /// Parts for each queue pair, as a fraction of 2^[`SHIFT`]
+    parts_each: u64,
     /// Worker of the first part; the others follow
     first_worker: usize,
 }
@@ -64,15 +69,14 @@ impl Placement {
             first_qpn: stream.first_qpn.get(),
             qps: stream.qps,
             parts,
-            part_qps: stream.qps / parts,
-            larger: stream.qps % parts,
+            parts_each: (u64::from(parts) << SHIFT).div_ceil(stream.qps.into()),
             first_worker,
         }
     }
 
     /// Returns the number of the first queue pair of a part, or of the end.
     fn start(&self, part: u32) -> u32 {
-        part * self.part_qps + part.min(self.larger)
+        (u64::from(part) * u64::from(self.qps)).div_ceil(self.parts.into()) as u32
     }
 
     /// Returns a part's share of the rate.
@@ -133,14 +137,19 @@ impl Placement {
     /// Returns the part that has a queue pair.
     #[inline]
     fn part_of(&self, qp: u32) -> u32 {
-        let in_larger = self.larger * (self.part_qps + 1);
-        if qp < in_larger { qp / (self.part_qps + 1) } else { self.larger + (qp - in_larger) / self.part_qps }
+        // Exact: what the fraction was rounded up by adds up to less than the least distance to the next part.
+        ((u64::from(qp) * self.parts_each) >> SHIFT) as u32
+    }
+
+    #[inline]
+    const fn has(&self, qpn: u32) -> bool {
+        qpn.wrapping_sub(self.first_qpn) < self.qps
     }
 
     /// Returns whether the stream has packets to this host and queue pair: requests or responses.
     #[inline]
     fn is_to(&self, host: IpAddr, qpn: u32) -> bool {
-        qpn.wrapping_sub(self.first_qpn) < self.qps && (host == self.dst || host == self.src)
+        self.has(qpn) && (host == self.dst || host == self.src)
     }
 }
 
@@ -149,6 +158,8 @@ impl Placement {
 pub(crate) struct Division {
     workers: usize,
     streams: Box<[Placement]>,
+    /// Whether the number of a queue pair determines its stream, without the host
+    is_by_number: bool,
 }
 
 /// Returns why all queue pairs of a stream have to be at one worker, if they have to.
@@ -177,7 +188,11 @@ impl Division {
             }
             Placement::new(stream, parts as u32, first_worker)
         });
-        Self { streams: streams.collect(), workers }
+        let streams: Box<[_]> = streams.collect();
+        let mut ranges: Vec<_> = streams.iter().map(|stream| (stream.first_qpn, stream.qps)).collect();
+        ranges.sort_unstable();
+        let is_by_number = ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0);
+        Self { workers, streams, is_by_number }
     }
 
     /// Returns the number of workers.
@@ -203,27 +218,39 @@ impl Division {
     /// Returns the worker that has the queue pair of a frame, or `None` if it belongs to no stream.
     #[inline]
     pub(crate) fn owner(&self, frame: &[u8]) -> Option<usize> {
-        let (host, qpn) = destination(frame)?;
-        let placement = self.streams.iter().find(|placement| placement.is_to(host, qpn))?;
+        let placement;
+        let qpn;
+        if self.is_by_number {
+            qpn = destination_qpn(frame)?;
+            placement = self.streams.iter().find(|placement| placement.has(qpn))?;
+        } else {
+            let host;
+            (host, qpn) = destination(frame)?;
+            placement = self.streams.iter().find(|placement| placement.is_to(host, qpn))?;
+        }
         let part = placement.part_of(qpn - placement.first_qpn);
         let worker = placement.first_worker + part as usize;
         Some(if worker < self.workers { worker } else { worker - self.workers })
     }
 }
 
-/// Returns the destination address and queue pair of a RoCEv2 packet.
+/// Returns the destination queue pair of a RoCEv2 packet.
 #[inline]
+fn destination_qpn(frame: &[u8]) -> Option<u32> {
+    let Some(bth) = usual_bth(frame) else { return Some(unusual_destination(frame)?.1) };
+    let word = frame.get(bth + Bth::DEST_QP_WORD..)?.first_chunk()?;
+    Some(u32::from_be_bytes(*word) & 0xff_ffff)
+}
+
+/// Returns the destination address and queue pair of a RoCEv2 packet.
 fn destination(frame: &[u8]) -> Option<(IpAddr, u32)> {
-    const V4: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN;
-    const V6: usize = Ethernet::LEN + Ipv6::LEN + Udp::LEN;
-    let Some(bth) = usual_bth(frame) else { return unusual_destination(frame) };
-    let qpn = u32::from_be_bytes(*frame.get(bth + Bth::DEST_QP_WORD..)?.first_chunk()?) & 0xff_ffff;
-    let host = match bth {
-        V4 => IpAddr::from(*frame.get(Ethernet::LEN + 16..)?.first_chunk::<4>()?),
-        V6 => IpAddr::from(*frame.get(Ethernet::LEN + 24..)?.first_chunk::<16>()?),
-        _ => return None,
+    let bytes = |at: usize| frame.get(at..);
+    let host = match usual_bth(frame) {
+        None => return unusual_destination(frame),
+        Some(V4) => IpAddr::from(*bytes(Ethernet::LEN + 16)?.first_chunk::<4>()?),
+        Some(_) => IpAddr::from(*bytes(Ethernet::LEN + 24)?.first_chunk::<16>()?),
     };
-    Some((host, qpn))
+    Some((host, destination_qpn(frame)?))
 }
 
 /// Returns the destination of a RoCEv2 packet with tags or options.

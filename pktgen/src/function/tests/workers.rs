@@ -303,12 +303,12 @@ proptest! {
         packets in 1u64..10_000,
         burst in 1u16..=256,
         size in 1u32..5_000,
+        are_numbers_shared: bool,
     ) {
         let of = |(qps, n): (&u32, u32)| {
-            let mut stream = stream(Verb::Write, n << 12, *qps);
-            if n.is_multiple_of(2) {
-                (stream.src, stream.dst) = (host(1, true), host(2, true));
-            }
+            let mut stream = stream(Verb::Write, if are_numbers_shared { 0x1000 + n } else { n << 12 }, *qps);
+            let hosts = 2 * n as u8;
+            (stream.src, stream.dst) = (host(hosts, n.is_multiple_of(2)), host(hosts + 1, n.is_multiple_of(2)));
             Stream { packets: Some(packets), burst: Some(burst), sizes: vec![size], stamp: false, ..stream }
         };
         let profile = profile(1, qps.iter().zip(1..).map(of).collect());
@@ -321,7 +321,7 @@ proptest! {
                 let first = part.stream.first_qpn.get();
                 prop_assert_eq!(first, whole.first_qpn.get() + part.first_qp);
                 for qpn in first..first + part.stream.qps {
-                    prop_assert!(found.insert(qpn));
+                    prop_assert!(found.insert((part.index, qpn)));
                 }
                 for qpn in [first, first + part.stream.qps - 1] {
                     for frame in frames_to(whole, qpn) {
@@ -331,8 +331,9 @@ proptest! {
             }
         }
         prop_assert_eq!(found.len() as u32, qps.iter().sum::<u32>());
-        let outside = frames_to(&profile.streams[0], profile.streams[0].first_qpn.get() + qps[0]);
-        prop_assert_eq!(division.owner(&outside[0]), None);
+        for outside in frames_to(&profile.streams[0], 0xff_fffe) {
+            prop_assert_eq!(division.owner(&outside), None);
+        }
         for (index, qps) in qps.iter().enumerate() {
             let parts: Vec<_> = parts.iter().flatten().filter(|part| part.index == index).collect();
             prop_assert_eq!(parts.len(), workers.min(*qps as usize));
