@@ -491,7 +491,7 @@ impl Function for P4ce {
     fn owner(&self, frame: &impl Frame, _port: PortId) -> Option<usize> {
         let bytes = frame.bytes();
         let is_own = *bytes.first_chunk::<6>()? == self.config.mac.0;
-        let qpn = if is_own { owner::destination_qp(bytes)? } else { return None };
+        let qpn = if is_own { rocev2::destination_qp(bytes)? } else { return None };
         let worker = worker_of(qpn, self.config.queue_pairs, self.config.workers);
         let is_wrong = self.config.has_bug(crate::Bug::WrongOwner) && bytes.len() < 64;
         Some(if is_wrong { (worker + 1) % self.config.workers } else { worker }).filter(|_| qpn != Qpn::GSI)

@@ -50,7 +50,7 @@ pub mod udp;
 pub use bth::Bth;
 pub use layout::{ICRC_LEN, Layout};
 pub use opcode::Opcode;
-pub use packet::{Class, Fault, Packet, classify, usual_bth};
+pub use packet::{Class, Fault, Packet, classify, destination_qp, usual_bth};
 pub use serial::{Msn, Psn, Qpn};
 
 /// UDP destination port of RoCEv2 (IB A17.4.5)

@@ -155,6 +155,17 @@ pub fn usual_bth(frame: &[u8]) -> Option<usize> {
     is_roce.then_some(bth)
 }
 
+/// Returns the destination queue pair of a RoCEv2 packet; that of one with the usual headers, also if it is malformed.
+#[inline]
+pub fn destination_qp(frame: &[u8]) -> Option<crate::Qpn> {
+    if let Some(bth) = usual_bth(frame) {
+        let word = frame.get(bth + Bth::DEST_QP_WORD..)?.first_chunk()?;
+        return Some(crate::Qpn::new(u32::from_be_bytes(*word)));
+    }
+    let Class::Roce(layout) = classify(frame) else { return None };
+    Some(Packet::new(frame, layout).bth().dest_qp())
+}
+
 #[inline(never)]
 fn classify_any(frame: &[u8]) -> Class {
     let mut l3 = Ethernet::LEN;

@@ -1,23 +1,12 @@
 //! Which worker owns a packet: the one that has its destination queue pair's slot.
 
-use rocev2::{Bth, Class, Packet, Qpn, classify, usual_bth};
+use rocev2::Qpn;
 
 /// Returns the worker that has a queue pair of the switch, and all others of the same group: each worker has the
 /// queue pairs of some consecutive slots. `queue_pairs` is a power of two.
 #[inline]
 pub(crate) const fn worker_of(qpn: Qpn, queue_pairs: usize, workers: usize) -> usize {
     ((qpn.get() as usize & (queue_pairs - 1)) * workers) >> queue_pairs.trailing_zeros()
-}
-
-/// Returns the destination queue pair of a RoCEv2 packet.
-#[inline]
-pub(super) fn destination_qp(frame: &[u8]) -> Option<Qpn> {
-    if let Some(bth) = usual_bth(frame) {
-        let word = frame.get(bth + Bth::DEST_QP_WORD..)?.first_chunk()?;
-        return Some(Qpn::new(u32::from_be_bytes(*word)));
-    }
-    let Class::Roce(layout) = classify(frame) else { return None };
-    Some(Packet::new(frame, layout).bth().dest_qp())
 }
 
 #[cfg(test)]
