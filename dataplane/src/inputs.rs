@@ -12,7 +12,7 @@ use switch::{DropReason, Function, PortId};
 
 /// Number of frames that are put into a ring, and taken from it, together: an index that the other worker's CPU has
 /// changed costs a cache miss, and a chunk needs it once
-const CHUNK: usize = 32;
+pub const CHUNK: usize = 32;
 /// Distance, in frames, at which headers are prefetched
 const DISTANCE: usize = 8;
 

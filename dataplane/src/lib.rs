@@ -36,6 +36,7 @@ mod worker;
 pub use config::Config;
 pub use control::{ControlHandler, ControlOutput, NoControl, QueueFull};
 pub use error::Error;
+pub use inputs::CHUNK as INPUT_CHUNK;
 pub use link::{Link, LinkChange};
 pub use live::{DeviceCounters, Devices, Live, PortState};
 pub use mbuf::Mbuf;

@@ -269,8 +269,8 @@ impl Runtime {
     }
 
     /// Returns the receive queues of a worker: those of the ports from which its function receives, if it states that;
-    /// otherwise queues are assigned to the workers round-robin. Of a port with a queue for each worker, it has the queue
-    /// with its own number, as it has the send queue with its number.
+    /// otherwise queues are assigned to the workers round-robin. A worker polls the queue with its own
+    /// number of a port that has a queue for each worker; its send queue has the same number.
     fn rx_queues_of<F: Function>(&self, worker: usize, workers: usize, function: &F) -> Vec<RxQueue> {
         let mut next = 0;
         let mut own = Vec::new();

@@ -74,7 +74,7 @@ fn a_ring_of_one_queue_returns_what_all_workers_send() {
     );
 }
 
-/// Though the queues of the port before are assigned first.
+/// The port before has one queue, which worker 0 polls.
 #[test]
 fn a_ring_with_a_queue_for_each_worker_returns_what_the_same_worker_sends() {
     alone!();
