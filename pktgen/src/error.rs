@@ -157,7 +157,7 @@ impl ProfileError {
                 format!("all streams together have {count} queue pairs, and the limit is {MAX_QPS}")
             }
             Self::Workers { workers, most } => {
-                format!("the streams have queue pairs for {most} of {workers} workers")
+                format!("the streams give {most} of {workers} workers something to send")
             }
             Self::Qpns { first, last, .. } => {
                 format!("queue pairs {first} to {last} are outside of the valid range, 2 to 0xfffffe")
@@ -205,7 +205,9 @@ impl ProfileError {
         match self {
             Self::Streams(_) => format!("configure 1 to {MAX_STREAMS}"),
             Self::Qps(_) => "lower `qps`".into(),
-            Self::Workers { most, .. } => format!("use {most}, or more queue pairs"),
+            Self::Workers { most, .. } => {
+                format!("use {most}, or more queue pairs of streams that are divided")
+            }
             Self::Qpns { .. } => "choose `first_qpn` and `qps` within it".into(),
             Self::PsnsCollide { .. } => "give each stream its own queue pairs".into(),
             Self::StampDoesNotFit { needed, .. } => {

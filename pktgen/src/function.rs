@@ -23,7 +23,8 @@ const MAX_TURN: Nanos = Nanos::from_micros(20);
 pub enum Command {
     /// Begin sending
     Begin {
-        /// Time at which all rates begin. Instances that get the command later catch up
+        /// Time at which the rates of several workers begin; one that gets the command later catches up. One worker alone
+        /// begins when it gets the command
         at: Nanos,
     },
     /// Stop sending, wait for outstanding packets and responses, then report [`Event::Done`], or with several workers
@@ -177,7 +178,7 @@ impl Pktgen {
 
     /// Returns the index in the profile of each stream that the instance has a part of, and its share of the stream's
     /// rate.
-    pub fn streams(&self) -> impl Iterator<Item = (usize, Share)> {
+    pub(crate) fn streams(&self) -> impl Iterator<Item = (usize, Share)> {
         self.streams.iter().copied().zip(self.senders.iter().map(|sender| sender.schedule().share()))
     }
 
@@ -191,6 +192,8 @@ impl Pktgen {
     #[cold]
     fn set_rate(&mut self, stream: usize, rate: Rate, now: Nanos) {
         let Some(mark) = self.marks.get_mut(stream) else { return };
+        // Nothing is sent before the run begins.
+        let now = if let State::Sending(began) = self.state { now.max(began) } else { now };
         // An instance without a part of the stream has sent nothing of it.
         let mut sent = RateMark::default();
         if let Some(own) = self.streams.iter().position(|index| *index == stream) {
@@ -351,6 +354,8 @@ impl Function for Pktgen {
     fn on_command(&mut self, command: Command, now: Nanos) {
         match (command, self.state) {
             (Command::Begin { at }, State::Ready) => {
+                // One worker waits for no other.
+                let at = if self.division.workers() > 1 { at } else { now };
                 for sender in &mut self.senders {
                     sender.schedule_mut().begin(at, self.catch_up);
                 }

@@ -103,7 +103,7 @@ pub struct Pacer {
     /// Share of the rate that this pacer has
     share: Share,
     began: Nanos,
-    /// What counts as earned before: parts of a unit, of which one has [`scale`](Self::scale)
+    /// What counts as earned before, in fractions of a unit, of which one has [`scale`](Self::scale)
     ahead: u128,
     /// Units spent, including those that were given up because they came too late
     spent: u128,
@@ -125,34 +125,34 @@ impl Pacer {
         pacer
     }
 
-    /// Returns what a share has of its first packet when it starts, so that the shares of one rate send in turns: the
-    /// packets of equal shares are due when those of the whole rate are.
+    /// Returns the head start of a share, in fractions of a unit: part p of P starts with (P - 1 - p) / P of a packet. So the
+    /// shares of one rate send in turns, and the packets of equal shares are due when those of the whole rate are.
     fn head_start(&self, packet: u64) -> u128 {
         let Share { part, parts, .. } = self.share;
         u128::from(packet) * u128::from(parts - 1 - part) * self.scale() / u128::from(parts)
     }
 
-    /// Returns the parts into which a unit is divided, so that no share of a nanosecond is lost.
+    /// Returns the fractions into which a unit is divided, so that no share of what a nanosecond earns is lost.
     fn scale(&self) -> u128 {
         SECOND * u128::from(self.share.all)
     }
 
-    /// Returns the parts of units that are earned in `time`, with those from before.
+    /// Returns the fractions of units that are earned in `time`, with those from before.
     #[inline]
-    fn earned_parts(&self, time: Nanos) -> u128 {
+    fn earned_fractions(&self, time: Nanos) -> u128 {
         let own = u128::from(self.share.own);
-        let parts = match self.rate {
+        let fractions = match self.rate {
             Rate::Max => return u128::MAX,
             Rate::Steady { per_second, .. } => u128::from(time.0) * (u128::from(per_second) * own),
             Rate::Ramp { .. } => self.rate.area(time) * own,
         };
-        parts + self.ahead
+        fractions + self.ahead
     }
 
     /// Returns the units that are earned by `time`.
     #[inline]
     fn earned(&self, time: Nanos) -> u128 {
-        self.earned_parts(time) / self.scale()
+        self.earned_fractions(time) / self.scale()
     }
 
     /// Returns the units that may be spent now, at most the `left` that remain to be spent at all. Units that
@@ -164,7 +164,8 @@ impl Pacer {
         }
         let time = self.time(now);
         let ready = self.earned(time).saturating_sub(self.spent).min(u128::from(left));
-        let most = u128::from(self.share.of(self.rate.at(time))) * u128::from(self.catch_up.0) / SECOND;
+        let rate = u128::from(self.rate.at(time)) * u128::from(self.share.own);
+        let most = rate * u128::from(self.catch_up.0) / self.scale();
         let most = most.max(u128::from(burst));
         if ready > most {
             let late = (ready - most).min(u128::from(u64::MAX)) as u64;
@@ -218,8 +219,8 @@ impl Pacer {
         if let Rate::Steady { .. } = self.rate {
             let length = u128::from(packet.0.max(1));
             let late = (owed / length).saturating_sub(1) * length;
-            let part = self.earned_parts(time) % self.scale();
-            ahead = ((owed - late) * self.scale() + part) / length * u128::from(packet.1);
+            let fraction = self.earned_fractions(time) % self.scale();
+            ahead = ((owed - late) * self.scale() + fraction) / length * u128::from(packet.1);
             owed = late;
         }
         self.forfeited = self.forfeited.saturating_add(owed.min(u128::from(u64::MAX)) as u64);
@@ -240,6 +241,7 @@ impl Pacer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::MAX_QPS;
     use proptest::prelude::*;
 
     /// Runs a rate for `time`, reading the clock at the time that `next` returned and up to `late` ns after.
@@ -333,6 +335,40 @@ mod tests {
     }
 
     proptest! {
+        /// Also at the fastest rates, the most queue pairs and after a year: nothing overflows.
+        #[test]
+        fn shares_add_up_to_the_rate(
+            per_second in prop_oneof![1u64..1_000, 1..=Rate::FASTEST, Just(Rate::FASTEST)],
+            all in prop_oneof![1u32..100, Just(MAX_QPS)],
+            parts in 1u32..=128,
+            time in prop_oneof![0u64..1 << 40, 0u64..1 << 55],
+            is_ramp: bool,
+        ) {
+            let parts = parts.min(all);
+            let unit = Unit::Packets;
+            let rate = if is_ramp {
+                Rate::Ramp { unit, from: per_second / 3, to: per_second, over: Rate::LONGEST_RAMP }
+            } else {
+                Rate::Steady { unit, per_second }
+            };
+            let mut sum = 0;
+            for part in 0..parts {
+                let start = |part: u32| (u64::from(part) * u64::from(all)).div_ceil(parts.into()) as u32;
+                let share = Share { own: start(part + 1) - start(part), all, part, parts };
+                let mut pacer = Pacer::new(rate, Nanos::ZERO, Nanos(u64::MAX)).with_share(share, 1);
+                let earned = u128::from(pacer.allowance(Nanos(time), 1, u64::MAX));
+                sum += earned;
+                if !is_ramp && earned > 0 {
+                    pacer.spend(earned as u64 - 1);
+                    let due = pacer.next(Nanos::ZERO, 1);
+                    prop_assert!(due <= Nanos(time) && pacer.earned(due) == earned);
+                    prop_assert!(due.0 == 0 || pacer.earned(Nanos(due.0 - 1)) < earned);
+                }
+            }
+            let off = if all.is_multiple_of(parts) { 0 } else { u128::from(parts) - 1 };
+            prop_assert!(sum.abs_diff(rate.earned(Nanos(time))) <= off, "{sum}");
+        }
+
         #[test]
         fn a_burst_is_due_exactly_when_it_is_earned(per_second in 1u64..=Rate::FASTEST, spent in 0u64..1 << 40, burst in 1u64..1000) {
             let rate = Rate::Steady { unit: Unit::Bits, per_second };

@@ -6,7 +6,7 @@ use core::net::IpAddr;
 use rocev2::ethernet::Ethernet;
 use rocev2::ipv4::Ipv4;
 use rocev2::udp::Udp;
-use rocev2::{Bth, Class, Packet, Qpn, classify, usual_bth};
+use rocev2::{Class, Packet, Qpn, classify, destination_qp, usual_bth};
 
 /// Share of a stream's rate that one worker has: that of its queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,47 +218,70 @@ impl Division {
     /// Returns the worker that has the queue pair of a frame, or `None` if it belongs to no stream.
     #[inline]
     pub(crate) fn owner(&self, frame: &[u8]) -> Option<usize> {
-        let placement;
-        let qpn;
-        if self.is_by_number {
-            qpn = destination_qpn(frame)?;
-            placement = self.streams.iter().find(|placement| placement.has(qpn))?;
+        let qpn = destination_qp(frame)?.get();
+        let mut streams = self.streams.iter();
+        let placement = if self.is_by_number {
+            streams.find(|placement| placement.has(qpn))?
         } else {
-            let host;
-            (host, qpn) = destination(frame)?;
-            placement = self.streams.iter().find(|placement| placement.is_to(host, qpn))?;
-        }
+            let host = destination(frame)?;
+            streams.find(|placement| placement.is_to(host, qpn))?
+        };
         let part = placement.part_of(qpn - placement.first_qpn);
         let worker = placement.first_worker + part as usize;
         Some(if worker < self.workers { worker } else { worker - self.workers })
     }
 }
 
-/// Returns the destination queue pair of a RoCEv2 packet.
-#[inline]
-fn destination_qpn(frame: &[u8]) -> Option<u32> {
-    let Some(bth) = usual_bth(frame) else { return Some(unusual_destination(frame)?.1) };
-    let word = frame.get(bth + Bth::DEST_QP_WORD..)?.first_chunk()?;
-    Some(u32::from_be_bytes(*word) & 0xff_ffff)
-}
-
-/// Returns the destination address and queue pair of a RoCEv2 packet.
-fn destination(frame: &[u8]) -> Option<(IpAddr, u32)> {
+/// Returns the destination address of a RoCEv2 packet.
+fn destination(frame: &[u8]) -> Option<IpAddr> {
     let bytes = |at: usize| frame.get(at..);
-    let host = match usual_bth(frame) {
-        None => return unusual_destination(frame),
-        Some(V4) => IpAddr::from(*bytes(Ethernet::LEN + 16)?.first_chunk::<4>()?),
-        Some(_) => IpAddr::from(*bytes(Ethernet::LEN + 24)?.first_chunk::<16>()?),
-    };
-    Some((host, destination_qpn(frame)?))
+    match usual_bth(frame) {
+        Some(V4) => Some(IpAddr::from(*bytes(Ethernet::LEN + 16)?.first_chunk::<4>()?)),
+        Some(_) => Some(IpAddr::from(*bytes(Ethernet::LEN + 24)?.first_chunk::<16>()?)),
+        None => {
+            let Class::Roce(layout) = classify(frame) else { return None };
+            let packet = Packet::new(frame, layout);
+            let v4 = packet.ipv4().map(|header| IpAddr::from(header.dst));
+            v4.or_else(|| packet.ipv6().map(|header| IpAddr::from(header.dst)))
+        }
+    }
 }
 
-/// Returns the destination of a RoCEv2 packet with tags or options.
-#[cold]
-fn unusual_destination(frame: &[u8]) -> Option<(IpAddr, u32)> {
-    let Class::Roce(layout) = classify(frame) else { return None };
-    let packet = Packet::new(frame, layout);
-    let v4 = packet.ipv4().map(|header| IpAddr::from(header.dst));
-    let host = v4.or_else(|| packet.ipv6().map(|header| IpAddr::from(header.dst)))?;
-    Some((host, packet.bth().dest_qp().get()))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::function::tests::stream;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_queue_pair_is_in_the_part_that_begins_at_or_below_it(
+            qps in prop_oneof![1u32..200, 1..=MAX_QPS, Just(MAX_QPS)],
+            parts in 1u32..=128,
+            at in 0u32..MAX_QPS,
+        ) {
+            let parts = parts.min(qps);
+            let placement = Placement::new(&stream(Verb::Write, 2, qps), parts, 0);
+            let ends = (0..parts).flat_map(|part| [placement.start(part), placement.start(part + 1) - 1]);
+            for qp in ends.chain([at % qps]) {
+                let part = placement.part_of(qp);
+                prop_assert!(placement.start(part) <= qp && qp < placement.start(part + 1));
+            }
+            prop_assert_eq!((placement.start(0), placement.start(parts)), (0, qps));
+        }
+
+        #[test]
+        fn packets_are_divided_by_queue_pairs(qps in 1u32..50, parts in 1u32..9, packets in 1u64..100_000) {
+            let parts = parts.min(qps);
+            let stream = stream(Verb::Read, 2, qps);
+            let placement = Placement::new(&stream, parts, 0);
+            for part in 0..parts {
+                let own = placement.packets_of(part, &stream, packets);
+                let share = placement.share(part);
+                let exact = u128::from(packets) * u128::from(share.own) / u128::from(share.all);
+                // One for what the part has of its first packet, one to make the sum right
+                prop_assert!(u128::from(own).abs_diff(exact) <= 2, "{} of {}, {}", own, packets, exact);
+            }
+        }
+    }
 }

@@ -31,7 +31,7 @@ impl RateMark {
     }
 
     /// Returns what all parts of a stream had sent, given with the share of each. The time is the mean, weighted by the
-    /// shares: in it, the whole rate earns what the parts have earned.
+    /// shares: in it, the whole of a steady rate earns what the parts have earned.
     pub fn sum(parts: impl IntoIterator<Item = (Self, Share)>) -> Self {
         let (mut time, mut all, mut sum) = (0, 1, Self::default());
         for (mark, share) in parts {

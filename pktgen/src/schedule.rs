@@ -191,10 +191,10 @@ impl Schedule {
         counters.sending_ns.add(now.since(self.began).0.saturating_sub(counters.sending_ns.get()));
     }
 
-    /// Returns what is due at `at`, which may be before `now`, but no more than its `share` of the port's
-    /// room. If the sending time `ends`, what is due need not be a whole burst.
+    /// Returns what is due at `at`, which may be before `now`, but no more than its share of the port's
+    /// `room`. If the sending time `ends`, what is due need not be a whole burst.
     #[inline]
-    pub(crate) fn turn(&mut self, (now, at, ends): (Nanos, Nanos, bool), share: u64, all: &Counters) -> Turn {
+    pub(crate) fn turn(&mut self, (now, at, ends): (Nanos, Nanos, bool), room: u64, all: &Counters) -> Turn {
         let by_bits = self.is_by_bits();
         let left = if by_bits { u64::MAX } else { self.packets_left };
         let burst = self.burst(at);
@@ -209,7 +209,7 @@ impl Schedule {
             _ => allowance / whole * whole,
         };
         let wanted = due.min(MAX_PACKETS_PER_TURN).min(self.packets_left);
-        let most = wanted.min(share);
+        let most = wanted.min(room);
         if most < wanted {
             all.port_busy.add(1);
         }

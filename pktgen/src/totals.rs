@@ -90,8 +90,8 @@ impl Counters {
 impl StreamCounters {
     /// Adds the counters of a part of the stream.
     fn add(&self, part: &Self) {
-        // With every field. Of a worker that counts meanwhile, `late` has to be read before `skipped`, and what is received
-        // before what is sent.
+        // With every field, so that none is forgotten. Workers may count meanwhile, so `late` is read before `skipped`, and
+        // `received` before `sent`.
         let Self {
             late,
             skipped,
@@ -105,7 +105,7 @@ impl StreamCounters {
             malformed,
             forfeited,
             waited,
-            // The times are no sum.
+            // `Totals::get` computes the mean.
             sending_ns: _,
             behind,
             duplicates,
@@ -154,5 +154,80 @@ impl StreamCounters {
         add_frames(&self.malformed, malformed);
         self.latency.add(latency);
         self.round_trip.add(round_trip);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use switch::Nanos;
+    use switch::metrics::Metrics as _;
+
+    /// Each counter has a value of its own.
+    fn counted() -> Counters {
+        let counters = Counters::new(2);
+        let c = &counters.streams[1];
+        for (frames, at) in [&c.sent, &c.malformed, &c.received].into_iter().zip(1..) {
+            frames.count_many(1 << at, 100 << at);
+        }
+        let all = [
+            (&c.late, 1 << 12),
+            (&c.skipped, 1 << 13),
+            (&c.answered, 1 << 14),
+            (&c.unanswered, 1 << 15),
+            (&c.messages, 1 << 20),
+            (&c.forfeited, 1 << 16),
+            (&c.waited, 1 << 17),
+            (&c.behind, 1 << 18),
+            (&c.duplicates, 1 << 19),
+            (&c.stale, 1 << 21),
+            (&c.unexpected, 1 << 22),
+            (&c.reflected, 1 << 23),
+            (&c.responses, 1 << 24),
+            (&c.replies, 1 << 25),
+            (&c.unable, 1 << 26),
+            (&c.naks, 1 << 27),
+            (&c.cnps, 1 << 28),
+            (&c.waiting, 1 << 29),
+            (&c.stale_responses, 1 << 30),
+            (&c.unexpected_responses, 1 << 31),
+            (&c.swapped, 1 << 32),
+            (&c.not_swapped, 1 << 33),
+            (&counters.foreign, 1 << 34),
+            (&counters.other, 1 << 35),
+            (&counters.no_buffer, 1 << 36),
+            (&counters.port_busy, 1 << 37),
+            (&counters.too_late, 1 << 38),
+            (&counters.faults[3], 1 << 39),
+            (&counters.drain_expired, 1 << 40),
+        ];
+        for (counter, count) in all {
+            counter.add(count);
+        }
+        counters.longest_away_ns.raise(1 << 41);
+        c.latency.record(Nanos(3));
+        c.round_trip.record(Nanos(70_000));
+        counters
+    }
+
+    #[test]
+    fn each_counter_is_added_to_its_own_total() {
+        let (total, part) = (Counters::new(2), counted());
+        total.add(&part, &[(1, Share::WHOLE), (0, Share::WHOLE)]);
+        assert_eq!(total.values(), part.values());
+        assert_eq!(total.streams[0].values(), part.streams[1].values());
+        assert_eq!(total.streams[1].values(), StreamCounters::default().values());
+        let (of_total, of_part) = (&total.streams[0], &part.streams[1]);
+        assert_eq!(
+            [of_total.behind.get(), of_total.waiting.get()],
+            [of_part.behind.get(), of_part.waiting.get()]
+        );
+        assert_eq!(total.drain_expired.get(), part.drain_expired.get());
+        let buckets =
+            |c: &StreamCounters| [&c.latency, &c.round_trip].map(|times| times.buckets().collect::<Vec<_>>());
+        assert_eq!(buckets(of_total), buckets(of_part));
+        assert_eq!(total.faults[3].get(), 1 << 39);
+        total.add(&part, &[(1, Share::WHOLE), (0, Share::WHOLE)]);
+        assert_eq!((total.foreign.get(), total.longest_away_ns.get()), (1 << 35, 1 << 41));
     }
 }

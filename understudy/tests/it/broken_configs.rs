@@ -273,8 +273,8 @@ const BROKEN: [Broken; 50] = [
         change: ("[pktgen]", "[runtime]\nworkers = [\"any\", \"any\"]\n[pktgen]"),
         findings: 1,
         at: "workers =",
-        message: "the streams have queue pairs for 1 of 2 workers",
-        help: "use 1, or more queue pairs",
+        message: "the streams give 1 of 2 workers something to send",
+        help: "list 1 CPU in `workers`, or raise `qps`",
     },
     Broken {
         config: "p4ce.toml",

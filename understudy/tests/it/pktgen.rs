@@ -133,6 +133,34 @@ fn workers_share_the_streams_and_the_counts_add_up() {
     a_ring_returns_every_packet(&["\"any\"", "\"any\""]);
 }
 
+/// Ctrl-C ends sending at both workers, and the run when all has arrived.
+#[test]
+fn a_signal_ends_all_workers() {
+    let (_folder, config) = file(&format!(
+        "[runtime]\nworkers = [\"any\", \"any\"]\n[[port]]\nname = \"loop\"\nring = {{}}\nrx_queues = 2\n\
+         [pktgen]\nsend = \"loop\"\nreceive = \"loop\"\n[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}qps = 8\n\
+         rate = {{ packets_per_s = 2_000 }}\n"
+    ));
+    let mut program = command(env!("CARGO_BIN_EXE_understudy"));
+    program.args(["pktgen", &config, "--live", "0.05", "--json"]).stdout(std::process::Stdio::piped());
+    let mut generator = Process::start(program);
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(generator.stdout.take().unwrap()));
+    let mut next = || lines.next().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    while next().expect("another line")["received"].as_u64() < Some(20) {}
+    generator.signal(Signal::INT);
+    let mut report = Value::Null;
+    while let Some(line) = next() {
+        report = line;
+    }
+    assert_eq!(generator.wait().unwrap().code(), Some(0), "{report}");
+    let stream = &report["streams"][0];
+    assert_eq!(
+        (&stream["sent"], &report["adds_up"]),
+        (&stream["arrived"]["received"], &true.into()),
+        "{report}"
+    );
+}
+
 /// A queue that one worker polls and whose packets belong to both: half of them are dispatched.
 #[test]
 fn packets_find_the_worker_of_their_queue_pair() {
@@ -389,16 +417,25 @@ fn configuration_errors_are_reported_with_a_remedy() {
 
 #[test]
 fn workers_without_work_or_send_queue_are_refused() {
-    let one = format!("[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}");
     let two = "[runtime]\nworkers = [\"any\", \"any\"]\n";
     let zipf = "qps = 9\npick = { zipf = 0.99 }\n";
+    // With one worker, 1,536 packets are in flight.
+    let acks = "qps = 9\ncoalesce = 4000\n";
     for (ports, lines, message, help) in [
         (RING, "qps = 9", "port `out` has 1 send queue for 2 workers", "write `rx_queues = 2` for that port"),
-        (NULL, "qps = 1", "the streams have queue pairs for 1 of 2 workers", "use 1, or more queue pairs"),
-        (NULL, zipf, "the streams have queue pairs for 1 of 2 workers", "use 1, or more queue pairs"),
+        (
+            NULL,
+            "qps = 1",
+            "the streams give 1 of 2 workers something to send",
+            "list 1 CPU in `workers`, or raise `qps`",
+        ),
+        (NULL, zipf, "the streams give 1 of 2 workers", "`stream 1` is at one worker, because Zipf's law"),
+        (NULL, acks, "2592 packets of a queue pair, of 4000 PSNs each, take half of all PSNs", "fewer PSNs"),
         (TAP, "qps = 9", "port `out` has 1 send queue for 2 workers", "or use another device"),
     ] {
-        let (_folder, path) = file(&format!("{two}{ports}{one}{lines}\n"));
+        let verb = if lines == acks { "ack" } else { "write" };
+        let (_folder, path) =
+            file(&format!("{two}{ports}[[pktgen.stream]]\nverb = \"{verb}\"\n{HOSTS}{lines}\n"));
         let report = report(&understudy(&["check", &path, "--json"]));
         let errors = report["errors"].as_array().unwrap();
         assert_eq!(errors.len(), 1, "{report}");

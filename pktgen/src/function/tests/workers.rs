@@ -25,7 +25,7 @@ fn workers_receive_all_that_they_send() {
         for worker in &world.workers {
             assert!(worker.pktgen.counters.streams.iter().all(|c| c.sent.frames.get() > 100));
         }
-        assert_eq!(world.handed_over > 0, workers > 1);
+        assert_eq!(world.dispatched > 0, workers > 1);
     }
 }
 
@@ -94,7 +94,7 @@ fn requests_of_workers_are_answered() {
             (stream.ack_every, stream.packets) = (2, Some(1_200));
         }
         let mut profile = profile(3, streams);
-        (profile.respond, profile.streams[0].timeout) = (true, Nanos::from_millis(1));
+        profile.respond = true;
         for stream in &mut profile.streams {
             stream.timeout = Nanos::from_millis(1);
         }
@@ -132,6 +132,38 @@ fn a_worker_counts_until_all_are_done() {
     assert_eq!(world.counters().too_late.get(), 0);
 }
 
+/// One worker alone begins when it can: what came due before is not made up for.
+#[test]
+fn one_worker_begins_when_it_gets_the_command() {
+    let profile = profile(1, vec![stream(Verb::Write, 0x10, 1)]);
+    let mut pktgen = Pktgen::new(&profile).unwrap();
+    let now = Nanos::from_millis(50);
+    pktgen.on_command(Command::Begin { at: Nanos::from_millis(1) }, now);
+    let mut out = FrameCollector::with_room(512);
+    pktgen.on_timer(now, &mut out);
+    pktgen.on_timer(now + Nanos::from_micros(2), &mut out);
+    let counters = pktgen.counters();
+    assert_eq!((out.frames.len(), counters.streams[0].forfeited.get()), (8, 0));
+    assert!(counters.longest_away_ns.get() < 2_000);
+}
+
+#[test]
+fn a_rate_that_is_set_before_the_beginning_begins_with_it() {
+    let mut writes = stream(Verb::Write, 0x10, 2);
+    (writes.packets, writes.burst) = (None, Some(1));
+    let profile = Profile { duration: Some(Nanos::from_millis(2)), ..profile(1, vec![writes]) };
+    let mut pktgen = Pktgen::of_worker(&profile, 0, 2).unwrap();
+    let begin = Nanos::from_millis(5);
+    pktgen.on_command(Command::Begin { at: begin }, Nanos::ZERO);
+    let rate = Rate::Steady { unit: Unit::Packets, per_second: 2_000_000 };
+    pktgen.on_command(Command::SetRate { stream: 0, rate }, Nanos::from_millis(4));
+    assert!(pktgen.next_timer() >= Some(begin));
+    let mut out = FrameCollector::with_room(512);
+    pktgen.on_timer(begin + Nanos::from_micros(10), &mut out);
+    // Half of 20 packets
+    assert_eq!((out.frames.len(), pktgen.counters().streams[0].forfeited.get()), (10, 0));
+}
+
 /// Together, workers send each packet when one worker would.
 #[test]
 fn workers_keep_the_rate_of_their_stream() {
@@ -152,7 +184,7 @@ fn workers_keep_the_rate_of_their_stream() {
             let packet_bits = world.workers[0].pktgen.packet_bits(0).unwrap();
             let packet = if unit == Unit::Bits { packet_bits } else { 1 };
             let what = format!("{per_second} {unit:?}, {workers} workers, {qps} queue pairs");
-            // They begin at most 5 us and a turn of each apart.
+            // A command reaches the last worker within 5 us, and a turn follows.
             let rate = profile.streams[0].rate;
             let off = 1 + per_second * 6 / 1_000_000 / packet;
             for (n, at) in (1..).zip(&world.left_a_at) {
@@ -240,7 +272,8 @@ fn every_worker_has_to_have_work() {
         |profile: &Profile, workers| profile.check_workers(workers).err().map(|error| error.to_string());
     let too_many = |most: usize, workers: usize| {
         Some(format!(
-            "the streams have queue pairs for {most} of {workers} workers; use {most}, or more queue pairs"
+            "the streams give {most} of {workers} workers something to send; use {most}, or more queue pairs of \
+             streams that are divided"
         ))
     };
     assert_eq!(message(&one(Verb::Write, 3), 3), None);

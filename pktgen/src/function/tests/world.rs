@@ -67,8 +67,8 @@ pub(super) struct World {
     pub(super) arrived_at_b: Vec<Vec<u8>>,
     /// Frames that full rings dropped
     pub(super) dropped: u64,
-    /// Frames that another worker handled than received them
-    pub(super) handed_over: u64,
+    /// Frames whose owner is not the worker that received them
+    pub(super) dispatched: u64,
     /// All frames that left A, and when
     pub(super) left_a: Vec<Vec<u8>>,
     pub(super) left_a_at: Vec<Nanos>,
@@ -133,7 +133,7 @@ impl World {
             now: Nanos(777),
             arrived_at_b: Vec::new(),
             dropped: 0,
-            handed_over: 0,
+            dispatched: 0,
             left_a: Vec::new(),
             left_a_at: Vec::new(),
             commands: VecDeque::new(),
@@ -196,7 +196,7 @@ impl World {
                 self.dropped += 1;
                 return;
             }
-            self.handed_over += 1;
+            self.dispatched += 1;
             at = at + Nanos(rng.below(faults.in_ring.0 + 1));
         }
         let ring = &mut self.workers[owner].rings[receiver];

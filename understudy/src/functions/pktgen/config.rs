@@ -19,8 +19,6 @@ use switch::{Nanos, PortId};
 const STREAM_HEADER: &str = "[[pktgen.stream]]";
 /// Packets that a ring device holds between its two ends, whatever its number of descriptors
 const RING_CAPACITY: u32 = 1024;
-/// Packets that a worker gathers before it puts them into a ring to another one
-const CHUNK: u32 = 32;
 /// Longest duration, in seconds: one day
 const MAX_DURATION_S: f64 = 86_400.0;
 
@@ -111,7 +109,7 @@ fn check_queues(value: &Value<'_>, port: &ReadPort) {
         Some(Device::AfPacket { .. } | Device::Tap { .. } | Device::Vhost { .. }) => {
             usize::from(port.rx_queues)
         }
-        // A queue pair's packets leave through one queue, and a NIC keeps them in one.
+        // Generators and forwarders send a queue pair's packets through one queue, and a NIC keeps them in one.
         _ => 1,
     };
     if queues > 1 {
@@ -124,18 +122,26 @@ fn check_queues(value: &Value<'_>, port: &ReadPort) {
     }
 }
 
-/// Reports more workers than have something to do, or than a port has send queues for.
+/// Reports more workers than have something to do, or than a port has send queues for, and adds the rings between workers to
+/// the profile's queues.
 pub(super) fn check_workers(profile: &mut Profile, file: &File<'_>) {
     let workers = file.runtime.cpus.len();
     let reject = |why: &str, help: &str| {
         file.runtime.reject_workers(why, "too many workers", help, file.root.problems());
     };
-    if let Err(error) = profile.check_workers(workers) {
-        reject(&error.problem(), &error.remedy());
+    if let Err(error @ ProfileError::Workers { most, .. }) = profile.check_workers(workers) {
+        let list = format!("list {most} CPU{} in `workers`", if most == 1 { "" } else { "s" });
+        let help = match profile.undivided(workers).next() {
+            Some((stream, _, why)) => {
+                format!("{list}: `{}` is at one worker, because {why}", profile.streams[stream].name)
+            }
+            None => format!("{list}, or raise `qps`"),
+        };
+        reject(&error.problem(), &help);
     }
     if workers > 1 {
         // Packets also wait in the ring between two workers.
-        profile.queued += file.runtime.handoff_ring as u32 + CHUNK;
+        profile.queued += (file.runtime.handoff_ring + dataplane::INPUT_CHUNK) as u32;
         if let Err(error) = profile.check() {
             reject(&error.problem(), &error.remedy());
         }
@@ -149,10 +155,9 @@ pub(super) fn check_workers(profile: &mut Profile, file: &File<'_>) {
             Some(Device::Ring | Device::Memif { .. } | Device::AfXdp { .. }) => {
                 (queues, format!("write `rx_queues = {workers}` for that port"))
             }
-            Some(Device::Pcap { tx: Some(_), .. }) => (1, "write `workers = [1]`, or record nothing".into()),
-            Some(Device::AfPacket { .. } | Device::Tap { .. } | Device::Vhost { .. }) => {
-                (1, "write `workers = [1]`, or use another device".into())
-            }
+            Some(
+                Device::Pcap { .. } | Device::AfPacket { .. } | Device::Tap { .. } | Device::Vhost { .. },
+            ) => (1, "write `workers = [1]`, or use another device".into()),
             _ => continue,
         };
         if send_queues < workers {

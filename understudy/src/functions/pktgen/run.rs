@@ -22,8 +22,8 @@ use tracing::{info, warn};
 
 /// Interval of progress lines on a terminal
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
-/// Time that several workers have to get the command to begin, so that they begin at the same time
-const HEAD_START: Nanos = Nanos::from_micros(200);
+/// Time that several workers have to start and to get the command to begin, so that they begin at the same time
+const BEGIN_DELAY: Nanos = Nanos::from_millis(5);
 /// Time within which links have to come up, before the generator starts without them
 const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -41,7 +41,7 @@ struct Plane<'a> {
     /// Flag that signals set
     stop: &'a Stop,
     ending: bool,
-    orders: Orders,
+    commands: CommandQueues,
     /// Workers that have sent everything, and that have ended
     drained: usize,
     ended: usize,
@@ -55,12 +55,12 @@ struct Plane<'a> {
 }
 
 /// Commands for all workers, in order, of which each worker gets each one once.
-struct Orders {
+struct CommandQueues {
     /// Commands that worker n has not got yet
     unsent: Vec<VecDeque<Command>>,
 }
 
-impl Orders {
+impl CommandQueues {
     fn new(workers: usize) -> Self {
         Self { unsent: vec![VecDeque::new(); workers] }
     }
@@ -108,7 +108,7 @@ impl ControlHandler<Pktgen> for Plane<'_> {
             Event::Drained => {
                 self.drained += 1;
                 if self.drained == out.workers() {
-                    self.orders.add(Command::Finish);
+                    self.commands.add(Command::Finish);
                 }
             }
             Event::RateChanged { stream, mark } => self.rates.changed(worker, stream, mark),
@@ -134,8 +134,7 @@ impl ControlHandler<Pktgen> for Plane<'_> {
         let ready =
             self.unconnected.is_empty() && (self.links.all_up() || self.start.elapsed() > LINK_TIMEOUT);
         if self.began.is_none() && ready {
-            let head_start = if out.workers() > 1 { HEAD_START } else { Nanos::ZERO };
-            self.orders.add(Command::Begin { at: out.now() + head_start });
+            self.commands.add(Command::Begin { at: out.now() + BEGIN_DELAY });
             let now = now();
             self.began = Some(now);
             (self.lines.next, self.lines.last) = (now + self.lines.every(), (0, 0, now));
@@ -151,15 +150,14 @@ impl ControlHandler<Pktgen> for Plane<'_> {
                 return false;
             }
             self.ending = true;
-            self.orders.add(Command::End);
+            self.commands.add(Command::End);
         }
         let device = || live.link_rates()[self.profile.send.index()];
-        self.orders.send(|worker, command| out.command(worker, command).is_ok());
-        // Changes of rates follow and do not overtake.
-        if self.orders.are_sent() {
-            self.rates
-                .poll(now(), &self.totals, device, |worker, command| out.command(worker, command).is_ok());
-        }
+        self.commands.send(|worker, command| out.command(worker, command).is_ok());
+        // A change of a rate must not overtake the command to begin or to end.
+        let are_sent = self.commands.are_sent();
+        let change = |worker, command| are_sent && out.command(worker, command).is_ok();
+        self.rates.poll(now(), &self.totals, device, change);
         if let Some(began) = self.began {
             self.lines.show(&self.totals, began);
         }
@@ -274,7 +272,7 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
         start,
         stop: &run.stop,
         ending: false,
-        orders: Orders::new(run.workers),
+        commands: CommandQueues::new(run.workers),
         drained: 0,
         ended: 0,
         done: false,
@@ -326,6 +324,29 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+
+    #[test]
+    fn each_worker_gets_each_command_once_and_in_order() {
+        let mut commands = CommandQueues::new(2);
+        let begin = Command::Begin { at: Nanos(5) };
+        let mut got = [Vec::new(), Vec::new()];
+        commands.add(begin);
+        for full in [Some(1), Some(0), None] {
+            commands.send(|worker, command| {
+                let has_room = full != Some(worker);
+                if has_room {
+                    got[worker].push(command);
+                }
+                has_room
+            });
+            assert_eq!(commands.are_sent(), full.is_none());
+            if full == Some(1) {
+                commands.add(Command::End);
+            }
+        }
+        assert_eq!(got, [vec![begin, Command::End], vec![begin, Command::End]]);
+    }
+
     use crate::config::load;
     use crate::functions::FunctionConfig;
 
