@@ -5,6 +5,7 @@ use super::trials::Totals;
 use super::{clocks, crashes, environment, restarts, seeds};
 use representative::config::Incarnation;
 use sim::Workers;
+use switch::{Nanos, Rng};
 use workloads::onepipe::Tree;
 
 /// Seeds of these tests in `make test`; `make soak` runs others.
@@ -40,6 +41,31 @@ fn no_barrier_is_too_high_where_switches_of_several_workers_crash() {
             }
         }
     }
+}
+
+/// Also where one worker pauses for a few beacon intervals while the others go on, and where rings are so small that most
+/// messages for another worker are lost.
+#[test]
+fn no_barrier_is_too_high_where_workers_pause_and_rings_are_full() {
+    let mut totals = Totals::default();
+    for suite in [crashes::SUITE, clocks::SUITE] {
+        for seed in environment::seeds("onepipe_workers", SEEDS) {
+            let mut trial = (suite.draw)(seed);
+            on_workers(seed)(&mut trial.tree);
+            let mut rng = Rng::stream(seed, 0x7061_7573_6573);
+            // Rings lose messages as links do.
+            trial.tree.link.loss = switch::Probability::percent(1);
+            let workers = &mut trial.tree.workers;
+            (workers.pause_every, workers.pause) = (*rng.pick(&[300, 3_000]), Nanos(rng.between(500, 8_000)));
+            workers.ring = *rng.pick(&[1, 2, 4, 8]);
+            // A ring may lose all messages between two hosts.
+            let is_asked = |what: &String| !what.contains("all faults had ended");
+            if let Some(what) = suite.run(&trial, seed, &mut totals).err().filter(is_asked) {
+                panic!("{}, seed {seed}: {what}\n{}", suite.name, suite.smallest(&trial, seed));
+            }
+        }
+    }
+    assert!(totals.dead > 0 && totals.delivered > 0, "{totals:?}");
 }
 
 /// What a planted bug has to violate: the order, or the barrier stands still for a link that is too far behind
