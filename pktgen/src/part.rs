@@ -81,9 +81,6 @@ impl Placement {
 
     /// Returns a part's share of the rate.
     fn share(&self, part: u32) -> Share {
-        if self.parts == 1 {
-            return Share::WHOLE;
-        }
         let own = self.start(part + 1) - self.start(part);
         Share { own, all: self.qps, part, parts: self.parts }
     }

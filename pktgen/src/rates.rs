@@ -81,7 +81,7 @@ pub struct RateHistory {
 }
 
 impl RateHistory {
-    /// Returns the history of a stream that has sent nothing, and has so many parts.
+    /// Returns the history of a stream that has sent nothing. `parts` is the number of workers that send it.
     pub fn new(stream: &Stream, parts: usize) -> Self {
         let parts = parts.max(1) as u64;
         Self {

@@ -19,7 +19,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Returns the counters of all instances of a generator, of a profile of so many streams.
+    /// Returns the counters of all instances of a generator. `streams` is the number of streams in its profile.
     pub fn new<'a>(instances: impl IntoIterator<Item = &'a Pktgen>, streams: usize) -> Self {
         let instances = instances.into_iter().map(|pktgen| (pktgen.counters(), pktgen.streams().collect()));
         Self { instances: instances.collect(), streams }

@@ -148,11 +148,10 @@ fn a_signal_ends_all_workers() {
     let mut next = || lines.next().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     while next().expect("another line")["received"].as_u64() < Some(20) {}
     generator.signal(Signal::INT);
-    let mut report = Value::Null;
-    while let Some(line) = next() {
-        report = line;
-    }
-    assert_eq!(generator.wait().unwrap().code(), Some(0), "{report}");
+    let report = std::iter::from_fn(next).last().unwrap();
+    generator.wait().unwrap();
+    // A busy machine may miss the rate.
+    assert!(!report["spoiled"].to_string().contains("cut_short"), "{report}");
     let stream = &report["streams"][0];
     assert_eq!(
         (&stream["sent"], &report["adds_up"]),
@@ -161,7 +160,7 @@ fn a_signal_ends_all_workers() {
     );
 }
 
-/// A queue that one worker polls and whose packets belong to both: half of them are dispatched.
+/// One worker polls a queue whose packets belong to both. At the wrong worker, a packet would be of no stream.
 #[test]
 fn packets_find_the_worker_of_their_queue_pair() {
     let folder = tempfile::tempdir().unwrap();
