@@ -16,6 +16,28 @@ use tracing_subscriber::registry::LookupSpan;
 /// Environment variable with the filter, for `--log`.
 pub(crate) const ENV: &str = "UNDERSTUDY_LOG";
 
+/// Returns whether standard error is systemd's journal, which takes the priority of a line from its start, and knows its
+/// time (systemd.exec(5), `JOURNAL_STREAM`).
+pub(crate) fn is_journal() -> bool {
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
+    let stat = rustix::fs::fstat(std::io::stderr());
+    stat.is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
+}
+
+/// Returns a text with the priority of an error at the start of each line, for the journal.
+pub(crate) fn journal_error(text: &str) -> String {
+    with_priority(text, ERROR)
+}
+
+/// Priority of an error (`LOG_ERR`)
+const ERROR: u8 = 3;
+
+/// Returns a text with a priority at the start of each line (sd-daemon(3)).
+fn with_priority(text: &str, priority: u8) -> String {
+    let lines: Vec<_> = text.trim_end().split('\n').map(|line| format!("<{priority}>{line}")).collect();
+    lines.join("\n")
+}
+
 /// Checks a filter in the syntax of `tracing_subscriber::EnvFilter`.
 pub(crate) fn parse_filter(filter: &str) -> Result<String, String> {
     let help = "write off, error, warn, info, debug or trace, or such as warn,understudy::run=info";
@@ -33,16 +55,45 @@ pub(crate) fn parse_filter(filter: &str) -> Result<String, String> {
 /// Panics if it is called twice, or if [`parse_filter`] refuses the filter.
 pub(crate) fn init(filter: &str) {
     let stderr = std::io::stderr;
-    tracing_subscriber::fmt()
+    let events = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_new(filter).expect("parse_filter has accepted it"))
         .with_writer(stderr)
         .with_ansi(
             stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
         )
         // A closed standard error does not end a run.
-        .log_internal_errors(false)
-        .event_format(Lines(SystemTime))
-        .init();
+        .log_internal_errors(false);
+    if is_journal() {
+        events.event_format(Journal).init();
+    } else {
+        events.event_format(Lines(SystemTime)).init();
+    }
+}
+
+/// Format of an event for the journal: its priority and its text.
+struct Journal;
+
+impl<S, N> FormatEvent<S, N> for Journal
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let priority = match *event.metadata().level() {
+            Level::ERROR => ERROR,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            Level::DEBUG | Level::TRACE => 7,
+        };
+        let mut text = String::new();
+        context.format_fields(Writer::new(&mut text), event)?;
+        writeln!(writer, "{}", with_priority(&text, priority))
+    }
 }
 
 /// Format of an event: its time (UTC), its level unless that is info, and its text.
@@ -89,6 +140,9 @@ mod tests {
     use std::io::Write;
     use std::sync::{Arc, Mutex};
     use tracing::{debug, error, info, warn};
+    use tracing_subscriber::fmt::format::DefaultFields;
+    use tracing_subscriber::layer::SubscriberExt as _;
+    use tracing_subscriber::{Layer as _, Registry};
 
     #[derive(Clone, Default)]
     struct Printed(Arc<Mutex<Vec<u8>>>);
@@ -114,15 +168,21 @@ mod tests {
 
     /// Returns what is printed of four events.
     fn printed(filter: &str, ansi: bool) -> String {
+        printed_as(Lines(Fixed), filter, ansi)
+    }
+
+    fn printed_as<F>(format: F, filter: &str, ansi: bool) -> String
+    where
+        F: FormatEvent<Registry, DefaultFields> + Send + Sync + 'static,
+    {
         let printed = Printed::default();
         let writer = printed.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_env_filter(EnvFilter::new(parse_filter(filter).unwrap()))
+        let events = tracing_subscriber::fmt::layer()
             .with_writer(move || writer.clone())
             .with_ansi(ansi)
-            .event_format(Lines(Fixed))
-            .finish();
-        tracing::subscriber::with_default(subscriber, || {
+            .event_format(format)
+            .with_filter(EnvFilter::new(parse_filter(filter).unwrap()));
+        tracing::subscriber::with_default(Registry::default().with(events), || {
             info!("Port a has its peer.");
             warn!("Port a has lost its peer.");
             error!("Cannot write {}.", "b");
@@ -140,6 +200,13 @@ mod tests {
         assert_eq!(printed("error", false), "12:00 error: Cannot write b.\n");
         assert_eq!(printed("error", true), "\x1b[2m12:00\x1b[0m \x1b[31merror:\x1b[0m Cannot write b.\n");
         assert_eq!(printed("warn,understudy::log=off", false), "");
+    }
+
+    #[test]
+    fn the_journal_takes_the_priority_from_each_line() {
+        let all = "<6>Port a has its peer.\n<4>Port a has lost its peer.\n<3>Cannot write b.\n<7>once n=1\n";
+        assert_eq!(printed_as(Journal, "debug", false), all);
+        assert_eq!(journal_error("not valid\n  line 2\n"), "<3>not valid\n<3>  line 2");
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod decode;
 mod diagnose;
 mod doctor;
 mod functions;
+mod generate;
 mod impair;
 mod interfaces;
 mod log;
@@ -22,6 +23,7 @@ mod rdmc;
 mod rfc2544;
 mod ring;
 mod run;
+mod service;
 mod sim;
 mod system;
 mod top;
@@ -30,14 +32,18 @@ mod trace;
 // Imported here so that the modules can write `crate::machine`.
 use settings::machine;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use miette::IntoDiagnostic as _;
 use output::print_error;
 use std::process::ExitCode;
 
-/// RDMA in-network computing on a commodity server.
+/// RDMA in-network computing on a commodity server
+///
+/// understudy runs switch functions for RDMA on DPDK ports: it forwards, counts, impairs and generates RoCEv2 traffic,
+/// replicates writes (P4CE), serializes contended atomics (Swordbox), orders messages (1Pipe) and multicasts objects
+/// (RDMC). `understudy run` without a configuration shows it.
 #[derive(Parser)]
-#[command(version, max_term_width = 100)]
+#[command(version = version(), max_term_width = 100)]
 struct Cli {
     /// Events to print to standard error: off, error, warn, info or debug, or by module, such as
     /// warn,understudy::run=info
@@ -67,6 +73,9 @@ enum Command {
     Impair(impair::Args),
     Rate(rate::Args),
     Doctor(doctor::Args),
+    /// Write manual pages or shell completions, which packages install
+    #[command(subcommand)]
+    Generate(generate::Action),
     /// Run a demonstration
     #[command(subcommand)]
     Demo(Demo),
@@ -127,10 +136,20 @@ fn main() -> ExitCode {
         Command::Impair(args) => impair::run(&args),
         Command::Rate(args) => rate::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Generate(action) => generate::run(&action, &Cli::command()),
         Command::Demo(Demo::Swordbox(args)) => exit_code(bench::swordbox::simulated::demo(&args)),
         Command::Demo(Demo::OnePipe(args)) => exit_code(bench::onepipe::demo::demo(&args)),
         Command::Bench(Bench::Rfc2544(args)) => rfc2544::run(&args),
         Command::Bench(command) => bench(&command),
+    }
+}
+
+/// Returns the version of the program, the commit from which a release build was made, and the version of DPDK.
+fn version() -> String {
+    let dpdk = dataplane::Runtime::version();
+    match option_env!("UNDERSTUDY_COMMIT") {
+        Some(commit) => format!("{} ({commit}, {dpdk})", env!("CARGO_PKG_VERSION")),
+        None => format!("{} ({dpdk})", env!("CARGO_PKG_VERSION")),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Output to the terminal.
 
+use crate::log;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use core::fmt::Write as _;
 use std::fmt::Display;
@@ -17,7 +18,11 @@ pub(crate) fn print(text: &str, code: ExitCode) -> ExitCode {
 
 /// Prints the error that ends a command to standard error, whatever `--log` says. A closed pipe is not an error.
 pub(crate) fn print_error(text: impl Display) {
-    _ = writeln!(std::io::stderr(), "{}", text.to_string().trim_end());
+    let mut text = text.to_string();
+    if log::is_journal() {
+        text = log::journal_error(&text);
+    }
+    _ = writeln!(std::io::stderr(), "{}", text.trim_end());
 }
 
 /// Returns whether `c` is a control character that acts on a terminal. Line ends and tabs are harmless.

@@ -10,6 +10,7 @@ use crate::config::{self, Config};
 use crate::functions::{self, Closing, FunctionConfig, Launch, Options, Reloaded};
 use crate::observe::Instance;
 use crate::output::print_error;
+use crate::service::{self, Hangup};
 use crate::system::{catch_signals, catch_signals_except_hangup, parse_seconds};
 use clap::Args;
 use core::cell::Cell;
@@ -177,6 +178,15 @@ fn start(options: RunOptions, extra: Extra, config: &Config, is_demo: bool) -> R
     let mut runtime = config.runtime.clone();
     runtime.eal.extra.extend(eal);
     let lost_link = Rc::new(Cell::new(false));
+    // A service has no terminal that could hang up, and is told to reload by SIGHUP.
+    let hangup = (service::is_managed() && !config.function.reloads())
+        .then(|| {
+            Hangup::register(&config.path, || {
+                reload(config).map(|again| again.rest_is_unchanged && again.function == config.function)
+            })
+        })
+        .transpose()?;
+    let catches_hangup = hangup.is_some() || config.function.reloads();
     let launch = Launch {
         options: &Options { duration, live, hgrm, bootstrap },
         runtime,
@@ -184,9 +194,10 @@ fn start(options: RunOptions, extra: Extra, config: &Config, is_demo: bool) -> R
         observe: &config.observe,
         instance: Instance::this(&config.path, config.function.name()),
         idle: config.stop_when_idle,
-        stop: if config.function.reloads() { catch_signals_except_hangup()? } else { catch_signals()? },
+        stop: if catches_hangup { catch_signals_except_hangup()? } else { catch_signals()? },
         lost_link: Rc::clone(&lost_link),
         reload: Rc::new(|| reload(config)),
+        hangup,
     };
     let Closing { report, deferred } = config.function.run(launch)?;
     let mut text = if json { report.json() } else { report.text() };

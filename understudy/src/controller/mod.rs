@@ -7,6 +7,7 @@ mod report;
 use crate::config::{self, ControllerConfig, StoreConfig};
 use crate::observe::{Instance, Observer};
 use crate::output::{print, print_error};
+use crate::service::{self, Watchdog};
 use crate::system::{catch_signals, now, parse_seconds};
 use ::controller::server::Controller;
 use ::controller::store::{RedbStore, Store, StoreError};
@@ -165,9 +166,9 @@ fn serve(args: &Args, config: ControllerConfig) -> Result<ExitCode, miette::Repo
         let what = format!("cannot listen at {}: {error}", config.server.listen);
         explain(&format!("{what}; write another `listen`, or end the program that has this address"))
     })?;
+    let address = controller.address();
     info!(
-        "The controller of {processes} processes and {switches} switches is ready at {}. Ctrl-C ends it.",
-        controller.address()
+        "The controller of {processes} processes and {switches} switches is ready at {address}. Ctrl-C ends it."
     );
     let instance = Instance::this(args.config.as_deref().unwrap_or(Path::new("")), "controller");
     let mut observer = Observer::start(&config.observe, instance)?;
@@ -175,16 +176,19 @@ fn serve(args: &Args, config: ControllerConfig) -> Result<ExitCode, miette::Repo
         snapshot: controller.snapshot(),
         connections: controller.connections(),
     };
+    let mut watchdog = Watchdog::new(format!("ready at {address}"));
     let began = now();
     while !stop.flag().load(Ordering::Relaxed)
         && controller.is_running()
         && args.duration.is_none_or(|limit| began.elapsed() < limit)
     {
+        watchdog.on_tick(core::iter::empty());
         if let Some(observer) = &mut observer {
             observer.serve_without_ports(|| metrics(&controller).observed());
         }
         std::thread::sleep(TURN);
     }
+    service::stopping();
     let has_ended = !controller.is_running();
     let metrics = metrics(&controller);
     controller.stop();

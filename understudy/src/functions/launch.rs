@@ -4,6 +4,7 @@
 use super::tunnel::types::TunnelConfig;
 use crate::observe::steer::Steering;
 use crate::observe::{FunctionMetrics, Instance, ObserveConfig, Observer, QueuePair, TraceError, no_groups};
+use crate::service::{self, Hangup, Watchdog};
 use crate::system::{now, start};
 use core::cell::Cell;
 use crossbeam_channel::Receiver;
@@ -47,6 +48,8 @@ pub(crate) struct Launch<'a, C> {
     pub(crate) lost_link: Rc<Cell<bool>>,
     /// Reads the configuration file again; the error is a text for users
     pub(crate) reload: Reload<'a, C>,
+    /// What SIGHUP does if it neither ends the run nor reloads
+    pub(crate) hangup: Option<Hangup<'a>>,
 }
 
 /// Reads a configuration file again.
@@ -71,9 +74,10 @@ impl<C> Reloaded<C> {
 impl<'a, C: 'a> Launch<'a, C> {
     /// Returns the launch for a function of one type. `select` returns the configuration of such a function.
     pub(super) fn narrowed<D: 'a>(self, select: fn(C) -> Option<D>) -> Launch<'a, D> {
-        let Self { options, runtime, tunnel, observe, instance, idle, stop, lost_link, reload } = self;
+        let Self { options, runtime, tunnel, observe, instance, idle, stop, lost_link, reload, hangup } =
+            self;
         let reload = Rc::new(move || reload()?.narrowed(select));
-        Launch { options, runtime, tunnel, observe, instance, idle, stop, lost_link, reload }
+        Launch { options, runtime, tunnel, observe, instance, idle, stop, lost_link, reload, hangup }
     }
 
     /// Starts the ports and the observers.
@@ -83,12 +87,9 @@ impl<'a, C: 'a> Launch<'a, C> {
         let runtime = start(self.runtime)?;
         let observer = Observer::start(self.observe, self.instance)?;
         let names: Vec<&str> = runtime.ports().map(|port| port.name.as_str()).collect();
-        info!(
-            "understudy is ready on {}, with {workers} worker{} ({}). Ctrl-C ends it.",
-            names.join(", "),
-            if workers == 1 { "" } else { "s" },
-            Runtime::version(),
-        );
+        let (names, plural) = (names.join(", "), if workers == 1 { "" } else { "s" });
+        let status = format!("ready on {names}, with {workers} worker{plural} ({})", Runtime::version());
+        info!("understudy is {status}. Ctrl-C ends it.");
         let until = EndConditions {
             began: now(),
             duration: self.options.duration,
@@ -106,6 +107,8 @@ impl<'a, C: 'a> Launch<'a, C> {
             lost_link: self.lost_link,
             observer,
             until,
+            watchdog: Watchdog::new(status),
+            hangup: self.hangup,
         })
     }
 }
@@ -125,6 +128,8 @@ pub(super) struct Run<'a> {
     /// Responds to the observers of the instance
     pub(super) observer: Option<Observer>,
     until: EndConditions,
+    watchdog: Watchdog,
+    hangup: Option<Hangup<'a>>,
 }
 
 impl Run<'_> {
@@ -157,11 +162,13 @@ impl Run<'_> {
         metrics: impl Fn(&P) -> FunctionMetrics,
         group: impl Fn(&P, u32) -> Result<Vec<QueuePair>, TraceError>,
     ) -> (Outcome, f64) {
-        let Self { runtime, until, stop, .. } = self;
-        let observer = self.observer.take();
+        let Self { runtime, until, stop, watchdog, hangup, .. } = self;
+        let (observer, hangup) = (self.observer.take(), hangup.as_ref());
         let began = now();
-        let mut control = RunControl { control, metrics, group, until, observer, awaited: Vec::new() };
+        let mut control =
+            RunControl { control, metrics, group, until, observer, watchdog, hangup, awaited: Vec::new() };
         let outcome = runtime.run(functions, &mut control, stop);
+        service::stopping();
         self.lost_link.set(outcome.lost_link.is_some());
         for port in control.awaited {
             warn!("Port {port} had no peer during the whole run.");
@@ -200,6 +207,8 @@ struct RunControl<'a, P, T, G> {
     group: G,
     until: &'a mut EndConditions,
     observer: Option<Observer>,
+    watchdog: &'a mut Watchdog,
+    hangup: Option<&'a Hangup<'a>>,
     /// Names of the ports that wait for their first peer
     awaited: Vec<String>,
 }
@@ -223,6 +232,10 @@ where
         if let Some(observer) = &mut self.observer {
             let (metrics, group) = (|| (self.metrics)(self.control), |id| (self.group)(self.control, id));
             observer.serve_requests(live, out, metrics, group);
+        }
+        self.watchdog.on_tick(live.workers().iter().map(|worker| worker.turns.get()));
+        if let Some(hangup) = self.hangup {
+            hangup.on_tick();
         }
         self.until.continues(live) && self.control.on_tick(live, out)
     }

@@ -20,6 +20,7 @@ mod rate;
 mod rdmc;
 mod reliable;
 mod rfc2544;
+mod service;
 mod sim;
 mod standby;
 mod swordbox;

@@ -1,0 +1,153 @@
+//! The program as a service of systemd: readiness, watchdog, and SIGHUP as the request to reload.
+//!
+//! A service manager that sets `NOTIFY_SOCKET` (`Type=notify`) learns when the ports are ready and when the run ends.
+//! With `WATCHDOG_USEC` (`WatchdogSec=`), it learns as often as it requests that the control thread and all workers go on.
+
+use crate::system::now;
+use sd_notify::{NotifyState, notify, watchdog_enabled};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tracing::{error, info, warn};
+
+/// Messages within the time after which the service manager considers the program stuck
+const MESSAGES: u32 = 4;
+
+/// Returns whether a service manager waits for messages of this process. No terminal can hang up then.
+pub(crate) fn is_managed() -> bool {
+    std::env::var_os("NOTIFY_SOCKET").is_some()
+}
+
+/// Reports that the run ends.
+pub(crate) fn stopping() {
+    send(&[NotifyState::Stopping]);
+}
+
+fn send(messages: &[NotifyState<'_>]) {
+    if let Err(error) = notify(messages) {
+        warn!("Cannot send a message to the service manager: {error}.");
+    }
+}
+
+/// Reports to the service manager that the program is ready, and that its workers go on.
+pub(crate) struct Watchdog {
+    /// Line for `systemctl status`, until it is sent
+    ready: Option<String>,
+    /// Time between two messages; `None` if the service manager has no watchdog
+    interval: Option<Duration>,
+    last_at: Instant,
+    /// Turns of each worker at the last message
+    turns: Vec<u64>,
+    /// Whether it was reported that a worker is stuck
+    is_reported: bool,
+}
+
+impl Watchdog {
+    /// Prepares the watchdog that the service manager requests, if it does. `status` describes the program when it is
+    /// ready, which is at the first [`Self::on_tick`].
+    pub(crate) fn new(status: String) -> Self {
+        Self::with_limit(watchdog_enabled(), status)
+    }
+
+    fn with_limit(limit: Option<Duration>, status: String) -> Self {
+        let interval = limit.map(|limit| limit / MESSAGES);
+        Self { ready: Some(status), interval, last_at: now(), turns: Vec::new(), is_reported: false }
+    }
+
+    /// Sends the messages that are due. `turns` returns how many turns each worker has made.
+    pub(crate) fn on_tick(&mut self, turns: impl Iterator<Item = u64>) {
+        if let Some(status) = self.ready.take() {
+            send(&[NotifyState::Ready, NotifyState::Status(&status)]);
+        }
+        if self.interval.is_some() && self.is_due(now(), turns) {
+            send(&[NotifyState::Watchdog]);
+        }
+    }
+
+    /// Returns whether a message is due and no worker is stuck.
+    fn is_due(&mut self, now: Instant, turns: impl Iterator<Item = u64>) -> bool {
+        if self.interval.is_none_or(|interval| now.duration_since(self.last_at) < interval) {
+            return false;
+        }
+        self.last_at = now;
+        let before = core::mem::replace(&mut self.turns, turns.collect());
+        let Some(stuck) = self.turns.iter().zip(&before).position(|(turns, before)| turns == before) else {
+            if core::mem::take(&mut self.is_reported) {
+                info!("All workers go on.");
+            }
+            return true;
+        };
+        if !core::mem::replace(&mut self.is_reported, true) {
+            let interval = self.interval.unwrap_or_default();
+            error!(
+                "Worker {stuck} has made no turn for {interval:?}; the service manager ends this program if that goes on."
+            );
+        }
+        false
+    }
+}
+
+/// SIGHUP to a service whose function reads its configuration at the start only.
+pub(crate) struct Hangup<'a> {
+    requested: Arc<AtomicBool>,
+    /// Configuration file
+    path: &'a Path,
+    /// Reads it again, and returns whether it is as at the start; the error is a text for users
+    is_unchanged: Rc<dyn Fn() -> Result<bool, String> + 'a>,
+}
+
+impl<'a> Hangup<'a> {
+    /// Registers for the signal.
+    pub(crate) fn register(
+        path: &'a Path,
+        is_unchanged: impl Fn() -> Result<bool, String> + 'a,
+    ) -> Result<Self, miette::Report> {
+        let requested = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&requested))
+            .map_err(|error| miette::miette!("cannot catch signals: {error}"))?;
+        Ok(Self { requested, path, is_unchanged: Rc::new(is_unchanged) })
+    }
+
+    /// Reports whether the file has changed, if the signal arrived.
+    pub(crate) fn on_tick(&self) {
+        if !self.requested.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        let path = self.path.display();
+        match (self.is_unchanged)() {
+            Ok(true) => info!("Reloaded {path}: it is as at the start."),
+            Ok(false) => warn!(
+                "Reloaded {path}, but nothing changed: its function reads it at the start only; restart the instance"
+            ),
+            Err(why) => warn!("Reloaded {path}, but nothing changed: {}", why.trim_end()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_watchdog_is_reset_while_every_worker_makes_turns() {
+        let mut dog = Watchdog::with_limit(Some(Duration::from_millis(400)), String::new());
+        let start = dog.last_at;
+        let mut due = |ms, turns: [u64; 2]| dog.is_due(start + Duration::from_millis(ms), turns.into_iter());
+        assert!(!due(99, [1, 1]), "early");
+        assert!(due(100, [1, 1]), "the first message has nothing to compare with");
+        assert!(!due(150, [5, 5]), "early");
+        assert!(due(200, [6, 2]));
+        assert!(!due(300, [7, 2]), "the second worker is stuck");
+        assert!(!due(400, [8, 2]));
+        assert!(due(500, [9, 3]), "it goes on");
+    }
+
+    #[test]
+    fn no_message_is_due_without_a_watchdog() {
+        let mut dog = Watchdog::with_limit(None, String::new());
+        let later = dog.last_at + Duration::from_secs(9);
+        assert!(!dog.is_due(later, [1].into_iter()));
+    }
+}

@@ -1,0 +1,103 @@
+//! The program as a service of systemd: the messages to the service manager, and SIGHUP.
+#![allow(clippy::disallowed_methods, reason = "the tests wait for other processes, with a timeout")]
+
+use crate::common::machine::DEADLINE;
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use understudy_tests::processes::{Process, Signal, command};
+
+const FORWARD: &str =
+    "[runtime]\nidle = \"sleep\"\n[[port]]\nname = \"a\"\nring = {}\n[forward]\npairs = [[\"a\", \"a\"]]\n";
+
+/// A service, and the socket of its manager.
+struct Service {
+    folder: TempDir,
+    manager: UnixDatagram,
+    process: Process,
+}
+
+impl Service {
+    fn start(subcommand: &str, config: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("notify");
+        let manager = UnixDatagram::bind(&socket).unwrap();
+        manager.set_read_timeout(Some(DEADLINE)).unwrap();
+        let path = folder.path().join("my.toml");
+        fs::write(&path, config).unwrap();
+        let log = fs::File::create(folder.path().join("log")).unwrap();
+        let mut program = command(env!("CARGO_BIN_EXE_understudy"));
+        program.arg(subcommand).arg(&path).stdout(Stdio::piped()).stderr(log);
+        program.env("NOTIFY_SOCKET", &socket).env("WATCHDOG_USEC", "200000").env_remove("WATCHDOG_PID");
+        Self { folder, manager, process: Process::start(program) }
+    }
+
+    fn config(&self) -> PathBuf {
+        self.folder.path().join("my.toml")
+    }
+
+    /// Returns the next message to the manager.
+    fn message(&self) -> String {
+        let mut text = [0; 256];
+        let length = self.manager.recv(&mut text).expect("a message arrives");
+        String::from_utf8(text[..length].to_vec()).unwrap()
+    }
+
+    /// Sends SIGHUP, and waits until the log has a text.
+    fn reload(&self, text: &str) {
+        self.process.signal(Signal::HUP);
+        wait_for(&self.folder.path().join("log"), text);
+    }
+
+    /// Ends the service, and returns the messages until its end.
+    fn end(self) -> Vec<String> {
+        self.process.signal(Signal::TERM);
+        assert!(self.process.finish().status.success());
+        self.manager.set_nonblocking(true).unwrap();
+        let mut messages = Vec::new();
+        let mut text = [0; 256];
+        while let Ok(length) = self.manager.recv(&mut text) {
+            messages.push(String::from_utf8(text[..length].to_vec()).unwrap());
+        }
+        messages
+    }
+}
+
+fn wait_for(file: &Path, text: &str) {
+    let began = Instant::now();
+    loop {
+        let printed = fs::read_to_string(file).unwrap();
+        if printed.contains(text) {
+            return;
+        }
+        assert!(began.elapsed() < DEADLINE, "{printed}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn the_manager_learns_of_readiness_turns_and_the_end() {
+    let service = Service::start("run", FORWARD);
+    let ready = service.message();
+    assert!(ready.starts_with("READY=1\nSTATUS=ready on a, with 1 worker (DPDK"), "{ready}");
+    assert_eq!(service.message(), "WATCHDOG=1\n");
+    assert_eq!(service.message(), "WATCHDOG=1\n");
+    assert_eq!(service.end().last().map(String::as_str), Some("STOPPING=1\n"));
+}
+
+#[test]
+fn a_service_goes_on_at_sighup_and_reports_what_changed() {
+    let service = Service::start("run", FORWARD);
+    assert!(service.message().starts_with("READY=1"));
+    service.reload("my.toml: it is as at the start.");
+    fs::write(service.config(), format!("{FORWARD}verify = [\"icrc\"]\n")).unwrap();
+    service.reload("but nothing changed: its function reads it at the start only; restart the instance");
+    fs::write(service.config(), FORWARD.replace("pairs", "pears")).unwrap();
+    service.reload("`pears`");
+    assert_eq!(service.message(), "WATCHDOG=1\n");
+    service.end();
+}
