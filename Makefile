@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test etcd lint fresh e2e soak mutants bench report check-report instructions fuzz doctor clean
+.PHONY: help run build library demo-p4ce demo-swordbox demo-onepipe install deb test-deb test etcd lint fresh e2e soak mutants bench report check-report instructions fuzz doctor clean
 
 CARGO ?= cargo
 # Build directory of cargo
@@ -34,6 +34,22 @@ build: ## build the program (target/release/understudy)
 	@scripts/deps.sh build
 	$(CARGO) build --release --locked --bin understudy
 
+library: build
+	$(CARGO) build --release --locked --package onepipe-c
+	scripts/notices.py > $(BUILT)/release/THIRD-PARTY
+
+# `sudo make install` installs what `make library` has built before: root may have no cargo.
+install: $(if $(SUDO_USER),,library) ## install the program, its manual pages and completions, the 1Pipe library for C, the service and examples (PREFIX=/usr/local, DESTDIR=)
+	PREFIX='$(or $(PREFIX),/usr/local)' DESTDIR='$(DESTDIR)' packaging/install.sh $(BUILT)
+
+deb: library ## build Debian packages (target/deb): understudy, libonepipe0, libonepipe-dev, and symbols for debuggers
+	@scripts/deps.sh deb
+	packaging/deb.sh $(BUILT)
+
+test-deb: deb ## install, start, upgrade, break and purge the packages in a new Debian that systemd-nspawn boots (root); three minutes
+	@scripts/deps.sh test-deb
+	$(AS_ROOT) tests/packages/run.sh $(BUILT)/deb
+
 test: ## run every test that needs no privileges (with cargo-nextest if it is installed; ETCD=1: also with servers of etcd)
 	@scripts/deps.sh build test $(if $(ETCD),etcd)
 ifdef NEXTEST
@@ -56,6 +72,7 @@ lint: ## check formatting, clippy, rustdoc and links of the docs, with warnings 
 	$(CARGO) clippy --locked --workspace $(FEATURES) --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 	scripts/check_links.py
+	scripts/notices.py > /dev/null
 	$(CARGO) deny --locked check licenses bans sources
 	$(CARGO) deny --locked --manifest-path fuzz/libfuzzer/Cargo.toml --config $(CURDIR)/deny.toml check -A unused-wrapper licenses bans sources
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs missing Debian packages and cargo tools of the groups that are named:
-#   deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [etcd] [fresh] [lint] [mutants] [mutants-of-a-file]
+#   deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [etcd] [fresh] [deb] [test-deb] [lint] [mutants] [mutants-of-a-file]
 # Prints nothing if nothing is missing. Uses sudo unless it runs as root.
 set -euo pipefail
 
@@ -13,6 +13,8 @@ declare -A packages=(
     [instructions]="valgrind"
     [etcd]="etcd-server protobuf-compiler libprotobuf-dev"
     [fresh]="mmdebstrap"
+    [deb]="debhelper git lintian python3"
+    [test-deb]="mmdebstrap systemd-container"
     [lint]=""
     [mutants]=""
     [mutants-of-a-file]=""

@@ -21,10 +21,9 @@ fn main() {
     };
     // Git writes a line into this file when another commit is checked out or made.
     let log = git(&["rev-parse", "--path-format=absolute", "--git-path", "logs/HEAD"]);
-    // A file that does not exist would always count as changed.
-    if let Some(log) = log.filter(|log| Path::new(log).exists()) {
-        println!("cargo::rerun-if-changed={log}");
-    }
+    // Without this file, later builds would name an old commit.
+    let Some(log) = log.filter(|log| Path::new(log).exists()) else { return };
+    println!("cargo::rerun-if-changed={log}");
     if let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) {
         println!("cargo::rustc-env=UNDERSTUDY_COMMIT={commit}");
     }

@@ -160,6 +160,12 @@ fn explain(eal: &EalConfig, errno: i32, log: &str) -> Error {
             "run as root, or leave out `file_prefix`, `hugepages` and PCI ports, which need privileges",
         );
     }
+    if log.contains("Could not get loaded module details") {
+        return Error::new(
+            "DPDK did not start, because /sys/module is not visible here",
+            "let the container see it, such as with `systemd-nspawn --bind-ro=/sys/module`",
+        );
+    }
     let last = log.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no log");
     Error::new(
         format!("DPDK did not start: {} ({last})", error_text(errno)),

@@ -50,10 +50,10 @@ Run /etc/understudy/bridge.toml as a service, now and after each start of the ma
 .B understudy top /etc/understudy/bridge.toml
 Show the rates, losses and queue pairs of the running service.
 .SH "SEE ALSO"
-The book, as Markdown in
-.IR /usr/share/doc/understudy/book ,
+The documentation, as Markdown in
+.IR /usr/share/doc/understudy/docs ,
 and examples of configurations in
-.IR /usr/share/doc/understudy/examples .
+.IR /usr/share/doc/understudy/configs .
 "#;
 
 /// What `understudy generate` writes.

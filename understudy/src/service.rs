@@ -1,10 +1,16 @@
 //! The program as a service of systemd: readiness, watchdog, and SIGHUP as the request to reload.
 //!
-//! A service manager that sets `NOTIFY_SOCKET` (`Type=notify`) learns when the ports are ready and when the run ends.
-//! With `WATCHDOG_USEC` (`WatchdogSec=`), it learns as often as it requests that the control thread and all workers go on.
+//! A service manager that sets `NOTIFY_SOCKET` (`Type=notify`) learns when the ports are ready and when the run ends. With
+//! `WATCHDOG_USEC` (`WatchdogSec=`), it learns four times within that time that the control thread and all workers go on.
+//! The messages are those of sd_notify(3).
 
 use crate::system::now;
-use sd_notify::{NotifyState, notify, watchdog_enabled};
+use dataplane::Live;
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, IsTerminal as _};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,19 +21,77 @@ use tracing::{error, info, warn};
 /// Messages within the time after which the service manager considers the program stuck
 const MESSAGES: u32 = 4;
 
-/// Returns whether a service manager waits for messages of this process. No terminal can hang up then.
+/// Returns whether this process is a service, and no terminal can hang up. (A shell of a service may have inherited its
+/// environment.)
 pub(crate) fn is_managed() -> bool {
-    std::env::var_os("NOTIFY_SOCKET").is_some()
+    manager().is_some() && !io::stdin().is_terminal()
+}
+
+/// Returns the path of the service manager's socket, or its abstract name after `@` (sd_notify(3)).
+fn manager() -> Option<OsString> {
+    std::env::var_os("NOTIFY_SOCKET")
 }
 
 /// Reports that the run ends.
 pub(crate) fn stopping() {
-    send(&[NotifyState::Stopping]);
+    send("STOPPING=1\n");
 }
 
-fn send(messages: &[NotifyState<'_>]) {
-    if let Err(error) = notify(messages) {
-        warn!("Cannot send a message to the service manager: {error}.");
+/// Sends a message to the service manager, if there is one. Returns false if its queue is full: waiting for it would stop
+/// the control plane.
+fn send(message: &str) -> bool {
+    let Some(path) = manager() else { return true };
+    let address = match path.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
+        _ => SocketAddr::from_pathname(&path),
+    };
+    let sent = address.and_then(|address| {
+        let socket = UnixDatagram::unbound()?;
+        socket.set_nonblocking(true)?;
+        socket.send_to_addr(message.as_bytes(), &address)
+    });
+    match sent {
+        Ok(_) => true,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+        Err(error) => {
+            warn!("Cannot send a message to the service manager: {error}.");
+            true
+        }
+    }
+}
+
+/// Returns the time after which the service manager considers this process stuck (sd_watchdog_enabled(3)).
+fn watchdog_limit() -> Option<Duration> {
+    let number = |name| std::env::var(name).ok()?.parse().ok();
+    let is_other =
+        number("WATCHDOG_PID").is_some_and(|process: u64| process != u64::from(std::process::id()));
+    number("WATCHDOG_USEC").filter(|_| !is_other).map(Duration::from_micros)
+}
+
+/// The service manager of a run, if there is one, and what it requests.
+pub(crate) struct Manager<'a> {
+    watchdog: Watchdog,
+    hangup: Option<Hangup<'a>>,
+}
+
+impl<'a> Manager<'a> {
+    /// Prepares the messages to the manager. `status` describes the run for `systemctl status`.
+    pub(crate) fn new(status: String, hangup: Option<Hangup<'a>>) -> Self {
+        Self { watchdog: Watchdog::new(status), hangup }
+    }
+
+    /// Sends the messages that are due, and carries out a request to reload.
+    pub(crate) fn on_tick(&mut self, live: &Live<'_>) {
+        self.watchdog.on_tick(live.workers().iter().map(|worker| worker.turns.get()));
+        if let Some(hangup) = &self.hangup {
+            hangup.on_tick();
+        }
+    }
+}
+
+impl Drop for Manager<'_> {
+    fn drop(&mut self) {
+        stopping();
     }
 }
 
@@ -48,7 +112,7 @@ impl Watchdog {
     /// Prepares the watchdog that the service manager requests, if it does. `status` describes the program when it is
     /// ready, which is at the first [`Self::on_tick`].
     pub(crate) fn new(status: String) -> Self {
-        Self::with_limit(watchdog_enabled(), status)
+        Self::with_limit(watchdog_limit(), status)
     }
 
     fn with_limit(limit: Option<Duration>, status: String) -> Self {
@@ -58,11 +122,12 @@ impl Watchdog {
 
     /// Sends the messages that are due. `turns` returns how many turns each worker has made.
     pub(crate) fn on_tick(&mut self, turns: impl Iterator<Item = u64>) {
-        if let Some(status) = self.ready.take() {
-            send(&[NotifyState::Ready, NotifyState::Status(&status)]);
+        if self.ready.as_ref().is_some_and(|status| send(&format!("READY=1\nSTATUS={status}\n"))) {
+            self.ready = None;
         }
         if self.interval.is_some() && self.is_due(now(), turns) {
-            send(&[NotifyState::Watchdog]);
+            // One that finds the queue full is replaced by the next.
+            send("WATCHDOG=1\n");
         }
     }
 
@@ -111,17 +176,19 @@ impl<'a> Hangup<'a> {
     }
 
     /// Reports whether the file has changed, if the signal arrived.
-    pub(crate) fn on_tick(&self) {
+    fn on_tick(&self) {
         if !self.requested.swap(false, Ordering::Relaxed) {
             return;
         }
         let path = self.path.display();
         match (self.is_unchanged)() {
             Ok(true) => info!("Reloaded {path}: it is as at the start."),
-            Ok(false) => warn!(
-                "Reloaded {path}, but nothing changed: its function reads it at the start only; restart the instance"
-            ),
-            Err(why) => warn!("Reloaded {path}, but nothing changed: {}", why.trim_end()),
+            Ok(false) => {
+                warn!(
+                    "{path} has changed, but its function reads it at the start only; restart the instance."
+                );
+            }
+            Err(why) => warn!("{path} is not valid, and the instance goes on as before: {}", why.trim_end()),
         }
     }
 }

@@ -17,6 +17,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use switch::Nanos;
 use worker::Worker;
 
 /// Events of the sockets that may wait for the state machine; then the sockets wait
@@ -39,6 +40,8 @@ pub struct Config {
 /// Counts and state of a controller, at the end of the last step of its state machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
+    /// Time at which it was written; not older than some 100 ms while the state machine goes on
+    pub at: Nanos,
     /// Term in which it leads; 0 if it does not lead
     pub term: u32,
     /// Processes that are members

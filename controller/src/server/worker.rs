@@ -351,6 +351,7 @@ impl Worker {
         self.published = now;
         let image = self.machine.image();
         let snapshot = Snapshot {
+            at: now,
             term: self.machine.term().map_or(0, |term| term.0),
             members: image.map_or(0, |image| {
                 image.members.values().filter(|record| record.state == MemberState::Member).count() as u64

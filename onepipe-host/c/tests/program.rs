@@ -19,7 +19,12 @@ fn build(source: &str, folder: &Path) -> PathBuf {
     // Test executables lie beside the library.
     let own = std::env::current_exe().unwrap();
     let libraries = own.parent().unwrap();
-    assert!(libraries.join("libonepipe_c.so").exists(), "the library is built with the tests");
+    let library = libraries.join("libonepipe_c.so");
+    assert!(library.exists(), "the library is built with the tests");
+    // The names under which it is installed
+    for name in ["libonepipe.so", concat!("libonepipe.so.", env!("CARGO_PKG_VERSION_MAJOR"))] {
+        std::os::unix::fs::symlink(&library, folder.join(name)).unwrap();
+    }
     let program = folder.join("program");
     let out = processes::command("gcc")
         .args(["-std=c11", "-pthread", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1"])
@@ -27,10 +32,10 @@ fn build(source: &str, folder: &Path) -> PathBuf {
         .arg("-I")
         .arg(here().join("include"))
         .arg("-L")
-        .arg(libraries)
-        .args(["-lonepipe_c", "-o"])
+        .arg(folder)
+        .args(["-lonepipe", "-o"])
         .arg(&program)
-        .arg(format!("-Wl,-rpath,{}", libraries.display()))
+        .arg(format!("-Wl,-rpath,{}", folder.display()))
         .output()
         .expect("gcc is installed");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));

@@ -23,8 +23,11 @@ pub(crate) struct Args {
     #[arg(value_name = "CONFIG.toml", required_unless_present = "example")]
     config: Option<PathBuf>,
     /// Print a commented file with every key of a function's table, such as p4ce
-    #[arg(long, value_name = "TABLE", conflicts_with_all = ["config", "json"], value_parser = example::names())]
+    #[arg(long, value_name = "TABLE", conflicts_with_all = ["config", "json", "quiet"], value_parser = example::names())]
     example: Option<String>,
+    /// Print nothing if the file is valid
+    #[arg(long, conflicts_with = "json")]
+    quiet: bool,
     /// Print {"ok", "errors": [{"line", "column", "message", "help"}]}
     #[arg(long)]
     json: bool,
@@ -53,6 +56,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     };
     match (summary, args.json) {
         (Ok(_), true) => print(&format!("{}\n", json!({ "ok": true, "errors": [] })), ExitCode::SUCCESS),
+        (Ok(_), false) if args.quiet => ExitCode::SUCCESS,
         (Ok(summary), false) => print(&summary, ExitCode::SUCCESS),
         (Err(report), true) => print(&format!("{}\n", json(&report)), wrong),
         (Err(report), false) => {

@@ -182,7 +182,8 @@ fn serve(args: &Args, config: ControllerConfig) -> Result<ExitCode, miette::Repo
         && controller.is_running()
         && args.duration.is_none_or(|limit| began.elapsed() < limit)
     {
-        watchdog.on_tick(core::iter::empty());
+        // The state machine's thread writes snapshots while it goes on.
+        watchdog.on_tick(core::iter::once_with(|| controller.snapshot().at.0));
         if let Some(observer) = &mut observer {
             observer.serve_without_ports(|| metrics(&controller).observed());
         }

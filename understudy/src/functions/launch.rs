@@ -4,7 +4,7 @@
 use super::tunnel::types::TunnelConfig;
 use crate::observe::steer::Steering;
 use crate::observe::{FunctionMetrics, Instance, ObserveConfig, Observer, QueuePair, TraceError, no_groups};
-use crate::service::{self, Hangup, Watchdog};
+use crate::service::{self, Hangup, Manager};
 use crate::system::{now, start};
 use core::cell::Cell;
 use crossbeam_channel::Receiver;
@@ -89,7 +89,7 @@ impl<'a, C: 'a> Launch<'a, C> {
         let names: Vec<&str> = runtime.ports().map(|port| port.name.as_str()).collect();
         let (names, plural) = (names.join(", "), if workers == 1 { "" } else { "s" });
         let status = format!("ready on {names}, with {workers} worker{plural} ({})", Runtime::version());
-        info!("understudy is {status}. Ctrl-C ends it.");
+        info!("understudy is {status}.{}", if service::is_managed() { "" } else { " Ctrl-C ends it." });
         let until = EndConditions {
             began: now(),
             duration: self.options.duration,
@@ -106,9 +106,8 @@ impl<'a, C: 'a> Launch<'a, C> {
             stop: self.stop,
             lost_link: self.lost_link,
             observer,
+            manager: Some(Manager::new(status, self.hangup)),
             until,
-            watchdog: Watchdog::new(status),
-            hangup: self.hangup,
         })
     }
 }
@@ -127,9 +126,9 @@ pub(super) struct Run<'a> {
     pub(super) lost_link: Rc<Cell<bool>>,
     /// Responds to the observers of the instance
     pub(super) observer: Option<Observer>,
+    /// Reports to the service manager during the run
+    pub(super) manager: Option<Manager<'a>>,
     until: EndConditions,
-    watchdog: Watchdog,
-    hangup: Option<Hangup<'a>>,
 }
 
 impl Run<'_> {
@@ -162,13 +161,12 @@ impl Run<'_> {
         metrics: impl Fn(&P) -> FunctionMetrics,
         group: impl Fn(&P, u32) -> Result<Vec<QueuePair>, TraceError>,
     ) -> (Outcome, f64) {
-        let Self { runtime, until, stop, watchdog, hangup, .. } = self;
-        let (observer, hangup) = (self.observer.take(), hangup.as_ref());
+        let Self { runtime, until, stop, .. } = self;
+        let (observer, manager) = (self.observer.take(), self.manager.take());
         let began = now();
         let mut control =
-            RunControl { control, metrics, group, until, observer, watchdog, hangup, awaited: Vec::new() };
+            RunControl { control, metrics, group, until, observer, manager, awaited: Vec::new() };
         let outcome = runtime.run(functions, &mut control, stop);
-        service::stopping();
         self.lost_link.set(outcome.lost_link.is_some());
         for port in control.awaited {
             warn!("Port {port} had no peer during the whole run.");
@@ -207,8 +205,7 @@ struct RunControl<'a, P, T, G> {
     group: G,
     until: &'a mut EndConditions,
     observer: Option<Observer>,
-    watchdog: &'a mut Watchdog,
-    hangup: Option<&'a Hangup<'a>>,
+    manager: Option<Manager<'a>>,
     /// Names of the ports that wait for their first peer
     awaited: Vec<String>,
 }
@@ -233,9 +230,8 @@ where
             let (metrics, group) = (|| (self.metrics)(self.control), |id| (self.group)(self.control, id));
             observer.serve_requests(live, out, metrics, group);
         }
-        self.watchdog.on_tick(live.workers().iter().map(|worker| worker.turns.get()));
-        if let Some(hangup) = self.hangup {
-            hangup.on_tick();
+        if let Some(manager) = &mut self.manager {
+            manager.on_tick(live);
         }
         self.until.continues(live) && self.control.on_tick(live, out)
     }

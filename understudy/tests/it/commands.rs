@@ -39,6 +39,8 @@ fn every_example_configuration_is_valid() {
     for path in paths {
         let output = understudy(&["check", path.to_str().unwrap()]);
         assert!(output.status.success(), "{}", text(&output.stderr));
+        let quiet = understudy(&["check", "--quiet", path.to_str().unwrap()]);
+        assert!(quiet.status.success() && quiet.stdout.is_empty(), "{}", path.display());
         names.push(path.file_name().unwrap().to_str().unwrap().to_owned());
     }
     for name in [

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use understudy_tests::processes::{Process, Signal, command};
 
-const RING: &str = "[runtime]\nidle = \"sleep\"\n[[port]]\nname = \"a\"\nring = {}\n";
-const NIC: &str = "[nic]\naddresses = [\"10.0.0.1/24\"]\n[[nic.service]]\nkind = \"rping_server\"\n";
-const PKTGEN: &str = "[pktgen]\nsend = \"a\"\nreceive = \"a\"\n[[pktgen.stream]]\nverb = \"write\"\n\
+pub(crate) const RING: &str = "[runtime]\nidle = \"sleep\"\n[[port]]\nname = \"a\"\nring = {}\n";
+pub(crate) const NIC: &str =
+    "[nic]\naddresses = [\"10.0.0.1/24\"]\n[[nic.service]]\nkind = \"rping_server\"\n";
+pub(crate) const PKTGEN: &str = "[pktgen]\nsend = \"a\"\nreceive = \"a\"\n[[pktgen.stream]]\nverb = \"write\"\n\
                       src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nrate = { packets_per_s = 1000 }\n";
 const PROCESS: &str = "[process]\nid = 1\naddress = \"10.0.0.1/24\"\n[[process.beacons]]\nmac = \"02:00:00:00:00:fe\"\n\
                        address = \"10.0.0.254\"\nqpn = 0x100\n[[process.peers]]\nid = 2\nmac = \"02:00:00:00:00:02\"\n\

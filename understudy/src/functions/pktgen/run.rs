@@ -7,6 +7,7 @@ use super::report::{self, PktgenReport};
 use super::{hgrm, invalid};
 use crate::functions::launch::{Closing, Launch};
 use crate::observe::{Observer, no_groups};
+use crate::service::Manager;
 use crate::system::now;
 use dataplane::config::{Device, Port};
 use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, PortInfo, Stop, log};
@@ -51,6 +52,7 @@ struct Plane<'a> {
     invalid_reasons: Vec<InvalidReason>,
     lines: Lines,
     observer: Option<Observer>,
+    manager: Option<Manager<'a>>,
     rates: Rates,
 }
 
@@ -119,6 +121,9 @@ impl ControlHandler<Pktgen> for Plane<'_> {
     }
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
+        if let Some(manager) = &mut self.manager {
+            manager.on_tick(live);
+        }
         if let Some(observer) = &mut self.observer {
             observer.serve_requests(
                 live,
@@ -286,6 +291,7 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
         },
         rates,
         observer: run.observer.take(),
+        manager: run.manager.take(),
     };
     let began = now();
     let outcome = run.runtime.run(instances, &mut plane, &Stop::new());

@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# Checks that run.sh carries out in the booted Debian, at the first and at the second start.
+set -Eeuo pipefail
+boot=$(cat /packages/boot)
+trap 'code=$?; [ $code = 0 ] && touch /packages/$boot.passed || { echo "FAILED in line $failed_at of inside.sh"; journalctl --no-pager -n 40 -u "understudy@*"; }' EXIT
+trap 'failed_at=$LINENO' ERR
+failed_at=unknown
+
+ok() {
+    echo "ok: $*"
+}
+# Succeeds if a command fails. (bash ignores the result of `! command` with `set -e`.)
+fails() {
+    if "$@" > /dev/null 2>&1; then
+        echo "did not fail: $*"
+        return 1
+    fi
+}
+property() { # UNIT PROPERTY
+    systemctl show --value --property "$2" "understudy@$1"
+}
+# Waits up to 30 s until a command succeeds.
+await() {
+    for _ in $(seq 300); do
+        if "$@" > /dev/null 2>&1; then return 0; fi
+        sleep 0.1
+    done
+    echo "not within 30 s: $*"
+    return 1
+}
+logged() { # UNIT PRIORITY TEXT
+    grep -q -- "$3" <(journalctl --quiet --no-pager --priority "$2" --unit "understudy@$1")
+}
+shows_stream() {
+    grep -q writes <(understudy top /etc/understudy/demo.toml --once)
+}
+restarted() { # UNIT OLD_PROCESS
+    systemctl is-active "understudy@$1" && [ "$(property "$1" MainPID)" != "$2" ]
+}
+
+first() {
+    began=$(date +%s%N)
+    systemctl start understudy@demo
+    ok "systemctl start understudy@demo: ready after $((($(date +%s%N) - began) / 1000000)) ms"
+
+    process=$(property demo MainPID)
+    [ "$(stat -c %U "/proc/$process")" = understudy ]
+    grep -q '^CapEff:[[:space:]]*0000000000003000$' "/proc/$process/status"
+    ok "it runs as the user understudy, with CAP_NET_RAW and CAP_NET_ADMIN only"
+
+    await shows_stream
+    ok "understudy top shows its stream: $(understudy top /etc/understudy/demo.toml --once | grep writes | head -n 1 | tr -s ' ')"
+
+    printed=$(apt-get install -y /packages/understudy_*.deb 2>&1)
+    grep "^understudy: understudy@demo.service still run the program from before" <<< "$printed"
+    [ "$(property demo MainPID)" = "$process" ]
+    systemctl restart understudy@demo
+    [ "$(property demo MainPID)" != "$process" ]
+    ok "an upgrade leaves the running instance alone and says so; $(understudy --version)"
+
+    process=$(property demo MainPID)
+    systemctl reload understudy@demo
+    await logged demo info "Reloaded /etc/understudy/demo.toml: it is as at the start"
+    cp /etc/understudy/demo.toml /etc/understudy/demo.toml.good
+    sed -i 's/^qps = 4/qqs = 4/' /etc/understudy/demo.toml
+    fails systemctl reload understudy@demo
+    await logged demo err 'qqs'
+    sed -i 's/^qqs = 4/qps = 8/' /etc/understudy/demo.toml
+    systemctl reload understudy@demo
+    await logged demo warning "demo.toml has changed, but its function reads it at the start only; restart the instance"
+    mv /etc/understudy/demo.toml.good /etc/understudy/demo.toml
+    [ "$(property demo MainPID)" = "$process" ]
+    systemctl is-active understudy@demo > /dev/null
+    ok "a reload refuses a file with mistakes, reports what needs a restart, and the instance goes on"
+
+    fails systemctl start understudy@missing
+    [ "$(property missing ExecMainStatus)" = 2 ]
+    [ "$(property missing NRestarts)" = 0 ]
+    logged missing err 'missing.toml'
+    ok "an instance without its file ends with 2 and is not tried again: $(journalctl -q -o cat -p err -u understudy@missing | head -n 1)"
+
+    printf '[runtime]\nidle = "sleep"\n[[port]]\nname = "a"\naf_packet = { interface = "late0" }\n[forward]\npairs = [["a", "a"]]\n' \
+        > /etc/understudy/late.toml
+    systemctl start understudy@late 2> /dev/null || true
+    await logged late err late0
+    ip link add late0 type veth peer name late1
+    ip link set late0 up
+    await systemctl is-active understudy@late
+    ok "an interface that comes later is used then, after $(property late NRestarts) more starts"
+    systemctl stop understudy@late
+
+    printf '[runtime]\nhugepages = true\nmemory_mb = 1048576\n[[port]]\nname = "a"\nring = {}\n[forward]\npairs = [["a", "a"]]\n' \
+        > /etc/understudy/huge.toml
+    fails systemctl start understudy@huge
+    await logged huge err 'huge pages'
+    systemctl stop understudy@huge
+    ok "without huge pages: $(journalctl -q -o cat -p err -u understudy@huge | grep 'huge pages' | head -n 1 | tr -s ' ')"
+
+    process=$(property demo MainPID)
+    worker=$(grep -l '^worker-0$' "/proc/$process"/task/*/comm | cut -d / -f 5)
+    gcc -o /tmp/stuck /packages/stuck.c
+    /tmp/stuck "$worker" &
+    await restarted demo "$process"
+    wait $!
+    await logged demo err 'Worker 0 has made no turn'
+    logged demo warning 'Watchdog timeout'
+    ok "a stuck worker is reported, and systemd starts the instance again"
+
+    process=$(property demo MainPID)
+    kill -STOP "$process"
+    await restarted demo "$process"
+    ok "so it does if the whole program is stopped"
+
+    exposure=$(systemd-analyze security --no-pager understudy@demo | tail -n 1)
+    systemd-analyze security --no-pager --threshold=30 understudy@demo > /dev/null
+    ok "systemd-analyze security:${exposure#*:}"
+
+    man -w understudy understudy-run > /dev/null
+    [ -z "$(man --warnings understudy 2>&1 > /dev/null)" ]
+    ok "man understudy: $(man understudy 2> /dev/null | wc -l) lines"
+    bash -c 'source /usr/share/bash-completion/completions/understudy
+        COMP_WORDS=(understudy che); COMP_CWORD=1; _understudy understudy che understudy; [ "${COMPREPLY[*]}" = check ]'
+    ok "bash completes understudy che to check"
+
+    gcc -o /tmp/scatter /usr/share/doc/libonepipe-dev/examples/scatter.c $(pkg-config --cflags --libs onepipe)
+    ldd /tmp/scatter | grep -q 'libonepipe.so.0 => /lib/'
+    cd /usr/share/doc/understudy/configs
+    /tmp/scatter process.toml 5 10 1 2 > /tmp/scatter.txt 2>&1 || { cat /tmp/scatter.txt; return 1; }
+    ok "a C program built with pkg-config onepipe: $(tail -n 1 /tmp/scatter.txt)"
+
+    systemctl enable --quiet understudy@demo
+}
+
+second() {
+    await systemctl is-active understudy@demo
+    ok "an enabled instance runs after a restart of the machine"
+
+    touch /etc/understudy/own.toml
+    apt-get purge -y understudy > /tmp/purge.log 2>&1 || { cat /tmp/purge.log; return 1; }
+    fails grep -qx understudy /proc/[0-9]*/comm
+    left=$(find / -xdev -name '*understudy*' -not -path '/proc/*' -not -path '/packages/*' -not -path '/var/cache/*' \
+        -not -path '/var/log/journal/*' -not -path '/run/*' -not -path '/tmp/*')
+    # The administrator's own files stay.
+    [ "$left" = /etc/understudy ] || { echo "left: $left"; return 1; }
+    ok "a purge ends the instance, and leaves nothing but the administrator's files in /etc/understudy"
+}
+
+"$boot"
