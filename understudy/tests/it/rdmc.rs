@@ -9,10 +9,10 @@ use tempfile::TempDir;
 use understudy_tests::processes::{Process, Signal, command};
 
 /// A process, which is killed when dropped.
-struct Machine(Process);
+pub(crate) struct Machine(Process);
 
 impl Machine {
-    fn start(arguments: &[&str]) -> Self {
+    pub(crate) fn start(arguments: &[&str]) -> Self {
         let mut program = command(env!("CARGO_BIN_EXE_understudy"));
         program.args(arguments).env("NO_COLOR", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
         Self(Process::start(program))
@@ -20,7 +20,7 @@ impl Machine {
 
     /// Waits for the end of the process. Returns whether it succeeded, and what it printed to standard output
     /// and standard error.
-    fn end(mut self) -> (bool, String, String) {
+    pub(crate) fn end(mut self) -> (bool, String, String) {
         let (out, err) = self.printed();
         (self.0.wait().unwrap().success(), out, err)
     }
