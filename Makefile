@@ -34,7 +34,7 @@ build: ## build the program (target/release/understudy)
 	@scripts/deps.sh build
 	$(CARGO) build --release --locked --bin understudy
 
-library: build
+library: build ## build the 1Pipe library for C as well, and list the licences of what is linked
 	$(CARGO) build --release --locked --package onepipe-c
 	scripts/notices.py > $(BUILT)/release/THIRD-PARTY
 

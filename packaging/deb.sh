@@ -9,9 +9,13 @@ rm -rf "$out"
 mkdir -p "$out/understudy"
 git ls-files -z | tar --null --files-from=- -c | tar -x -C "$out/understudy"
 # Each commit is a later version, which apt installs.
-commit=$(git log -1 --format=%cd.%h --date=format:%Y%m%d%H%M%S)
+commit=$(TZ=UTC git log -1 --format=%cd.%h --date=format-local:%Y%m%d%H%M%S)
+if [ -n "$(git status --porcelain --untracked-files=no)" ]; then
+    echo "warning: uncommitted changes are in the packages, whose version names the last commit" >&2
+fi
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
 cd "$out/understudy"
-sed -i "1s/(\(.*\))/(\1+git$commit)/" debian/changelog
+sed -i "1s/(.*)/($version+git$commit)/" debian/changelog
 BUILT=$built dpkg-buildpackage --build=binary --no-sign --no-pre-clean > "$out/log" 2>&1 || {
     tail -n 40 "$out/log"
     exit 1

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs a release build, which `make library` has made:
 #   packaging/install.sh BUILD_FOLDER
-# Variables say where to: PREFIX (/usr/local); LIBDIR (lib) and ZSH (share/zsh/site-functions) below it; SYSTEMD, UDEV and
-# SYSUSERS, which are below it if systemd looks there, and else in /etc; and DESTDIR before all of them. STRIP=no leaves
+# Variables say where to: PREFIX (/usr/local); LIBDIR (lib) and ZSH (share/zsh/site-functions) below it; SYSTEMD, a
+# folder below it if systemd looks there, and else /etc; and DESTDIR before all of them. STRIP=no leaves
 # debugging symbols in the program and the library, for tools that package them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,7 +12,13 @@ case $PREFIX in
 /usr | /usr/local) lib=$PREFIX/lib ;;
 *) lib=/etc ;;
 esac
-: "${ZSH:=share/zsh/site-functions}" "${SYSTEMD:=$lib/systemd/system}" "${UDEV:=$lib/udev/rules.d}" "${SYSUSERS:=$lib/sysusers.d}"
+: "${ZSH:=share/zsh/site-functions}" "${SYSTEMD:=$lib/systemd/system}"
+for file in understudy libonepipe_c.so THIRD-PARTY; do
+    if [ ! -e "$built/$file" ]; then
+        echo "$built/$file is missing: run \`make library\` first" >&2
+        exit 1
+    fi
+done
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
 share=$DESTDIR$PREFIX/share
 doc=$share/doc/understudy
@@ -61,8 +67,8 @@ if [ -z "$DESTDIR" ] && [ ! -w /etc ]; then
     echo "the service is not installed, because /etc is for root" >&2
 else
     fill packaging/understudy@.service.in "$DESTDIR$SYSTEMD/understudy@.service"
-    put 644 packaging/understudy.sysusers "$DESTDIR$SYSUSERS/understudy.conf"
-    put 644 packaging/understudy.udev "$DESTDIR$UDEV/60-understudy.rules"
+    put 644 packaging/understudy.sysusers "$DESTDIR$lib/sysusers.d/understudy.conf"
+    put 644 packaging/understudy.tmpfiles "$DESTDIR$lib/tmpfiles.d/understudy.conf"
     # An edited file stays.
     [ -e "$DESTDIR/etc/understudy/demo.toml" ] || put 644 configs/service/demo.toml "$DESTDIR/etc/understudy/demo.toml"
 fi
@@ -71,7 +77,6 @@ fi
 find configs docs -type f \( -name '*.toml' -o -name '*.json' -o -name '*.yml' -o -name '*.md' \) | while read -r file; do
     put 644 "$file" "$doc/$file"
 done
-ln -sfn configs "$doc/examples"
 put 644 README.md "$doc/README.md"
 put 644 CHANGELOG.md "$doc/CHANGELOG.md"
 put 644 SECURITY.md "$doc/SECURITY.md"

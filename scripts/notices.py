@@ -89,6 +89,9 @@ def main():
             key = hashlib.sha256(" ".join(text.split()).encode()).digest()
             bodies.setdefault(key, text)
             users.setdefault(key, []).append(label)
+    dpdk = Path("/usr/share/doc/libdpdk-dev/copyright")
+    if not dpdk.exists():
+        missing.append(f"DPDK ({dpdk} is missing)")
     if missing:
         print(f"no licence text: {', '.join(missing)}", file=sys.stderr)
         sys.exit(1)
@@ -98,8 +101,7 @@ def main():
     for package in packages:
         print(f"  {package['name']} {package['version']}: {package['license']}")
     print(f"\n{'-' * 100}\nRust's standard library:\n\n{(ROOT / 'LICENSE').read_text().strip()}")
-    dpdk = Path("/usr/share/doc/libdpdk-dev/copyright")
-    print(f"\n{'-' * 100}\nDPDK:\n\n{dpdk.read_text().strip() if dpdk.exists() else 'see its distribution'}")
+    print(f"\n{'-' * 100}\nDPDK:\n\n{dpdk.read_text().strip()}")
     for key, text in bodies.items():
         print(f"\n{'-' * 100}\n{', '.join(users[key])}:\n\n{text}")
 

@@ -97,7 +97,9 @@ pub(crate) fn measure(
     };
     let file = fs::File::create(log)?;
     // Benchmarks read the program's events at level info.
-    program.command.env_remove("UNDERSTUDY_LOG");
+    for variable in ["UNDERSTUDY_LOG", "NOTIFY_SOCKET", "WATCHDOG_USEC", "JOURNAL_STREAM"] {
+        program.command.env_remove(variable);
+    }
     // Standard input stays open: testpmd ends when it is closed.
     let child = program.command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file).spawn();
     let mut running = Running(child.map_err(|error| failed(format!("cannot be started: {error}")))?);

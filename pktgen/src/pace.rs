@@ -357,7 +357,9 @@ mod tests {
                 let start = |part: u32| (u64::from(part) * u64::from(all)).div_ceil(parts.into()) as u32;
                 let share = Share { own: start(part + 1) - start(part), all, part, parts };
                 let mut pacer = Pacer::new(rate, Nanos::ZERO, Nanos(u64::MAX)).with_share(share, 1);
-                let earned = u128::from(pacer.allowance(Nanos(time), u64::MAX, u64::MAX));
+                // A ramp gives units up while it is below one packet a second.
+                let burst = if is_ramp { u64::MAX } else { 1 };
+                let earned = u128::from(pacer.allowance(Nanos(time), burst, u64::MAX));
                 sum += earned;
                 if !is_ramp && earned > 0 {
                     pacer.spend(earned as u64 - 1);

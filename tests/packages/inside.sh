@@ -52,11 +52,11 @@ first() {
     ok "understudy top shows its stream: $(understudy top /etc/understudy/demo.toml --once | grep writes | head -n 1 | tr -s ' ')"
 
     printed=$(apt-get install -y /packages/understudy_*.deb 2>&1)
-    grep "^understudy: understudy@demo.service still run the program from before" <<< "$printed"
+    grep -q "^understudy: still running the old version: understudy@demo.service " <<< "$printed"
     [ "$(property demo MainPID)" = "$process" ]
     systemctl restart understudy@demo
     [ "$(property demo MainPID)" != "$process" ]
-    ok "an upgrade leaves the running instance alone and says so; $(understudy --version)"
+    ok "an upgrade does not restart a running instance, and reports it; $(understudy --version)"
 
     process=$(property demo MainPID)
     systemctl reload understudy@demo
@@ -67,7 +67,7 @@ first() {
     await logged demo err 'qqs'
     sed -i 's/^qqs = 4/qps = 8/' /etc/understudy/demo.toml
     systemctl reload understudy@demo
-    await logged demo warning "demo.toml has changed, but its function reads it at the start only; restart the instance"
+    await logged demo warning "demo.toml has changed, and is read only at the start; restart the instance"
     mv /etc/understudy/demo.toml.good /etc/understudy/demo.toml
     [ "$(property demo MainPID)" = "$process" ]
     systemctl is-active understudy@demo > /dev/null
@@ -76,7 +76,8 @@ first() {
     fails systemctl start understudy@missing
     [ "$(property missing ExecMainStatus)" = 2 ]
     [ "$(property missing NRestarts)" = 0 ]
-    logged missing err 'missing.toml'
+    await logged missing err 'missing.toml'
+    [ "$(stat -c %a:%G /etc/understudy)" = 750:understudy ]
     ok "an instance without its file ends with 2 and is not tried again: $(journalctl -q -o cat -p err -u understudy@missing | head -n 1)"
 
     printf '[runtime]\nidle = "sleep"\n[[port]]\nname = "a"\naf_packet = { interface = "late0" }\n[forward]\npairs = [["a", "a"]]\n' \
@@ -102,7 +103,7 @@ first() {
     /tmp/stuck "$worker" &
     await restarted demo "$process"
     wait $!
-    await logged demo err 'Worker 0 has made no turn'
+    await logged demo err 'Worker 0 has made no progress'
     logged demo warning 'Watchdog timeout'
     ok "a stuck worker is reported, and systemd starts the instance again"
 
@@ -142,7 +143,7 @@ second() {
         -not -path '/var/log/journal/*' -not -path '/run/*' -not -path '/tmp/*')
     # The administrator's own files stay.
     [ "$left" = /etc/understudy ] || { echo "left: $left"; return 1; }
-    ok "a purge ends the instance, and leaves nothing but the administrator's files in /etc/understudy"
+    ok "a purge stops the instance and leaves only the administrator's files"
 }
 
 "$boot"

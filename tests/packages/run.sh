@@ -48,8 +48,6 @@ ExecStart=/packages/inside.sh
 ExecStopPost=systemctl poweroff --no-block
 StandardOutput=append:/packages/results
 StandardError=append:/packages/results
-[Install]
-WantedBy=default.target
 END
 ln -s ../inside.service "$root/etc/systemd/system/multi-user.target.wants/inside.service"
 

@@ -31,6 +31,10 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(KILLED_WITH_PARENT[0]);
     // Tests wait for events at level info.
     command.env_remove("UNDERSTUDY_LOG");
+    // The tests may be a service themselves, whose manager waits for no messages of these processes.
+    for variable in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "JOURNAL_STREAM"] {
+        command.env_remove(variable);
+    }
     command.args(&KILLED_WITH_PARENT[1..]).arg(std::process::id().to_string()).arg(program);
     command
 }

@@ -3,8 +3,7 @@
 use crate::output::{print, print_error};
 use clap::{Command, Subcommand};
 use clap_complete::Shell;
-use clap_mangen::Man;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,7 +12,7 @@ use std::process::ExitCode;
 const SECTIONS: &str = r#".SH "EXIT STATUS"
 .TP
 .B 0
-The command did what it was asked for.
+The command succeeded.
 .TP
 .B 1
 It failed, or found what it looks for: a check that fails, an error in a capture, numbers that are not valid.
@@ -22,7 +21,7 @@ It failed, or found what it looks for: a check that fails, an error in a capture
 The configuration or the command line is not valid.
 .TP
 .B 3
-The link of a port was lost, and the configuration ends the run for that.
+A port lost its link, and \fBon_link_loss\fR is "exit".
 .SH FILES
 .TP
 .I /etc/understudy/NAME.toml
@@ -93,6 +92,7 @@ pub(crate) fn run(action: &Action, command: &Command) -> ExitCode {
 fn visible(command: &Command) -> Command {
     let shown = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
     Command::new(command.get_name().to_owned())
+        .version(command.get_version().unwrap_or_default().to_owned())
         .about(command.get_about().cloned().unwrap_or_default())
         .args(command.get_arguments().cloned())
         .subcommands(shown.map(visible))
@@ -103,16 +103,8 @@ fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     clap_mangen::generate_to(command.clone(), folder)?;
     // The first page has more sections.
-    let mut page = File::create(folder.join("understudy.1"))?;
-    let man = Man::new(command.clone().disable_help_subcommand(true));
-    man.render_title(&mut page)?;
-    man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
-    man.render_description_section(&mut page)?;
-    man.render_options_section(&mut page)?;
-    man.render_subcommands_section(&mut page)?;
-    page.write_all(SECTIONS.as_bytes())?;
-    man.render_version_section(&mut page)
+    let first = fs::OpenOptions::new().append(true).open(folder.join("understudy.1"));
+    first?.write_all(SECTIONS.as_bytes())
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ use std::process::ExitCode;
 ///
 /// understudy runs switch functions for RDMA on DPDK ports: it forwards, counts, impairs and generates RoCEv2 traffic,
 /// replicates writes (P4CE), serializes contended atomics (Swordbox), orders messages (1Pipe) and multicasts objects
-/// (RDMC). `understudy run` without a configuration shows it.
+/// (RDMC). `understudy run` without a configuration runs a demonstration.
 #[derive(Parser)]
 #[command(version = version(), max_term_width = 100)]
 struct Cli {

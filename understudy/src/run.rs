@@ -178,7 +178,7 @@ fn start(options: RunOptions, extra: Extra, config: &Config, is_demo: bool) -> R
     let mut runtime = config.runtime.clone();
     runtime.eal.extra.extend(eal);
     let lost_link = Rc::new(Cell::new(false));
-    // A service has no terminal that could hang up, and is told to reload by SIGHUP.
+    // A service has no terminal that could hang up: its manager requests a reload with SIGHUP.
     let hangup = (service::is_managed() && !config.function.reloads())
         .then(|| {
             Hangup::register(&config.path, || {

@@ -1,7 +1,8 @@
 //! The program as a service of systemd: readiness, watchdog, and SIGHUP as the request to reload.
 //!
-//! A service manager that sets `NOTIFY_SOCKET` (`Type=notify`) learns when the ports are ready and when the run ends. With
-//! `WATCHDOG_USEC` (`WatchdogSec=`), it learns four times within that time that the control thread and all workers go on.
+//! The program reports to a service manager that sets `NOTIFY_SOCKET` (`Type=notify`) when the workers run and when the run
+//! ends, and with `WATCHDOG_USEC` (`WatchdogSec=`), four times within that time, that the control thread and all workers make
+//! progress.
 //! The messages are those of sd_notify(3).
 
 use crate::system::now;
@@ -12,7 +13,6 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -77,7 +77,7 @@ pub(crate) struct Manager<'a> {
 impl<'a> Manager<'a> {
     /// Prepares the messages to the manager. `status` describes the run for `systemctl status`.
     pub(crate) fn new(status: String, hangup: Option<Hangup<'a>>) -> Self {
-        Self { watchdog: Watchdog::new(status), hangup }
+        Self { watchdog: Watchdog::new("Worker", status), hangup }
     }
 
     /// Sends the messages that are due, and carries out a request to reload.
@@ -97,6 +97,8 @@ impl Drop for Manager<'_> {
 
 /// Reports to the service manager that the program is ready, and that its workers go on.
 pub(crate) struct Watchdog {
+    /// What makes turns, for messages
+    subject: &'static str,
     /// Line for `systemctl status`, until it is sent
     ready: Option<String>,
     /// Time between two messages; `None` if the service manager has no watchdog
@@ -109,15 +111,15 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Prepares the watchdog that the service manager requests, if it does. `status` describes the program when it is
+    /// Prepares the watchdog that the service manager requests, if it does. `subject` is what makes turns. `status` describes the program when it is
     /// ready, which is at the first [`Self::on_tick`].
-    pub(crate) fn new(status: String) -> Self {
-        Self::with_limit(watchdog_limit(), status)
+    pub(crate) fn new(subject: &'static str, status: String) -> Self {
+        Self::with_limit(watchdog_limit(), subject, status)
     }
 
-    fn with_limit(limit: Option<Duration>, status: String) -> Self {
+    fn with_limit(limit: Option<Duration>, subject: &'static str, status: String) -> Self {
         let interval = limit.map(|limit| limit / MESSAGES);
-        Self { ready: Some(status), interval, last_at: now(), turns: Vec::new(), is_reported: false }
+        Self { subject, ready: Some(status), interval, last_at: now(), turns: Vec::new(), is_reported: false }
     }
 
     /// Sends the messages that are due. `turns` returns how many turns each worker has made.
@@ -140,27 +142,28 @@ impl Watchdog {
         let before = core::mem::replace(&mut self.turns, turns.collect());
         let Some(stuck) = self.turns.iter().zip(&before).position(|(turns, before)| turns == before) else {
             if core::mem::take(&mut self.is_reported) {
-                info!("All workers go on.");
+                info!("All workers make progress again.");
             }
             return true;
         };
         if !core::mem::replace(&mut self.is_reported, true) {
             let interval = self.interval.unwrap_or_default();
             error!(
-                "Worker {stuck} has made no turn for {interval:?}; the service manager ends this program if that goes on."
+                "{} {stuck} has made no progress for {interval:?}; the service manager ends this program if that goes on.",
+                self.subject
             );
         }
         false
     }
 }
 
-/// SIGHUP to a service whose function reads its configuration at the start only.
+/// Handler of SIGHUP for a function that reads its configuration only at the start.
 pub(crate) struct Hangup<'a> {
     requested: Arc<AtomicBool>,
     /// Configuration file
     path: &'a Path,
     /// Reads it again, and returns whether it is as at the start; the error is a text for users
-    is_unchanged: Rc<dyn Fn() -> Result<bool, String> + 'a>,
+    is_unchanged: Box<dyn Fn() -> Result<bool, String> + 'a>,
 }
 
 impl<'a> Hangup<'a> {
@@ -172,7 +175,7 @@ impl<'a> Hangup<'a> {
         let requested = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&requested))
             .map_err(|error| miette::miette!("cannot catch signals: {error}"))?;
-        Ok(Self { requested, path, is_unchanged: Rc::new(is_unchanged) })
+        Ok(Self { requested, path, is_unchanged: Box::new(is_unchanged) })
     }
 
     /// Reports whether the file has changed, if the signal arrived.
@@ -184,9 +187,7 @@ impl<'a> Hangup<'a> {
         match (self.is_unchanged)() {
             Ok(true) => info!("Reloaded {path}: it is as at the start."),
             Ok(false) => {
-                warn!(
-                    "{path} has changed, but its function reads it at the start only; restart the instance."
-                );
+                warn!("{path} has changed, and is read only at the start; restart the instance.");
             }
             Err(why) => warn!("{path} is not valid, and the instance goes on as before: {}", why.trim_end()),
         }
@@ -199,7 +200,7 @@ mod tests {
 
     #[test]
     fn the_watchdog_is_reset_while_every_worker_makes_turns() {
-        let mut dog = Watchdog::with_limit(Some(Duration::from_millis(400)), String::new());
+        let mut dog = Watchdog::with_limit(Some(Duration::from_millis(400)), "Worker", String::new());
         let start = dog.last_at;
         let mut due = |ms, turns: [u64; 2]| dog.is_due(start + Duration::from_millis(ms), turns.into_iter());
         assert!(!due(99, [1, 1]), "early");
@@ -213,7 +214,7 @@ mod tests {
 
     #[test]
     fn no_message_is_due_without_a_watchdog() {
-        let mut dog = Watchdog::with_limit(None, String::new());
+        let mut dog = Watchdog::with_limit(None, "Worker", String::new());
         let later = dog.last_at + Duration::from_secs(9);
         assert!(!dog.is_due(later, [1].into_iter()));
     }

@@ -40,7 +40,7 @@ pub struct Config {
 /// Counts and state of a controller, at the end of the last step of its state machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Time at which it was written; not older than some 100 ms while the state machine goes on
+    /// Time of the snapshot; some 100 ms ago at most while the state machine runs
     pub at: Nanos,
     /// Term in which it leads; 0 if it does not lead
     pub term: u32,

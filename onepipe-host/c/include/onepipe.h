@@ -1,6 +1,6 @@
 /*
  * Host library of 1Pipe, both services: Table 1 of Li et al., "1Pipe: Scalable Total Order Communication in Data
- * Center Networks", SIGCOMM 2021. Link with -lonepipe_c. See docs/onepipe.md of understudy.
+ * Center Networks", SIGCOMM 2021. Link with `pkg-config --libs onepipe`. See docs/onepipe.md of understudy.
  *
  * Call order: onepipe_init; then onepipe_unreliable_send and onepipe_unreliable_recv; at the end onepipe_leave, if other
  * threads may still be receiving, and onepipe_exit. All functions but onepipe_exit are thread-safe. Functions that return

@@ -176,7 +176,7 @@ fn serve(args: &Args, config: ControllerConfig) -> Result<ExitCode, miette::Repo
         snapshot: controller.snapshot(),
         connections: controller.connections(),
     };
-    let mut watchdog = Watchdog::new(format!("ready at {address}"));
+    let mut watchdog = Watchdog::new("State machine", format!("ready at {address}"));
     let began = now();
     while !stop.flag().load(Ordering::Relaxed)
         && controller.is_running()

@@ -48,7 +48,7 @@ pub(crate) struct Launch<'a, C> {
     pub(crate) lost_link: Rc<Cell<bool>>,
     /// Reads the configuration file again; the error is a text for users
     pub(crate) reload: Reload<'a, C>,
-    /// What SIGHUP does if it neither ends the run nor reloads
+    /// Handler of SIGHUP for a function that cannot reload
     pub(crate) hangup: Option<Hangup<'a>>,
 }
 
