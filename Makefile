@@ -46,7 +46,7 @@ deb: library ## build Debian packages (target/deb): understudy, libonepipe0, lib
 	@scripts/deps.sh deb
 	packaging/deb.sh $(BUILT)
 
-test-deb: deb ## install, start, upgrade, break and purge the packages in a new Debian that systemd-nspawn boots (root); three minutes
+test-deb: deb ## install, start, upgrade and purge the packages in a new Debian that systemd-nspawn boots, and inject faults (root); three minutes
 	@scripts/deps.sh test-deb
 	$(AS_ROOT) tests/packages/run.sh $(BUILT)/deb
 

@@ -55,49 +55,21 @@ pub(crate) fn parse_filter(filter: &str) -> Result<String, String> {
 /// Panics if it is called twice, or if [`parse_filter`] refuses the filter.
 pub(crate) fn init(filter: &str) {
     let stderr = std::io::stderr;
-    let events = tracing_subscriber::fmt()
+    tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_new(filter).expect("parse_filter has accepted it"))
         .with_writer(stderr)
         .with_ansi(
             stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
         )
         // A closed standard error does not end a run.
-        .log_internal_errors(false);
-    if is_journal() {
-        events.event_format(Journal).init();
-    } else {
-        events.event_format(Lines(SystemTime)).init();
-    }
+        .log_internal_errors(false)
+        .event_format(Lines((!is_journal()).then_some(SystemTime)))
+        .init();
 }
 
-/// Format of an event for the journal: its priority and its text.
-struct Journal;
-
-impl<S, N> FormatEvent<S, N> for Journal
-where
-    S: Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
-{
-    fn format_event(
-        &self,
-        context: &FmtContext<'_, S, N>,
-        mut writer: Writer<'_>,
-        event: &Event<'_>,
-    ) -> fmt::Result {
-        let priority = match *event.metadata().level() {
-            Level::ERROR => ERROR,
-            Level::WARN => 4,
-            Level::INFO => 6,
-            Level::DEBUG | Level::TRACE => 7,
-        };
-        let mut text = String::new();
-        context.format_fields(Writer::new(&mut text), event)?;
-        writeln!(writer, "{}", with_priority(&text, priority))
-    }
-}
-
-/// Format of an event: its time (UTC), its level unless that is info, and its text.
-struct Lines<T>(T);
+/// Format of an event: its time (UTC), its level unless that is info, and its text. Without a clock, the priority is in place
+/// of both, for the journal.
+struct Lines<T>(Option<T>);
 
 impl<S, N, T> FormatEvent<S, N> for Lines<T>
 where
@@ -111,18 +83,23 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let (level, colour) = match *event.metadata().level() {
-            Level::ERROR => ("error", "31"),
-            Level::WARN => ("warning", "33"),
-            Level::INFO => ("", ""),
-            Level::DEBUG => ("debug", "2"),
-            Level::TRACE => ("trace", "2"),
+        let (level, colour, priority) = match *event.metadata().level() {
+            Level::ERROR => ("error", "31", ERROR),
+            Level::WARN => ("warning", "33", 4),
+            Level::INFO => ("", "", 6),
+            Level::DEBUG => ("debug", "2", 7),
+            Level::TRACE => ("trace", "2", 7),
+        };
+        let Some(clock) = &self.0 else {
+            let mut text = String::new();
+            context.format_fields(Writer::new(&mut text), event)?;
+            return writeln!(writer, "{}", with_priority(&text, priority));
         };
         let ansi = writer.has_ansi_escapes();
         if ansi {
             write!(writer, "\x1b[2m")?;
         }
-        self.0.format_time(&mut writer)?;
+        clock.format_time(&mut writer)?;
         writer.write_str(if ansi { "\x1b[0m " } else { " " })?;
         match (level, ansi) {
             ("", _) => {}
@@ -140,7 +117,6 @@ mod tests {
     use std::io::Write;
     use std::sync::{Arc, Mutex};
     use tracing::{debug, error, info, warn};
-    use tracing_subscriber::fmt::format::DefaultFields;
     use tracing_subscriber::layer::SubscriberExt as _;
     use tracing_subscriber::{Layer as _, Registry};
 
@@ -168,13 +144,10 @@ mod tests {
 
     /// Returns what is printed of four events.
     fn printed(filter: &str, ansi: bool) -> String {
-        printed_as(Lines(Fixed), filter, ansi)
+        printed_as(Lines(Some(Fixed)), filter, ansi)
     }
 
-    fn printed_as<F>(format: F, filter: &str, ansi: bool) -> String
-    where
-        F: FormatEvent<Registry, DefaultFields> + Send + Sync + 'static,
-    {
+    fn printed_as(format: Lines<Fixed>, filter: &str, ansi: bool) -> String {
         let printed = Printed::default();
         let writer = printed.clone();
         let events = tracing_subscriber::fmt::layer()
@@ -205,7 +178,7 @@ mod tests {
     #[test]
     fn the_journal_takes_the_priority_from_each_line() {
         let all = "<6>Port a has its peer.\n<4>Port a has lost its peer.\n<3>Cannot write b.\n<7>once n=1\n";
-        assert_eq!(printed_as(Journal, "debug", false), all);
+        assert_eq!(printed_as(Lines(None), "debug", false), all);
         assert_eq!(journal_error("not valid\n  line 2\n"), "<3>not valid\n<3>  line 2");
     }
 
