@@ -107,10 +107,12 @@ fn the_manager_learns_of_readiness_turns_and_the_end() {
 fn a_service_goes_on_at_sighup_and_reports_what_changed() {
     for function in [FORWARD, PKTGEN] {
         let initial = format!("{RING}{function}");
-        // The queue of a socket has room for some ten messages: this manager, which receives only the first one, is sent a
-        // hundred a second, and the control thread must not wait for it.
         let service = Service::start("run", &initial, "40000");
         assert!(service.message().starts_with("READY=1"));
+        // A manager that is busy receives nothing more, and the control thread must not wait for it.
+        let other = UnixDatagram::unbound().unwrap();
+        other.set_nonblocking(true).unwrap();
+        while other.send_to(b"X=1", service.folder.path().join("notify")).is_ok() {}
         service.reload("my.toml: it is as at the start.");
         fs::write(service.config(), initial.replace("[runtime]", "[runtime]\ncontrol_queue = 64")).unwrap();
         service.reload("my.toml has changed, and is read only at the start; restart the instance.");
