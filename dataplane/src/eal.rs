@@ -4,7 +4,7 @@ use crate::config::{Config, Eal as EalConfig, Memory};
 use crate::error::{Error, errno, error_text};
 use crate::interrupt::park_interrupts;
 use crate::memif::Channels;
-use crate::port;
+use crate::{missing, port};
 use std::ffi::{CStr, CString, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -46,16 +46,16 @@ impl Eal {
         }
         let shared = config.eal.file_prefix.is_some();
         let eal = Self { shared, memif: !channels.is_empty() };
-        // The EAL initialises successfully even if a virtual device fails to probe.
-        for (index, port) in config.ports.iter().enumerate() {
-            if port::find(index, port).is_none() {
-                return Err(port::missing_device(port, &log).with_log(log));
-            }
-        }
-        // From here on only errors are logged, to standard error.
+        // The EAL initialises successfully even if a device fails to probe.
+        let mut ports = config.ports.iter().enumerate();
+        let missing = ports.find(|(index, port)| port::find(*index, port).is_none());
+        // From here on only errors are logged, to standard error; with a missing device, not what the drivers of
+        // the others report while they are closed.
+        let level = if missing.is_some() { dpdk_sys::RTE_LOG_EMERG } else { dpdk_sys::RTE_LOG_ERR };
         // SAFETY: sets a number only. No stream is set, which means standard error.
-        unsafe {
-            dpdk_sys::rte_log_set_global_level(dpdk_sys::RTE_LOG_ERR);
+        unsafe { dpdk_sys::rte_log_set_global_level(level) };
+        if let Some((_, port)) = missing {
+            return Err(missing::explain(port, &log).with_log(log));
         }
         Ok(eal)
     }

@@ -21,6 +21,7 @@ mod live;
 pub mod log;
 mod mbuf;
 mod memif;
+mod missing;
 mod netlink;
 mod plane;
 mod port;

@@ -27,6 +27,10 @@ fn link_text(port: &PortInfo, change: &LinkChange) -> String {
     let Some(interface) = &port.interface else {
         return match change {
             LinkChange::Now(Link::Up) => format!("Port {name} is up."),
+            LinkChange::Now(Link::Gone) => format!(
+                "Port {name} is gone: its device is to be removed or to get another driver. This run ends, \
+                 because the system waits for the device."
+            ),
             LinkChange::Now(_) | LinkChange::Recreated => {
                 format!("Port {name} is down: it has no link.")
             }
@@ -86,5 +90,7 @@ mod tests {
         assert!(text(LinkChange::Recreated).contains("an interface eth1 again. Restart this instance"));
         let hardware = link_text(&port(None), &LinkChange::Now(Link::NoCarrier));
         assert_eq!(hardware, "Port a is down: it has no link.");
+        let requested = link_text(&port(None), &LinkChange::Now(Link::Gone));
+        assert!(requested.starts_with("Port a is gone: its device is to be removed"), "{requested}");
     }
 }

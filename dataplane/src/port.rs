@@ -2,7 +2,8 @@
 
 use crate::config::{Config, Device, FRAME_OVERHEAD, Port as PortConfig, af_packet_ring};
 use crate::error::{Error, errno, error_text};
-use crate::link::{Interface, Link, Requests, XdpSockets};
+use crate::link::{self, Interface, Link, Requests, XdpSockets};
+use crate::missing;
 use crate::tx::rx_burst;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -112,69 +113,6 @@ pub(crate) fn find(index: usize, port: &PortConfig) -> Option<u16> {
     let mut id = 0;
     // SAFETY: passes a C string and an address to write to.
     (unsafe { dpdk_sys::rte_eth_dev_get_port_by_name(name.as_ptr(), &raw mut id) } == 0).then_some(id)
-}
-
-/// Derives the reason why the device of `port` is missing from the log.
-pub(crate) fn missing_device(port: &PortConfig, log: &str) -> Error {
-    let name = &port.name;
-    if let Device::AfPacket { interface } | Device::AfXdp { interface, .. } = &port.device
-        && !Path::new("/sys/class/net").join(interface).exists()
-    {
-        return Error::new(
-            format!("port `{name}`: there is no interface `{interface}`"),
-            "correct the name (`ip link` lists the interfaces), or create it: ip link add ...",
-        );
-    }
-    // The AF_PACKET driver does not log why it got no socket; missing permission is almost the only reason.
-    let denied = ["ermission denied", "ot permitted", "not open AF_PACKET socket"]
-        .iter()
-        .any(|words| log.contains(words));
-    if denied {
-        return Error::new(
-            format!("port `{name}`: permission denied"),
-            "run as root, or give the program the capabilities CAP_NET_RAW and CAP_NET_ADMIN",
-        );
-    }
-    // The driver computes the number of its fanout group as process ID XOR interface index; groups belong to
-    // a network namespace.
-    if log.contains("could not set PACKET_FANOUT") {
-        return Error::new(
-            format!("port `{name}`: another DPDK process has AF_PACKET sockets with the same group number"),
-            "start this process again: the number depends on its process ID",
-        );
-    }
-    match &port.device {
-        Device::Pci { address, .. } => Error::new(
-            format!("port `{name}`: no DPDK driver supports the PCI device {address}"),
-            format!(
-                "bind it: dpdk-devbind.py -b vfio-pci {address} (an NVIDIA NIC needs its kernel driver instead, and \
-                     the package with DPDK's mlx5 driver); `understudy doctor` lists the devices"
-            ),
-        ),
-        Device::AfPacket { interface } | Device::AfXdp { interface, .. } => Error::new(
-            format!("port `{name}`: DPDK could not open the interface `{interface}`"),
-            "see the log below; another program may be using it",
-        ),
-        Device::Tap { interface } => Error::new(
-            format!("port `{name}`: cannot create the interface `{interface}`"),
-            "check that /dev/net/tun exists (modprobe tun) and that the name is free",
-        ),
-        Device::Memif { .. } => Error::new(
-            format!("port `{name}`: DPDK did not create the memif interface"),
-            "see the log below; check that DPDK's memif driver is installed",
-        ),
-        Device::Vhost { socket, .. } => Error::new(
-            format!("port `{name}`: cannot open the socket {}", socket.display()),
-            "its folder has to exist and be writable; remove a socket that a crashed process has left",
-        ),
-        Device::Pcap { .. } => Error::new(
-            format!("port `{name}`: a capture file could not be opened"),
-            "files to play have to be Ethernet captures in pcap format; the folder of the file to record to has to exist",
-        ),
-        Device::Ring | Device::Null { .. } => {
-            Error::new(format!("port `{name}`: DPDK did not create the device"), "see the log below")
-        }
-    }
 }
 
 /// A pool of packet buffers. Dropping it frees it, unless one of its buffers is in use: then its memory stays
@@ -306,12 +244,19 @@ pub struct PortInfo {
 impl Port {
     fn start(index: usize, config: &Config, kernel: Option<&Rc<Requests>>) -> Result<Self, Error> {
         let port = &config.ports[index];
-        let id = find(index, port).ok_or_else(|| missing_device(port, ""))?;
+        let id = find(index, port).ok_or_else(|| missing::explain(port, ""))?;
         let failed = |what: &str, result: i32| {
-            Error::new(
-                format!("port `{}`: {what}: {}", port.name, error_text(result)),
-                "see the log below; fewer queues or descriptors may help",
-            )
+            let help = match &port.device {
+                // libxdp loads its program only for drivers that have XDP.
+                Device::AfXdp { interface, .. } => format!(
+                    "see the log below; it needs CAP_SYS_ADMIN, `rx_queues` as the interface has queues \
+                     (`ethtool -l {interface}`), and a driver with XDP. With any other driver, first: \
+                     xdp-loader load -m skb {interface} /usr/lib/x86_64-linux-gnu/bpf/xsk_def_xdp_prog.o \
+                     (Debian: package xdp-tools)"
+                ),
+                _ => "see the log below; fewer queues or descriptors may help".into(),
+            };
+            Error::new(format!("port `{}`: {what}: {}", port.name, error_text(result)), help)
         };
         let check = |what: &str, result: i32| if result < 0 { Err(failed(what, result)) } else { Ok(()) };
 
@@ -322,14 +267,12 @@ impl Port {
         let rx_queues = rx_queues(port, workers).min(dev.max_rx_queues.max(1));
         let max_queues = (workers as u16).min(dev.max_tx_queues.max(1));
         let tx_queues = match port.device {
-            // Equal to the number of receive queues: the tap driver requires it, and so does memif's peer,
-            // whose queues have to match.
-            Device::Tap { .. } | Device::Memif { .. } => rx_queues,
+            // Equal to the number of receive queues: the drivers require it, and so does memif's peer, whose
+            // queues have to match.
+            Device::Tap { .. } | Device::AfXdp { .. } | Device::Memif { .. } => rx_queues,
             // Their sockets are used in both directions; what a ring's send queue gets arrives at the receive queue of the
             // same number.
-            Device::AfPacket { .. } | Device::AfXdp { .. } | Device::Vhost { .. } | Device::Ring => {
-                max_queues.min(rx_queues)
-            }
+            Device::AfPacket { .. } | Device::Vhost { .. } | Device::Ring => max_queues.min(rx_queues),
             // One file to record to; a port that records nothing discards in as many queues as it plays captures
             Device::Pcap { tx: Some(_), .. } => 1,
             _ => max_queues,
@@ -410,6 +353,7 @@ impl Port {
         // SAFETY: the port is started.
         unsafe { dpdk_sys::rte_eth_promiscuous_enable(id) };
         started.interface = Interface::of(&port.device, kernel, &earlier_sockets);
+        link::watch_removal(&device_name(index, &port.device), id);
         if let Some(interface) = &started.interface {
             interface.discard_early_frames(|| started.drain());
             started.early_frames = started.stats().ipackets;
@@ -443,6 +387,7 @@ impl Port {
     pub(crate) fn link(&self) -> Link {
         match &self.interface {
             Some(interface) => interface.link(),
+            None if link::is_requested(self.id) => Link::Gone,
             None if link_is_up(self.id) => Link::Up,
             None => self.link_if_down,
         }
@@ -553,25 +498,4 @@ fn eth_conf(port: &PortConfig, dev: &rte_eth_dev_info, rx_queues: u16) -> Result
         conf.rx_adv_conf.rss_conf.rss_hf = dev.flow_type_rss_offloads & dpdk_sys::UNDERSTUDY_RSS_IP_UDP;
     }
     Ok(conf)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn used_number_of_a_fanout_group_is_reported() {
-        let port = PortConfig {
-            name: "a".into(),
-            device: Device::AfPacket { interface: "lo".into() },
-            mtu: 1500,
-            rx_queues: 1,
-            descriptors: 512,
-            buffers: 4096,
-            share_from: None,
-        };
-        let log = "net_af_packet0: could not set PACKET_FANOUT on AF_PACKET socket for lo:Invalid argument";
-        let error = missing_device(&port, log);
-        assert!(error.what.contains("the same group number") && error.remedy.contains("again"), "{error}");
-    }
 }

@@ -78,7 +78,7 @@ pub struct Outcome {
     pub devices_before: Vec<DeviceCounters>,
     /// State of each port
     pub states: Vec<PortState>,
-    /// Port whose lost link has ended the run ([`OnLinkLoss::Exit`])
+    /// Port that has ended the run: its link was lost ([`OnLinkLoss::Exit`]), or the system requests its device
     pub lost_link: Option<PortId>,
     /// TSC frequency, in Hz
     pub tsc_hz: u64,
@@ -192,7 +192,8 @@ impl Runtime {
                 links.tick(&self.ports, &mut hooks);
                 // A worker that ends before `quit` is set has panicked.
                 let all_running = running.count() == count;
-                let ends = stop.0.load(Ordering::Relaxed) || exits_on_loss && lost_link.is_some();
+                let is_lost = exits_on_loss && lost_link.is_some() || links.requested().is_some();
+                let ends = stop.0.load(Ordering::Relaxed) || is_lost;
                 if !control.on_tick(&live, &mut out) || ends || !all_running {
                     break;
                 }
@@ -206,7 +207,7 @@ impl Runtime {
             deliver(control, message, &mut out);
         }
         let (devices, states) = live.devices();
-        let lost_link = lost_link.filter(|_| exits_on_loss);
+        let lost_link = links.requested().or(lost_link.filter(|_| exits_on_loss));
         Outcome { devices, devices_before, states, lost_link, workers: counters, tsc_hz: time::hz() }
     }
 

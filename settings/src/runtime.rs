@@ -64,7 +64,7 @@ crate::table! {
     handoff_ring: usize = power_of_two(2..=1 << 20).unit("frames") => default(1024);
     /// Messages that wait between a worker and the control plane
     control_queue: usize = whole(1..=1 << 20) => default(1024);
-    /// What the loss of a port's link does: `wait` goes on, and uses the port again when its link is up; `exit` ends the program as Ctrl-C does, and `run`, `host`, `pktgen`, `process` and `rdmc` exit with 3. A memif port loses its link when its peer disconnects
+    /// What the loss of a port's link does: `wait` goes on, and uses the port again when its link is up; `exit` ends the program as Ctrl-C does, and `run`, `host`, `pktgen`, `process` and `rdmc` exit with 3. A memif port loses its link when its peer disconnects. A card that the system requests, to unplug it, ends the program with 3 in any case
     on_link_loss: OnLinkLoss = words(&[("wait", OnLinkLoss::Wait), ("exit", OnLinkLoss::Exit)]) => default("wait");
     /// Time without received frames after which the program stops
     stop_when_idle_ms: Nanos = millis(1..=MAX_IDLE_MS) => optional("it runs until it is interrupted") example(300);

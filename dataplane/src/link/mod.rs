@@ -2,9 +2,11 @@
 
 mod interface;
 mod netlink;
+mod removal;
 
 pub(crate) use interface::{Interface, KernelCounts, XdpSockets};
 pub(crate) use netlink::Requests;
+pub(crate) use removal::{is_requested, watch as watch_removal};
 
 use crate::port::Port;
 use crate::time::{Clock, cycles};
@@ -24,8 +26,9 @@ pub enum Link {
     Down,
     /// The interface is set up, but its other end is not, or there is no cable
     NoCarrier,
-    /// The interface was removed, or moved to another network namespace. The port cannot use it again, even
-    /// if there is one with the same name
+    /// The interface was removed, or moved to another network namespace; the port cannot use it again, even
+    /// if there is one with the same name. Or the system requests the device, to remove it or to give it to
+    /// another driver, and waits for it: the run ends
     Gone,
     /// The port waits for the process at its other end
     NoPeer,
@@ -75,6 +78,8 @@ pub(crate) struct LinkMonitor {
     /// `None` if the kernel refuses the socket; then changes are noticed after [`INTERVAL`]
     events: Option<Events>,
     ports: Vec<Option<Monitored>>,
+    /// Port whose device the system requests
+    requested: Option<PortId>,
     clock: Clock,
     next_read: Nanos,
 }
@@ -105,6 +110,7 @@ impl LinkMonitor {
         Self {
             events: events.and_then(Result::ok),
             ports: (0..ports.len()).map(monitored).collect(),
+            requested: None,
             clock: Clock::start(),
             next_read: Nanos(0),
         }
@@ -137,6 +143,11 @@ impl LinkMonitor {
         }
     }
 
+    /// Returns a port whose device the system requests, which ends the run.
+    pub(crate) fn requested(&self) -> Option<PortId> {
+        self.requested
+    }
+
     fn on_event(&mut self, ports: &[Port], event: &Event, hooks: &mut impl LinkHooks) {
         for (index, port) in ports.iter().enumerate() {
             let Some(interface) = port.interface() else { continue };
@@ -164,6 +175,8 @@ impl LinkMonitor {
             if let Some(interface) = port.interface() {
                 interface.refresh_link();
                 interface.counts();
+            } else if port.link() == Link::Gone {
+                self.requested.get_or_insert(PortId(index as u16));
             }
             self.update(index, port.link(), hooks);
         }

@@ -10,6 +10,7 @@ mod idle;
 mod memif;
 mod owners;
 mod pools;
+mod removal;
 mod rings;
 mod senders;
 mod share;
