@@ -33,7 +33,8 @@ fn iommu(machine: &Machine) -> Finding {
             TOPIC,
             Ports::Hardware,
             "the kernel is configured to use it and finds none: enable VT-d or AMD-Vi in the firmware, or \
-             do without it (devices can then access all memory)",
+             do without it (devices can then access all memory; the kernel needs CONFIG_VFIO_NOIOMMU, which \
+             Debian 12's does not have)",
         )
         .command(format!("modprobe vfio enable_unsafe_noiommu_mode=1; echo Y > {NOIOMMU}"));
     }

@@ -48,10 +48,10 @@ pub(super) fn examine(machine: &Machine) -> Vec<Finding> {
         let message = "none on the PCI bus; virtual devices need none";
         return vec![Finding::warning(TOPIC, Ports::Hardware, message)];
     }
-    let devbind = devbind(machine);
+    let bind = bind_command(machine);
     let default_interface = interface_of_default_route(machine);
     let mut findings: Vec<_> =
-        cards.iter().map(|card| card.finding(default_interface.as_deref(), &devbind)).collect();
+        cards.iter().map(|card| card.finding(default_interface.as_deref(), &bind)).collect();
     if !cards.iter().any(Card::is_ready) {
         let message = if findings.iter().any(|finding| finding.command.is_some()) {
             "none is ready for DPDK; the commands above bind those that can be bound"
@@ -88,12 +88,21 @@ fn cards(machine: &Machine) -> Vec<Card> {
     machine.list(FOLDER).into_iter().filter_map(card).collect()
 }
 
-/// Returns the command `dpdk-devbind.py`, with its installation in front if it is missing.
-fn devbind(machine: &Machine) -> String {
-    let name = "dpdk-devbind.py";
-    let folders = ["/usr/bin", "/usr/sbin", "/usr/local/bin"];
-    let is_installed = folders.iter().any(|folder| machine.has(format!("{folder}/{name}")));
-    if is_installed { name.into() } else { format!("apt install -y dpdk && {name}") }
+/// Returns the command that gives a card to `vfio-pci`, without its arguments: preferably `driverctl`, whose choice lasts over
+/// restarts of the machine.
+fn bind_command(machine: &Machine) -> &'static str {
+    let has = |name: &str| {
+        ["/usr/bin", "/usr/sbin", "/usr/local/bin"]
+            .iter()
+            .any(|folder| machine.has(format!("{folder}/{name}")))
+    };
+    if has("driverctl") {
+        "driverctl set-override"
+    } else if has("dpdk-devbind.py") {
+        "dpdk-devbind.py -b vfio-pci"
+    } else {
+        "apt install -y driverctl && driverctl set-override"
+    }
 }
 
 /// Returns the interface of this machine's default route.
@@ -111,12 +120,13 @@ impl Card {
         self.driver.as_deref().is_some_and(|driver| USER_SPACE.contains(&driver) || SHARED.contains(&driver))
     }
 
-    fn finding(&self, default_interface: Option<&str>, devbind: &str) -> Finding {
+    fn finding(&self, default_interface: Option<&str>, bind: &str) -> Finding {
         let Self { address, id, .. } = self;
         let node = self.node.as_ref().map(|node| format!(", NUMA node {node}")).unwrap_or_default();
         let label = format!("{address} ({} {id}{node})", self.vendor.unwrap_or("unknown vendor"));
         let interfaces = self.interfaces.join(", ");
-        let bind = format!("{devbind} -b vfio-pci {address}");
+        let driver_after = if bind.ends_with("vfio-pci") { "" } else { " vfio-pci" };
+        let bind = format!("{bind} {address}{driver_after}");
         match self.driver.as_deref() {
             Some(driver) if USER_SPACE.contains(&driver) => {
                 Finding::ok(TOPIC, format!("{label} is bound to {driver}: write `pci = \"{address}\"`"))
@@ -216,11 +226,17 @@ mod tests {
             let fake = card("0x8086\n", driver, interface);
             let findings = examine(&fake.machine());
             let finding = only_finding(&findings, words);
-            let bind = "dpdk-devbind.py -b vfio-pci 0000:3b:00.0";
             assert_eq!(finding.state, State::Note);
-            assert_eq!(finding.command, Some(format!("apt install -y dpdk && {bind}")));
-            fake.write("/usr/bin/dpdk-devbind.py", "");
-            assert_eq!(only_finding(&examine(&fake.machine()), words).command.as_deref(), Some(bind));
+            let bind = "driverctl set-override 0000:3b:00.0 vfio-pci";
+            assert_eq!(finding.command, Some(format!("apt install -y driverctl && {bind}")));
+            for (program, command) in [
+                ("/usr/bin/dpdk-devbind.py", "dpdk-devbind.py -b vfio-pci 0000:3b:00.0"),
+                ("/usr/sbin/driverctl", bind),
+            ] {
+                fake.write(program, "");
+                let findings = examine(&fake.machine());
+                assert_eq!(only_finding(&findings, words).command.as_deref(), Some(command));
+            }
             assert_eq!(only_finding(&findings, "none is ready").state, State::Warning(Ports::Hardware));
         }
     }
