@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 # Longest first, so that none of them runs alone at the end
-PROGRAMS = ("host", "swordbox", "run", "ports", "p4ce", "onepipe", "tutorial", "pktgen", "wire", "steer", "detour")
+PROGRAMS = ("nics", "host", "swordbox", "run", "ports", "p4ce", "vhost", "onepipe", "tutorial", "pktgen", "wire", "steer", "detour")
 
 
 @dataclass

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Builds the kernel and the initramfs of the e2e guests: OUTDIR/vmlinuz and
-# OUTDIR/initramfs.cpio.
+# OUTDIR/initramfs.cpio. The kernel's package stays in OUTDIR/kernel.deb, for its other modules.
 #
 #   tests/e2e/build-guest.sh OUTDIR
 #
@@ -163,5 +163,6 @@ printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
 (cd "$root" && find . -print0 | sort -z | cpio --null --quiet -o -H newc -R 0:0) >"$work/initramfs.cpio"
 mv "$work/initramfs.cpio" "$out/initramfs.cpio"
 cp "$work"/kernel/boot/vmlinuz-* "$out/vmlinuz"
+mv "$work"/debs/linux-image-*.deb "$out/kernel.deb"
 echo "$stamp" >"$out/stamp"
 log "$kernel, $(wc -l <"$root/modules/order") modules, $(du -m "$out/initramfs.cpio" | cut -f1) MB initramfs in $out"

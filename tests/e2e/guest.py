@@ -72,12 +72,22 @@ class Guest:
     """A virtual machine, driven through a shell on a virtio serial port."""
 
     def __init__(
-        self, name: str, tap: str, address: int, log_dir: Path, check_surroundings: Callable[[], None] = lambda: None
+        self,
+        name: str,
+        tap: str,
+        address: int,
+        log_dir: Path,
+        check_surroundings: Callable[[], None] = lambda: None,
+        vhost: Path | None = None,
     ) -> None:
-        """Calls `check_surroundings` while it waits for output; this raises if waiting further is useless."""
+        """Calls `check_surroundings` while it waits for output; this raises if waiting further is useless.
+
+        The network card is at the tap, or at a port of understudy that has the socket `vhost`.
+        """
         self.name = name
         self._check_surroundings = check_surroundings
         self.tap = tap
+        self._vhost = vhost
         self.mac = f"52:54:00:00:00:{address:02x}"
         self.host_number = address
         # By network: "ipv4", "ipv6", and the networks that add_vlan() adds.
@@ -91,6 +101,17 @@ class Guest:
 
     def start_machine(self, prefix: list[str], guest_dir: Path, accel: str, memory_mb: int) -> None:
         """Starts the emulator; `prefix` is a command that runs another command in the right namespace."""
+        card = f"virtio-net-pci,netdev=net0,mac={self.mac},rx_queue_size=1024,romfile=,{NO_OFFLOADS}"
+        if self._vhost is None:
+            network = ["-netdev", f"tap,id=net0,ifname={self.tap},script=no,downscript=no,vhost=off", "-device", card]
+        else:
+            network = [
+                # The port accesses the guest's memory. It opens the socket; the guest tries until then, and again after it.
+                "-object", f"memory-backend-memfd,id=memory,size={memory_mb}M,share=on", "-machine", "memory-backend=memory",
+                "-chardev", f"socket,id=port,path={self._vhost},reconnect=1", "-netdev", "vhost-user,id=net0,chardev=port",
+                # With MSI-X, QEMU 7.2 crashes here (vhost-user without KVM).
+                "-device", f"{card},vectors=0",
+            ]  # fmt: skip
         command = [
             *prefix, *DIE_WITH_PARENT, "qemu-system-x86_64",
             "-accel", accel, "-m", str(memory_mb), "-smp", "1",
@@ -101,8 +122,7 @@ class Guest:
             "-serial", f"file:{self.log_dir / f'guest-{self.name}.kernel.log'}",
             "-chardev", "stdio,id=shell", "-device", "virtio-serial-pci",
             "-device", "virtserialport,chardev=shell",
-            "-netdev", f"tap,id=net0,ifname={self.tap},script=no,downscript=no,vhost=off",
-            "-device", f"virtio-net-pci,netdev=net0,mac={self.mac},rx_queue_size=1024,romfile=,{NO_OFFLOADS}",
+            *network,
         ]  # fmt: skip
         with (self.log_dir / f"guest-{self.name}.qemu.log").open("wb") as log:
             # In a session of its own: Ctrl-C reaches this process only, which then shuts the guest down.

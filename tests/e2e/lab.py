@@ -33,6 +33,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from guest import DIE_WITH_PARENT, Guest, LabError
+from machine import Machine, Nic
 
 # Prefix of the namespaces' names; the pid of the process that created the namespace follows.
 NAMESPACE_PREFIX = "understudy-e2e-"
@@ -119,12 +120,29 @@ class Lab:
 
     def add_guest(self, name: str, tap: str, address: int) -> Guest:
         """Adds a guest with a tap of this name; `address` is the last part of its addresses."""
-        self._inside("ip", "tuntap", "add", tap, "mode", "tap")
-        # A long queue: bursts of an unacknowledged transport have no flow control.
-        self._inside("ip", "link", "set", tap, "mtu", str(self.mtu), "txqueuelen", "8192", "up")
+        self._add_tap(tap)
         guest = Guest(name, tap, address, self.log_dir, self._check_forwarder)
         self.guests.append(guest)
         return guest
+
+    def add_vhost_guest(self, name: str, socket: Path, address: int) -> Guest:
+        """Adds a guest whose network card is at understudy's port with this socket."""
+        guest = Guest(name, "", address, self.log_dir, self._check_forwarder, socket)
+        self.guests.append(guest)
+        return guest
+
+    def add_machine(self, nics: list[Nic]) -> Machine:
+        """Adds a machine with a tap for each of its cards."""
+        for nic in nics:
+            self._add_tap(nic.tap, *(["multi_queue"] if nic.queues > 1 else []))
+        machine = Machine(nics, self.log_dir, self._check_forwarder)
+        self.guests.append(machine)
+        return machine
+
+    def _add_tap(self, tap: str, *options: str) -> None:
+        self._inside("ip", "tuntap", "add", tap, "mode", "tap", *options)
+        # A long queue: bursts of an unacknowledged transport have no flow control.
+        self._inside("ip", "link", "set", tap, "mtu", str(self.mtu), "txqueuelen", "8192", "up")
 
     def add_cable(self, one_end: str, other_end: str) -> None:
         """Adds two interfaces; each receives what the other sends."""

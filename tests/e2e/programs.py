@@ -55,6 +55,11 @@ class Program:
     queue_pairs: int = 0
     network: str = "ipv4"  # or "ipv6", "vlan-ipv4", "vlan-ipv6"
 
+    @property
+    def command(self) -> str:
+        """Returns what describes the program in a list."""
+        return self.client
+
 
 def segments(operation: tuple[int, int, int, int], size: int, count: int, mtu: int = PATH_MTU) -> Counter[int]:
     """Returns the packets of `count` messages (or READ responses) of `size` bytes."""

@@ -67,8 +67,9 @@ def run(
     set_up: Callable[[Lab], None],
     run_case: Callable[[C, Lab, Path, Path], tuple[list[str], str]],
     description: str,
+    more_images: Sequence[str] = (),
 ) -> int:
-    """Runs the cases in a lab that `set_up` prepares. Returns the exit code.
+    """Runs the cases in a lab that `set_up` prepares, after the scripts `more_images`. Returns the exit code.
 
     `run_case` takes the case, the lab, the program and a folder, and returns the problems
     and a summary of the run.
@@ -83,7 +84,8 @@ def run(
     started = time.monotonic()
     passed, error = 0, ""
     try:
-        subprocess.run([HERE / "build-guest.sh", arguments.guest_dir], check=True)
+        for script in ("build-guest.sh", *more_images):
+            subprocess.run([HERE / script, arguments.guest_dir], check=True)
         boot_start = time.monotonic()
         with Lab(arguments.guest_dir, log_dir, accel=arguments.accel) as lab:
             set_up(lab)
