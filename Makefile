@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build library demo-p4ce demo-swordbox demo-onepipe install deb test-deb test etcd lint fresh e2e soak mutants bench report check-report instructions fuzz doctor clean
+.PHONY: help run build library demo-p4ce demo-swordbox demo-onepipe install deb test-deb image test-image test etcd lint fresh e2e soak mutants bench report check-report instructions fuzz doctor clean
 
 CARGO ?= cargo
 # Build directory of cargo
@@ -49,6 +49,14 @@ deb: library ## build Debian packages (target/deb): understudy, libonepipe0, lib
 test-deb: deb ## install, start, upgrade and purge the packages in a new Debian that systemd-nspawn boots, and inject faults (root); three minutes
 	@scripts/deps.sh test-deb
 	$(AS_ROOT) tests/packages/run.sh $(BUILT)/deb
+
+image: deb ## build a container image of the packages in a minimal Debian (target/image), for podman, docker and containerd
+	@scripts/deps.sh image
+	packaging/image.sh $(BUILT)
+
+test-image: image ## run the image with podman, with the least privileges that each port needs (root); 15 seconds
+	@scripts/deps.sh test-image
+	$(AS_ROOT) tests/packages/image.sh $(BUILT)/image/understudy-*.tar
 
 test: ## run every test that needs no privileges (with cargo-nextest if it is installed; ETCD=1: also with servers of etcd)
 	@scripts/deps.sh build test $(if $(ETCD),etcd)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs missing Debian packages and cargo tools of the groups that are named:
-#   deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [etcd] [fresh] [deb] [test-deb] [lint] [mutants] [mutants-of-a-file]
+#   deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [etcd] [fresh] [deb] [test-deb] [image] [test-image] [lint]
+#           [mutants] [mutants-of-a-file]
 # Prints nothing if nothing is missing. Uses sudo unless it runs as root.
 set -euo pipefail
 
@@ -15,6 +16,8 @@ declare -A packages=(
     [fresh]="mmdebstrap"
     [deb]="debhelper git lintian python3"
     [test-deb]="mmdebstrap systemd-container"
+    [image]="mmdebstrap python3 uidmap"
+    [test-image]="podman iproute2"
     [lint]=""
     [mutants]=""
     [mutants-of-a-file]=""

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Builds a container image from the Debian packages in BUILD_FOLDER/deb and a minimal Debian 12 into
+# BUILD_FOLDER/image/understudy-VERSION.tar: packaging/image.sh BUILD_FOLDER
+# Needs neither root nor a container engine. As another user, it needs user namespaces (package uidmap, /etc/subuid).
+set -euo pipefail
+built=$(realpath "$1")
+cd "$(dirname "$0")/.."
+package=("$built"/deb/understudy_*.deb)
+if [ ! -e "${package[0]}" ]; then
+    echo "$built/deb has no package of understudy: run \`make deb\` first" >&2
+    exit 1
+fi
+full=$(dpkg-deb --field "${package[0]}" Version)
+version=${full%%+*}
+out=$built/image
+rm -rf "$out"
+mkdir -p "$out"
+work=$(mktemp -d "${TMPDIR:-/tmp}/image.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+# Files are as old as the commit: the same packages give the same image.
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH
+
+# Manual pages and translations are not read in a container; udev, on which DPDK's drivers depend, does not run there.
+options=()
+for path in /usr/share/{man,locale,info,doc}/'*' {,/usr}/lib/udev/hwdb.d/'*' /usr/lib/x86_64-linux-gnu/gconv/'*'; do
+    options+=(--dpkgopt="path-exclude=$path")
+done
+# Licences, examples and documentation stay.
+for path in /usr/share/doc/'*'/copyright /usr/share/doc/understudy/'*'; do
+    options+=(--dpkgopt="path-include=$path")
+done
+sources=(/etc/apt/sources.list.d/*.sources)
+[ -e "${sources[0]}" ] || sources=(/etc/apt/sources.list)
+# merged-usr and usr-is-merged: otherwise perl is installed to merge /usr. Sockets' folders and configurations are for any
+# user (--user); files of this machine that mmdebstrap copies are removed.
+hooks=/usr/share/mmdebstrap/hooks
+mmdebstrap --quiet --variant=essential "${options[@]}" \
+    --hook-dir="$hooks/merged-usr" --hook-dir="$hooks/file-mirror-automount" \
+    --include=usr-is-merged,systemd-standalone-sysusers --include="${package[0]}" \
+    --customize-hook='cd "$1" && rm -rf etc/apt/sources.list* etc/resolv.conf etc/hostname var/cache/debconf var/log/*' \
+    --customize-hook='install -d -m 1777 "$1"/run/understudy "$1"/run/understudy/demo && chmod 755 "$1/etc/understudy"' \
+    --skip=output/dev bookworm "$work/root.tar" "${sources[@]}" > "$out/log" 2>&1 || {
+    tail -n 40 "$out/log" >&2
+    exit 1
+}
+
+# The user is root, whose capabilities are those that the container gets: docs/service.md, "Container".
+cat > "$work/config.json" <<END
+{
+    "created": "$(date --utc --date="@$SOURCE_DATE_EPOCH" +%FT%TZ)",
+    "config": {
+        "Env": ["PATH=/usr/sbin:/usr/bin", "XDG_RUNTIME_DIR=/run/understudy"],
+        "Entrypoint": ["understudy"],
+        "Cmd": ["run"],
+        "WorkingDir": "/etc/understudy",
+        "StopSignal": "SIGTERM",
+        "Labels": {
+            "org.opencontainers.image.title": "understudy",
+            "org.opencontainers.image.version": "$full",
+            "org.opencontainers.image.licenses": "$(sed -n 's/^license = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)"
+        }
+    }
+}
+END
+packaging/oci.py "$work/root.tar" "$out/understudy-$version.tar" "localhost/understudy:$version" "$work/config.json"
+rm "$out/log"
+cd "$out"
+ls -sh --block-size=K -- *.tar
