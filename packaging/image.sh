@@ -22,7 +22,7 @@ trap 'rm -rf "$work"' EXIT
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 
-# Manual pages and translations are not read in a container; udev, on which DPDK's drivers depend, does not run there.
+# Manual pages and translations are not read in a container. udev, which DPDK's drivers depend on, does not run.
 options=()
 for path in /usr/share/{man,locale,info,doc}/'*' {,/usr}/lib/udev/hwdb.d/'*' /usr/lib/x86_64-linux-gnu/gconv/'*'; do
     options+=(--dpkgopt="path-exclude=$path")
@@ -33,14 +33,14 @@ for path in /usr/share/doc/'*'/copyright /usr/share/doc/understudy/'*'; do
 done
 sources=(/etc/apt/sources.list.d/*.sources)
 [ -e "${sources[0]}" ] || sources=(/etc/apt/sources.list)
-# merged-usr and usr-is-merged: otherwise perl is installed to merge /usr. Sockets' folders and configurations are for any
-# user (--user); files of this machine that mmdebstrap copies are removed.
+# merged-usr and usr-is-merged: otherwise perl is installed to merge /usr. Files that mmdebstrap copies from this machine
+# are removed. The folders of sockets and configurations are for any user (--user).
 hooks=/usr/share/mmdebstrap/hooks
 mmdebstrap --quiet --variant=essential "${options[@]}" \
     --hook-dir="$hooks/merged-usr" --hook-dir="$hooks/file-mirror-automount" \
     --include=usr-is-merged,systemd-standalone-sysusers --include="${package[0]}" \
-    --customize-hook='cd "$1" && rm -rf etc/apt/sources.list* etc/resolv.conf etc/hostname var/cache/debconf var/log/*' \
-    --customize-hook='install -d -m 1777 "$1"/run/understudy "$1"/run/understudy/demo && chmod 755 "$1/etc/understudy"' \
+    --customize-hook='cd "$1" && rm -rf etc/apt/sources.list* etc/{hostname,resolv.conf} var/cache/debconf var/log/*' \
+    --customize-hook='cd "$1" && install -d -m 1777 run/understudy run/understudy/demo && chmod 755 etc/understudy' \
     --skip=output/dev bookworm "$work/root.tar" "${sources[@]}" > "$out/log" 2>&1 || {
     tail -n 40 "$out/log" >&2
     exit 1

@@ -2,8 +2,8 @@
 """Writes an image of one layer that `podman load`, `docker load`, `ctr image import` and `skopeo` read:
 packaging/oci.py ROOT.tar IMAGE.tar NAME:TAG CONFIG.json
 
-The archive is an OCI image layout (oci-layout, index.json, blobs) with the manifest.json of `docker save` beside it, which
-names the same blobs. The same input gives the same bytes: nothing in it is the time of the build.
+The archive is an OCI image layout (oci-layout, index.json, blobs) with the manifest.json of `docker save` beside it,
+which names the same blobs. The same input gives the same bytes.
 """
 
 import gzip
