@@ -77,6 +77,9 @@ fi
 find configs docs -type f \( -name '*.toml' -o -name '*.json' -o -name '*.yml' -o -name '*.md' \) | while read -r file; do
     put 644 "$file" "$doc/$file"
 done
+find deploy -type f | while read -r file; do
+    put 644 "$file" "$doc/$file"
+done
 put 644 README.md "$doc/README.md"
 put 644 CHANGELOG.md "$doc/CHANGELOG.md"
 put 644 SECURITY.md "$doc/SECURITY.md"
