@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build library demo-p4ce demo-swordbox demo-onepipe install deb test-deb image test-image test etcd lint fresh e2e soak mutants bench report check-report instructions fuzz doctor clean
+.PHONY: help run build library demo-p4ce demo-swordbox demo-onepipe install deb test-deb image test-image check-deploy test etcd lint fresh e2e soak mutants bench report check-report instructions fuzz doctor clean
 
 CARGO ?= cargo
 # Build directory of cargo
@@ -57,6 +57,10 @@ image: deb ## build a container image of the packages in a minimal Debian (targe
 test-image: image ## run the image with podman, with the least privileges that each port needs (root); 15 seconds
 	@scripts/deps.sh test-image
 	$(AS_ROOT) tests/packages/image.sh $(BUILT)/image/understudy-*.tar
+
+check-deploy: build ## check the files in deploy/: manifests against the schemas of Kubernetes, configurations, units
+	@scripts/deps.sh check-deploy
+	scripts/check_deploy.sh $(BUILT)
 
 test: ## run every test that needs no privileges (with cargo-nextest if it is installed; ETCD=1: also with servers of etcd)
 	@scripts/deps.sh build test $(if $(ETCD),etcd)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs missing Debian packages and cargo tools of the groups that are named:
-#   deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [etcd] [fresh] [deb] [test-deb] [image] [test-image] [lint]
-#           [mutants] [mutants-of-a-file]
+#   deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [etcd] [fresh] [deb] [test-deb] [image] [test-image]
+#           [check-deploy] [lint] [mutants] [mutants-of-a-file]
 # Prints nothing if nothing is missing. Uses sudo unless it runs as root.
 set -euo pipefail
 
@@ -18,6 +18,7 @@ declare -A packages=(
     [test-deb]="mmdebstrap systemd-container"
     [image]="mmdebstrap python3 uidmap"
     [test-image]="podman iproute2"
+    [check-deploy]="python3-venv systemd"
     [lint]=""
     [mutants]=""
     [mutants-of-a-file]=""

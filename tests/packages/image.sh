@@ -10,8 +10,8 @@ if [ "$(id -u)" != 0 ]; then
 fi
 # crun takes only version 2 of cgroups; where both are mounted, this test sees version 2 alone.
 if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ]; then
-    # shellcheck disable=SC2016
-    exec unshare --mount bash -euc 'umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; exec "$@"' - "./image.sh" "$archive"
+    mounts='umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup'
+    exec unshare --mount bash -euc "$mounts; exec \"\$@\"" - ./image.sh "$archive"
 fi
 
 folder=$(mktemp -d "${TMPDIR:-/tmp}/image.XXXXXX")
@@ -47,7 +47,7 @@ await() {
     echo "not within 30 s: $*"
     return 1
 }
-# Runs podman with limits that a container within a container may set, and without privileges but those in the arguments.
+# Runs the image with limits that any machine may set, and with no other privileges than those in the arguments.
 start() { # ARGUMENT...
     engine run --cgroups=disabled --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --read-only \
         --cap-drop all --security-opt no-new-privileges --network "${network:-none}" "$@" > "$printed" 2>&1
@@ -71,7 +71,8 @@ stop() { # NAME CODE
 
 engine load --quiet --input "$archive" > "$printed"
 image=$(sed -n 's/^Loaded image: //p' "$printed")
-ok "$image: $(stat -c %s "$archive" | numfmt --to=si) packed, $(engine image inspect --format '{{.Size}}' "$image" | numfmt --to=si) unpacked"
+unpacked=$(engine image inspect --format '{{.Size}}' "$image")
+ok "$image: $(stat -c %s "$archive" | numfmt --to=si) packed, $(numfmt --to=si "$unpacked") unpacked"
 
 start --rm "$image"
 grep -q 'RDMA traffic of two hosts through one worker' "$printed"
@@ -162,3 +163,20 @@ stop client 0
 ok "memif, three containers without capabilities: $(grep rping_client "$printed" | tr -s ' ')"
 stop server 0
 stop bridge 0
+
+# The container of deploy/kubernetes with a ring in place of each device
+pod=$folder/pod
+cp -r ../../deploy/kubernetes "$pod"
+sed -i 's/^pci = .*/ring = {}/; s/^hugepages = .*/idle = "sleep"/' "$pod/rack.toml"
+answers() {
+    local process
+    process=$(engine inspect --format '{{.State.Pid}}' pod)
+    nsenter --net="/proc/$process/ns/net" bash -c 'exec 3<> /dev/tcp/127.0.0.1/9464
+        printf "GET /metrics HTTP/1.1\r\nHost: pod\r\n\r\n" >&3; head -n 1 <&3 | grep -q " 200 "'
+}
+start --detach --name pod --cap-add IPC_LOCK --tmpfs /run/understudy --volume "$pod:/etc/understudy:ro" \
+    --entrypoint '["/bin/sh", "/etc/understudy/start.sh", "run"]' "$image"
+await ready pod
+answers
+stop pod 0
+ok "start.sh of deploy/kubernetes runs an instance, which answers a probe and ends with 0"
