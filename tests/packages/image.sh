@@ -61,11 +61,15 @@ exited() { # NAME
 capabilities() { # NAME
     sed -n 's/^CapEff:[[:space:]]*//p' "/proc/$(engine inspect --format '{{.State.Pid}}' "$1")/status"
 }
-# Stops a container with SIGTERM, checks its exit code, and keeps what it printed.
-stop() { # NAME CODE
+# Stops a container with SIGTERM, checks its exit code, and keeps what it printed. On a busy machine, a generator may not
+# reach its rate, for which its exit code is 1.
+stop() { # NAME
+    local code=0
     engine stop --time 20 "$1" > /dev/null
     engine logs "$1" > "$printed" 2>&1
-    [ "$(engine inspect --format '{{.State.ExitCode}}' "$1")" = "$2" ]
+    ! grep -q '^SPOILED (rate_not_reached)' "$printed" || code=1
+    [ "$(engine inspect --format '{{.State.ExitCode}}' "$1")" = "$code" ]
+    awk '/^SPOILED/ && !/rate_not_reached/ { found = 1 } END { exit found }' "$printed"
     engine rm "$1" > /dev/null
 }
 
@@ -92,13 +96,13 @@ ok "a container without capabilities, on a read-only file system, runs demo.toml
 start --rm --volume "$sockets:/run/understudy/demo" "$image" top --once demo.toml
 grep -q writes "$printed"
 ok "top, in another container, shows its stream: $(grep writes "$printed" | head -n 1 | tr -s ' ')"
-stop demo 0
+stop demo
 grep -q 'packets sent by 1 stream' "$printed"
-ok "SIGTERM ends it with 0 and a report: $(tail -n 1 "$printed")"
+ok "SIGTERM ends it with a report: $(tail -n 1 "$printed")"
 
 start --detach --name demo --user understudy --volume "$sockets:/run/understudy/demo" "$image" run demo.toml
 await ready demo
-stop demo 0
+stop demo
 ok "so does a container with --user understudy"
 
 code=0
@@ -139,13 +143,15 @@ for user in root understudy; do
     start --detach --name veth --user "$user" --cap-add NET_RAW,NET_ADMIN "${file[@]}" "$image" run veth.toml
     await ready veth
     [ "$(capabilities veth)" = 0000000000003000 ]
-    stop veth 0
+    stop veth
 done
 ok "af_packet as root and as understudy, with CAP_NET_RAW and CAP_NET_ADMIN alone: $(tail -n 1 "$printed")"
-code=0
-start --rm --cap-add NET_RAW "${file[@]}" "$image" run veth.toml || code=$?
-[ "$code" = 1 ]
-ok "it needs both: with CAP_NET_RAW alone, it ends with 1"
+for capability in NET_RAW NET_ADMIN; do
+    code=0
+    start --rm --cap-add "$capability" "${file[@]}" "$image" run veth.toml || code=$?
+    [ "$code" = 1 ]
+done
+ok "it needs both: with one of them, it ends with 1"
 network=none
 
 # Three containers that share a folder: a bridge and two hosts of configs/memif
@@ -159,10 +165,10 @@ start --detach --name server --volume "$rack:/rack" "$image" host /rack/server.t
 await ready server
 start --detach --name client --volume "$rack:/rack" "$image" host /rack/client.toml
 await exited client
-stop client 0
+stop client
 ok "memif, three containers without capabilities: $(grep rping_client "$printed" | tr -s ' ')"
-stop server 0
-stop bridge 0
+stop server
+stop bridge
 
 # The container of deploy/kubernetes with a ring in place of each device
 pod=$folder/pod
@@ -178,5 +184,5 @@ start --detach --name pod --cap-add IPC_LOCK --tmpfs /run/understudy --volume "$
     --entrypoint '["/bin/sh", "/etc/understudy/start.sh", "run"]' "$image"
 await ready pod
 answers
-stop pod 0
-ok "start.sh of deploy/kubernetes runs an instance, which answers a probe and ends with 0"
+stop pod
+ok "start.sh of deploy/kubernetes runs an instance, which answers a probe"
