@@ -254,6 +254,9 @@ impl Port {
                      xdp-loader load -m skb {interface} /usr/lib/x86_64-linux-gnu/bpf/xsk_def_xdp_prog.o \
                      (Debian: package xdp-tools)"
                 ),
+                Device::AfPacket { .. } if -result == libc::EPERM => {
+                    "give the program the capabilities CAP_NET_RAW and CAP_NET_ADMIN, or run as root".into()
+                }
                 _ => "see the log below; fewer queues or descriptors may help".into(),
             };
             Error::new(format!("port `{}`: {what}: {}", port.name, error_text(result)), help)

@@ -90,6 +90,7 @@ impl Runtime {
     /// # Errors
     /// [`Error`] with a message and a remedy.
     pub fn start(config: Config) -> Result<Self, Error> {
+        check_cpus(&config.workers.cpus)?;
         let claims = claim::claim(&config.ports, config.workers.cpus.len())?;
         let channels = Channels::open(&config)?;
         let eal = Eal::start(&config, &channels)?;
@@ -439,6 +440,21 @@ fn run_worker<F: Function>(
     }
     let _registered = Registered::new();
     worker.run(quit, receiving, running);
+}
+
+/// Checks that this process may run on the workers' CPUs, which the cpuset of its control group limits. The mask of
+/// the calling thread does not show it: isolated CPUs are not in it.
+fn check_cpus(cpus: &[Option<usize>]) -> Result<(), Error> {
+    for &id in cpus.iter().flatten() {
+        let trial = thread::spawn(move || core_affinity::set_for_current(core_affinity::CoreId { id }));
+        if !trial.join().unwrap_or(false) {
+            return Err(Error::new(
+                format!("this process may not run on CPU {id}, which `workers` names"),
+                "name CPUs of its control group (cpuset.cpus.effective), or write \"any\"",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Registration of a thread with the EAL. It is dropped even if the worker panics, or the buffers in the

@@ -19,6 +19,15 @@ fn missing_interface_is_reported() {
 }
 
 #[test]
+fn cpu_on_which_the_process_may_not_run_is_reported() {
+    alone!();
+    let mut config = config(vec![port("in", play(&capture("rc_send_64.pcap"), None))], 1);
+    config.workers.cpus = vec![Some(1023)];
+    let error = fails(config);
+    assert!(error.what.contains("may not run on CPU 1023"), "{error}");
+}
+
+#[test]
 fn too_little_memory_is_reported() {
     alone!();
     let mut config = config(vec![port("in", play(&capture("rc_send_64.pcap"), None))], 1);
