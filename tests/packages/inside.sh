@@ -112,6 +112,22 @@ first() {
     await restarted demo "$process"
     ok "so it does if the whole program is stopped"
 
+    process=$(property demo MainPID)
+    mkdir -p /run/log/journal
+    mount -t tmpfs -o size=8m journal /run/log/journal
+    systemctl restart systemd-journald
+    dd if=/dev/zero of=/run/log/journal/fill bs=64k 2> /dev/null || true
+    for _ in $(seq 20); do systemctl reload understudy@demo; done
+    sleep 12
+    [ "$(property demo MainPID)" = "$process" ]
+    shows_stream
+    rm /run/log/journal/fill
+    umount -l /run/log/journal
+    systemctl restart systemd-journald
+    systemctl reload understudy@demo
+    await logged demo info "Reloaded /etc/understudy/demo.toml"
+    ok "an instance goes on while the journal is full"
+
     exposure=$(systemd-analyze security --no-pager understudy@demo | tail -n 1)
     systemd-analyze security --no-pager --threshold=30 understudy@demo > /dev/null
     ok "systemd-analyze security:${exposure#*:}"
@@ -135,6 +151,17 @@ first() {
 second() {
     await systemctl is-active understudy@demo
     ok "an enabled instance runs after a restart of the machine"
+
+    sed -i 's/^qps = 4/qps = 5/' /etc/understudy/demo.toml
+    apt-get install -y --reinstall /packages/understudy_*.deb > /tmp/again.log 2>&1 || { cat /tmp/again.log; return 1; }
+    grep -q '^qps = 5' /etc/understudy/demo.toml
+    apt-get remove -y understudy > /tmp/remove.log 2>&1 || { cat /tmp/remove.log; return 1; }
+    fails grep -qx understudy /proc/[0-9]*/comm
+    grep -q '^qps = 5' /etc/understudy/demo.toml
+    apt-get install -y /packages/understudy_*.deb > /tmp/again.log 2>&1 || { cat /tmp/again.log; return 1; }
+    systemctl start understudy@demo
+    grep -q '^qps = 5' /etc/understudy/demo.toml
+    ok "an edited demo.toml stays over a new installation and a removal, which stops the instance"
 
     touch /etc/understudy/own.toml
     apt-get purge -y understudy > /tmp/purge.log 2>&1 || { cat /tmp/purge.log; return 1; }

@@ -21,7 +21,7 @@ It failed, or found what it looks for: a check that fails, an error in a capture
 The configuration or the command line is not valid.
 .TP
 .B 3
-A port lost its link, and \fBon_link_loss\fR is "exit".
+A port lost its link, and \fBon_link_loss\fR is "exit"; or the system requested a port's card, to unplug it.
 .SH FILES
 .TP
 .I /etc/understudy/NAME.toml

@@ -28,7 +28,7 @@ pub(crate) const LINK_LOST: u8 = 3;
 
 /// Run a switch function on the ports of a configuration, until Ctrl-C
 ///
-/// Exits with 3 if a port lost its link and `[runtime] on_link_loss` is "exit".
+/// Exits with 3 if a port lost its link and `[runtime] on_link_loss` is "exit", or if a port's card is to be unplugged.
 #[derive(Args)]
 pub(crate) struct RunArgs {
     /// Configuration file [default: a built-in demonstration that needs no hardware]
