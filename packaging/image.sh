@@ -17,6 +17,10 @@ rm -rf "$out"
 mkdir -p "$out"
 work=$(mktemp -d "${TMPDIR:-/tmp}/image.XXXXXX")
 trap 'rm -rf "$work"' EXIT
+# Other users, to whom mmdebstrap maps root, may not read the build folder.
+chmod 755 "$work"
+cp "${package[0]}" "$work"
+copy=$work/$(basename "${package[0]}")
 
 # Files are as old as the commit: the same packages give the same image.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
@@ -38,7 +42,8 @@ sources=(/etc/apt/sources.list.d/*.sources)
 hooks=/usr/share/mmdebstrap/hooks
 mmdebstrap --quiet --variant=essential "${options[@]}" \
     --hook-dir="$hooks/merged-usr" --hook-dir="$hooks/file-mirror-automount" \
-    --include=usr-is-merged,systemd-standalone-sysusers --include="${package[0]}" \
+    --include=usr-is-merged,systemd-standalone-sysusers --include="$copy" \
+    --customize-hook="rm -rf \"\$1$work\"" \
     --customize-hook='cd "$1" && rm -rf etc/apt/sources.list* etc/{hostname,resolv.conf} var/cache/debconf var/log/*' \
     --customize-hook='cd "$1" && install -d -m 1777 run/understudy run/understudy/demo && chmod 755 etc/understudy' \
     --skip=output/dev bookworm "$work/root.tar" "${sources[@]}" > "$out/log" 2>&1 || {

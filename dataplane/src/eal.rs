@@ -50,7 +50,7 @@ impl Eal {
         let mut ports = config.ports.iter().enumerate();
         let missing = ports.find(|(index, port)| port::find(*index, port).is_none());
         // From here on only errors are logged, to standard error; with a missing device, not what the drivers of
-        // the others report while they are closed.
+        // the other ports report while they are closed.
         let level = if missing.is_some() { dpdk_sys::RTE_LOG_EMERG } else { dpdk_sys::RTE_LOG_ERR };
         // SAFETY: sets a number only. No stream is set, which means standard error.
         unsafe { dpdk_sys::rte_log_set_global_level(level) };

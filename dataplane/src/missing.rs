@@ -34,21 +34,7 @@ pub(crate) fn explain(port: &PortConfig, log: &str) -> Error {
         );
     }
     match &port.device {
-        Device::Pci { address, .. } if log.contains("Failed to open VFIO group") => Error::new(
-            format!("port `{name}`: the VFIO group of {address} cannot be opened"),
-            "give its file in /dev/vfio to this user, or run as root; another program may be using it",
-        ),
-        Device::Pci { .. } if log.contains("DMA remapping failed, error 12") => Error::new(
-            format!("port `{name}`: the memory that its device accesses may not be locked"),
-            "raise the limit, such as by `ulimit -l unlimited` as root (LimitMEMLOCK=infinity in a unit)",
-        ),
-        Device::Pci { address, .. } => Error::new(
-            format!("port `{name}`: no DPDK driver supports the PCI device {address}"),
-            format!(
-                "bind it: driverctl set-override {address} vfio-pci (an NVIDIA NIC needs its kernel driver instead, and \
-                     the package with DPDK's mlx5 driver); `understudy doctor` lists the devices"
-            ),
-        ),
+        Device::Pci { address, .. } => explain_card(name, address, &Card::of(address), log),
         Device::AfPacket { interface } | Device::AfXdp { interface, .. } => Error::new(
             format!("port `{name}`: DPDK could not open the interface `{interface}`"),
             "see the log below; another program may be using it",
@@ -72,6 +58,74 @@ pub(crate) fn explain(port: &PortConfig, log: &str) -> Error {
         Device::Ring | Device::Null { .. } => {
             Error::new(format!("port `{name}`: DPDK did not create the device"), "see the log below")
         }
+    }
+}
+
+/// What the system knows of a device on PCI.
+struct Card {
+    exists: bool,
+    /// Driver of the kernel to which it belongs
+    driver: Option<String>,
+    /// Number of its IOMMU group
+    group: Option<String>,
+}
+
+impl Card {
+    fn of(address: &str) -> Self {
+        let folder = Path::new("/sys/bus/pci/devices").join(address);
+        let link = |name: &str| {
+            let target = std::fs::read_link(folder.join(name)).ok()?;
+            Some(target.file_name()?.to_str()?.to_owned())
+        };
+        Self { exists: folder.exists(), driver: link("driver"), group: link("iommu_group") }
+    }
+}
+
+fn explain_card(name: &str, address: &str, card: &Card, log: &str) -> Error {
+    let error = |what: &str, remedy: String| Error::new(format!("port `{name}`: {what}"), remedy);
+    if !card.exists {
+        let remedy = "correct the address (`lspci -D` lists the devices), or plug the card in";
+        return error(&format!("this machine has no PCI device {address}"), remedy.into());
+    }
+    let is_closed =
+        |group: &str| log.lines().any(|line| line.ends_with(&format!("Failed to open VFIO group {group}")));
+    match (card.driver.as_deref(), &card.group) {
+        (Some("vfio-pci"), _) if log.contains("VFIO container") => error(
+            "VFIO cannot be opened",
+            "this process needs the file /dev/vfio/vfio (in a container: --device /dev/vfio/vfio)".into(),
+        ),
+        (Some("vfio-pci"), _) if log.contains("VFIO group is not viable") => error(
+            &format!("other devices of the IOMMU group of {address} belong to the kernel"),
+            format!("bind all of them: ls /sys/bus/pci/devices/{address}/iommu_group/devices"),
+        ),
+        (Some("vfio-pci"), Some(group)) if is_closed(group) => error(
+            &format!("the VFIO group of {address} cannot be opened"),
+            format!(
+                "this process needs the file /dev/vfio/{group} (chgrp, or a rule of udev; in a container: \
+                 --device); another program may be using it"
+            ),
+        ),
+        (Some("vfio-pci"), _) if log.contains(&format!("{address} DMA remapping failed, error 12")) => error(
+            "the memory that its device accesses may not be locked",
+            "raise the limit, such as by `ulimit -l unlimited` as root (LimitMEMLOCK=infinity in a unit)".into(),
+        ),
+        (Some("vfio-pci"), _) => error(
+            &format!("DPDK cannot use the PCI device {address}"),
+            "see the log below; DPDK may have no driver for this card".into(),
+        ),
+        (Some(driver @ ("mlx5_core" | "mlx4_core")), _) => error(
+            &format!("DPDK cannot use the PCI device {address} of {driver}"),
+            "see the log below; it needs DPDK's driver for it, and root or the capabilities CAP_IPC_LOCK and \
+             CAP_NET_RAW"
+                .into(),
+        ),
+        _ => error(
+            &format!("the PCI device {address} is not bound to a driver for DPDK"),
+            format!(
+                "bind it: driverctl set-override {address} vfio-pci (not a NVIDIA NIC, which needs its kernel \
+                 driver); `understudy doctor` lists the devices"
+            ),
+        ),
     }
 }
 
@@ -100,18 +154,36 @@ mod tests {
     }
 
     #[test]
-    fn limit_of_locked_memory_is_reported() {
-        let port = port(Device::Pci { address: "0000:01:00.0".into(), devargs: Vec::new() });
-        let log = "EAL: 0000:01:00.0 DMA remapping failed, error 12 (Cannot allocate memory)";
-        let error = explain(&port, log);
-        assert!(error.what.contains("may not be locked") && error.remedy.contains("ulimit -l"), "{error}");
+    fn reason_depends_on_the_driver_of_the_card_and_on_the_log() {
+        let explained = |driver: Option<&str>, log: &str| {
+            let card = Card { exists: true, driver: driver.map(Into::into), group: Some("8".into()) };
+            let error = explain_card("a", "0000:01:00.0", &card, log);
+            format!("{}; {}", error.what, error.remedy)
+        };
+        let vfio = Some("vfio-pci");
+        for (driver, log, words) in [
+            (vfio, "EAL: Failed to open VFIO group 8", "the file /dev/vfio/8"),
+            (vfio, "EAL: Failed to open VFIO group 81", "may have no driver for this card"),
+            (vfio, "EAL: 0000:01:00.0 DMA remapping failed, error 12", "may not be locked; raise the limit"),
+            (vfio, "EAL: 0000:02:00.0 DMA remapping failed, error 12", "may have no driver for this card"),
+            (vfio, "EAL: Cannot open VFIO container /dev/vfio/vfio", "needs the file /dev/vfio/vfio"),
+            (vfio, "EAL: 0000:01:00.0 VFIO group is not viable!", "belong to the kernel; bind all of them"),
+            (Some("mlx5_core"), "EAL: Failed to open VFIO group 8", "of mlx5_core; see the log"),
+            (Some("e1000e"), "", "driverctl set-override 0000:01:00.0 vfio-pci"),
+            (None, "EAL: Failed to open VFIO group 8", "driverctl set-override 0000:01:00.0 vfio-pci"),
+        ] {
+            let found = explained(driver, log);
+            assert!(found.contains(words), "{found}");
+        }
     }
 
     #[test]
-    fn closed_vfio_group_is_reported() {
-        let port = port(Device::Pci { address: "0000:01:00.0".into(), devargs: Vec::new() });
-        let log = "EAL: Cannot open /dev/vfio/8: Operation not permitted\nEAL: Failed to open VFIO group 8";
-        let error = explain(&port, log);
-        assert!(error.what.contains("VFIO group of 0000:01:00.0 cannot be opened"), "{error}");
+    fn card_that_is_unplugged_is_reported() {
+        let port = port(Device::Pci { address: "ffff:ff:1f.7".into(), devargs: Vec::new() });
+        let error = explain(&port, "");
+        assert!(
+            error.what.contains("no PCI device ffff:ff:1f.7") && error.remedy.contains("plug"),
+            "{error}"
+        );
     }
 }

@@ -28,6 +28,12 @@ for device in $devices; do
                 echo "install.sh: $device is $interface, which has the default route: name another one" >&2
                 exit 1
             fi
+            for upper in "/sys/class/net/$interface/master" "/sys/class/net/$interface"/upper_*; do
+                if [ -e "$upper" ]; then
+                    echo "install.sh: $device is $interface, which is part of a bond, a bridge or a VLAN: remove it there first" >&2
+                    exit 1
+                fi
+            done
             ;;
         esac
     done

@@ -169,7 +169,8 @@ impl Handle {
     }
 
     /// Returns whether the threads have ended because the port lost its link, which ends them if
-    /// [`Config::runtime`] has [`OnLinkLoss::Exit`](dataplane::config::OnLinkLoss::Exit).
+    /// [`Config::runtime`] has [`OnLinkLoss::Exit`](dataplane::config::OnLinkLoss::Exit), or because its card is
+    /// to be unplugged.
     pub fn has_lost_link(&self) -> bool {
         self.has_ended() && self.0.shared.lost_link.load(Ordering::Relaxed)
     }

@@ -22,7 +22,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 # Longest first, so that none of them runs alone at the end
-PROGRAMS = ("nics", "host", "swordbox", "run", "ports", "p4ce", "vhost", "onepipe", "tutorial", "pktgen", "wire", "steer", "detour")
+PROGRAMS = (
+    "nics", "host", "swordbox", "run", "ports", "p4ce", "vhost", "onepipe", "tutorial", "pktgen", "wire", "steer", "detour",
+)  # fmt: skip
 
 
 @dataclass

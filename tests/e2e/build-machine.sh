@@ -1,7 +1,8 @@
 #!/bin/bash
 # Builds a Debian 12 with systemd for an emulated machine, without understudy: OUTDIR/machine/root.tar, and
 # OUTDIR/machine/initramfs.cpio, which loads the modules for its disk. The kernel is that of the guests, whose
-# build-guest.sh has run before. A second run with the same scripts returns at once; delete OUTDIR/machine to get newer packages.
+# build-guest.sh has run before. A second run with the same scripts returns at once; delete OUTDIR/machine to get
+# newer packages.
 #
 #   tests/e2e/build-machine.sh OUTDIR     (root)
 set -euo pipefail

@@ -41,7 +41,8 @@ class Nic:
     def device(self) -> dict[str, Any]:
         """Returns the device as the monitor's `device_add` takes it."""
         device: dict[str, Any] = {
-            "driver": self.model, "id": f"nic-{self.tap}", "netdev": self.tap, "mac": self.mac, "bus": f"slot{self.slot}", "romfile": "",
+            "driver": self.model, "id": f"nic-{self.tap}", "netdev": self.tap, "mac": self.mac,
+            "bus": f"slot{self.slot}", "romfile": "",
         }  # fmt: skip
         if self.model == "virtio-net-pci":
             device |= {option.removesuffix("=off"): False for option in NO_OFFLOADS.split(",")}
@@ -58,14 +59,17 @@ class Machine(Guest):
     def __init__(self, nics: list[Nic], log_dir: Path, check_surroundings: Callable[[], None] = lambda: None) -> None:
         super().__init__("machine", "", 9, log_dir, check_surroundings)
         self.nics = nics
-        self.disk = log_dir / "machine.disk"
+        self.disk = Path()
+        self._disk_folder: tempfile.TemporaryDirectory[str] | None = None
         self._monitor_path = log_dir / "machine.monitor"
         self._starts = 0
         self._start_again: Callable[[], None] = lambda: None
 
     def install(self, build_dir: Path, guest_dir: Path) -> None:
         """Makes the disk, with understudy installed as `make install` does."""
-        # On a disk with room, which /tmp may not be
+        # Beside the other images: /tmp may have no room.
+        self._disk_folder = tempfile.TemporaryDirectory(dir=guest_dir, prefix="disk.")
+        self.disk = Path(self._disk_folder.name) / "machine.disk"
         with tempfile.TemporaryDirectory(dir=guest_dir, prefix="root.") as folder:
             root = Path(folder)
             call("tar", "-xf", str(guest_dir / "machine/root.tar"), "-C", folder)
@@ -84,8 +88,8 @@ class Machine(Guest):
         self._starts += 1
         nics: list[str] = []
         for nic in self.nics:
-            nics += ["-netdev", nic.tap_options(), "-device", f"pcie-root-port,id=slot{nic.slot},chassis={nic.slot},slot={nic.slot}"]
-            nics += ["-device", json.dumps(nic.device())]
+            root_port = f"pcie-root-port,id=slot{nic.slot},chassis={nic.slot},slot={nic.slot}"
+            nics += ["-netdev", nic.tap_options(), "-device", root_port, "-device", json.dumps(nic.device())]
         log = self.log_dir / f"machine-{self._starts}"
         ours, theirs = socket.socketpair()
         command = [
@@ -106,12 +110,18 @@ class Machine(Guest):
         ]  # fmt: skip
         with Path(f"{log}.qemu.log").open("wb") as messages, ours, theirs:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, start_new_session=True, pass_fds=[theirs.fileno()]
-            )
+                command, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages,
+                start_new_session=True, pass_fds=[theirs.fileno()],
+            )  # fmt: skip
             self._process.stdin, self._process.stdout = ours.makefile("wb", buffering=0), ours.makefile("rb", buffering=0)
 
     def wait_booted(self, timeout_s: float = 240) -> None:
         super().wait_booted(timeout_s)
+
+    def power_off(self, patience_s: float = 5) -> None:
+        super().power_off(patience_s)
+        if self._disk_folder is not None:
+            self._disk_folder.cleanup()
 
     def monitor(self, command: str, **arguments: Any) -> None:
         """Gives the emulator a command: `set_link`, `device_del`, `device_add`."""

@@ -13,6 +13,7 @@ between the taps is another understudy. Needs root, and `make library`.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +24,10 @@ from typing import Any
 
 import suite
 from check import read_counters, settled_counters, verdict
-from guest import CommandFailed, Guest, LabError
+from guest import CommandFailed, Guest, Job, LabError
 from lab import Lab
 from machine import PREFIX, Machine, Nic
-from programs import PROGRAMS
+from programs import PERFTEST_LISTENS, PROGRAMS
 from run import run_program
 
 UNDERSTUDY = f"{PREFIX}/bin/understudy"
@@ -121,9 +122,15 @@ class Bench:
             return [f"{name}: {failure}"]
         return []
 
-    def journal(self, unit: str, text: str) -> bool:
-        found = self.machine.run(f"journalctl -q --no-pager -o cat --unit understudy@{unit} | grep -F -- '{text}'", check=False)
-        return found.code == 0
+    def cursor(self) -> str:
+        """Returns the end of the journal."""
+        shown = self.machine.run("journalctl -q --no-pager -n 0 --show-cursor").output
+        return shown.strip().removeprefix("-- cursor: ")
+
+    def lacks(self, cursor: str, lines: tuple[str, ...]) -> list[str]:
+        """Returns the problem of each line that the unit's journal does not have since `cursor`."""
+        journal = self.machine.run(f"journalctl -q --no-pager -o cat --after-cursor '{cursor}' --unit understudy@wire").output
+        return [f"the journal lacks `{line}`:\n{journal}" for line in lines if line not in journal]
 
 
 def config(name: str, a: str, b: str, *, workers: int = 1, huge_pages: bool = True) -> str:
@@ -153,8 +160,13 @@ def pci(number: int) -> str:
 
 
 @contextmanager
-def instance(bench: Bench, name: str, text: str, user: str = "understudy", capabilities: str = "", before: str = "true") -> Iterator[Json]:
-    """Runs an instance in the machine, with these capabilities only, after the command `before`. The value gets its report at the end of the block."""
+def instance(
+    bench: Bench, name: str, text: str, user: str = "understudy", capabilities: str = "", before: str = "true"
+) -> Iterator[Json]:
+    """Runs an instance in the machine, with these capabilities only, after the command `before`.
+
+    The value gets its report at the end of the block.
+    """
     machine = bench.machine
     path = bench.configure(name, text)
     machine.run(f"install -d -o {user} -g understudy /run/understudy/{name} && {before}", timeout_s=LIMIT_S)
@@ -177,12 +189,24 @@ def instance(bench: Bench, name: str, text: str, user: str = "understudy", capab
     report.update(json.loads(result.output))
 
 
-def programs(bench: Bench, name: str, text: str, names: tuple[str, ...], **rights: str) -> tuple[list[str], list[Json]]:
-    """Runs programs, each through an instance of its own. Compares its report with what the guests and the programs count."""
+def is_tolerated(problem: str, retransmissions: int, loss: int) -> bool:
+    """Returns whether a problem is that up to `loss` frames did not arrive at a port, and that hosts repeated them."""
+    counts = re.fullmatch(r"guest [ab] sent: (\d+), but RoCE frames received by port [ab]: (\d+)", problem)
+    return counts is not None and retransmissions > 0 and 0 < int(counts[1]) - int(counts[2]) <= loss
+
+
+def programs(
+    bench: Bench, name: str, text: str, names: tuple[str, ...], loss: int = 0, **rights: str
+) -> tuple[list[str], list[Json]]:
+    """Runs programs, each through an instance of its own. Compares its report with what the guests and the programs count.
+
+    Up to `loss` frames may be lost before they reach a port, if the hosts repeat them.
+    """
     problems: list[str] = []
     reports = []
     a, b = bench.hosts
-    for program in (program for program in PROGRAMS if program.name in names):
+    by_name = {program.name: program for program in PROGRAMS}
+    for program in (by_name[name] for name in names):
         with instance(bench, name, text, **rights) as report:
             before = [read_counters(guest) for guest in (a, b)]
             output, failures = "", []
@@ -193,7 +217,7 @@ def programs(bench: Bench, name: str, text: str, names: tuple[str, ...], **right
             after = settled_counters([a, b])
         increases = [new - old for new, old in zip(after, before)]
         outcome = verdict(program, report, increases, (a, b), output, failures, 0)
-        problems += [f"{program.name}: {problem}" for problem in outcome.problems]
+        problems += [f"{program.name}: {problem}" for problem in outcome.problems if not is_tolerated(problem, outcome.retransmissions, loss)]
         reports.append(report)
     return problems, reports
 
@@ -206,7 +230,7 @@ def frames(reports: list[Json]) -> int:
 
 
 def doctor(bench: Bench) -> tuple[list[str], str]:
-    """Runs the commands that `understudy doctor` prints for huge pages, VFIO and the cards, until it has nothing to fix."""
+    """Runs the commands that `understudy doctor` prints for huge pages, VFIO and the cards; then nothing is left to fix."""
     machine = bench.machine
     before = machine.run(f"{UNDERSTUDY} doctor", check=False).output
     commands = [line.strip().removeprefix("# ") for line in before.splitlines() if line.strip().startswith("# ")]
@@ -215,6 +239,8 @@ def doctor(bench: Bench) -> tuple[list[str], str]:
         machine.run(command, timeout_s=LIMIT_S)
     after = machine.run(f"{UNDERSTUDY} doctor", check=False).output
     problems = []
+    if "hardware ports: ready" not in after:
+        problems.append(f"doctor still finds something to fix:\n{after}")
     if len(wanted) != 2 + len(NICS):
         problems.append(f"doctor prints these commands: {wanted}\n{before}")
     for number in range(1, len(NICS) + 1):
@@ -224,11 +250,12 @@ def doctor(bench: Bench) -> tuple[list[str], str]:
 
 
 def prepared(run: Callable[[Bench], tuple[list[str], str]]) -> Callable[[Bench], tuple[list[str], str]]:
-    """Returns a case that first gives huge pages and the cards to the user `understudy`, for this and every start of the machine."""
+    """Returns a case that first gives huge pages and the cards to the user `understudy`, also at every start of the machine."""
 
     def case(bench: Bench) -> tuple[list[str], str]:
         machine = bench.machine
-        machine.run(PREPARE)
+        machine.run("systemctl stop understudy@wire", timeout_s=LIMIT_S)
+        machine.run(PREPARE, timeout_s=LIMIT_S)
         for number in range(1, len(NICS) + 1):
             machine.run(f"driverctl set-override 0000:{number:02x}:00.0 vfio-pci", timeout_s=LIMIT_S)
         machine.run("udevadm trigger --subsystem-match=vfio && udevadm settle", timeout_s=LIMIT_S)
@@ -258,21 +285,23 @@ def rss(bench: Bench) -> tuple[list[str], str]:
 def start_unit(bench: Bench) -> str:
     """Enables and starts the unit on two cards. Returns the path of its configuration."""
     path = bench.configure("wire", config("wire", pci(1), pci(2)))
-    bench.machine.run(f"install -D -m 644 {DEPLOY}/pci.conf /etc/systemd/system/understudy@wire.service.d/pci.conf && systemctl daemon-reload")
+    drop_in = "/etc/systemd/system/understudy@wire.service.d/pci.conf"
+    bench.machine.run(f"install -D -m 644 {DEPLOY}/pci.conf {drop_in} && systemctl daemon-reload", timeout_s=LIMIT_S)
     bench.machine.run("systemctl enable --now understudy@wire", timeout_s=LIMIT_S)
     bench.until_links(path)
     return path
 
 
 def service(bench: Bench) -> tuple[list[str], str]:
-    """The unit on cards, a link that is lost, and a restart of the machine, after which nothing is done by hand."""
+    """The unit on cards, and a restart of the machine, after which nothing is done by hand."""
     machine = bench.machine
     started = time.monotonic()
     path = start_unit(bench)
     ready = time.monotonic() - started
     with bench.wire("nic1", "nic2"):
         problems = bench.passes("rping")
-        capabilities = machine.run("grep CapEff /proc/$(systemctl show --value -p MainPID understudy@wire)/status").output.split()[1]
+        process = machine.run("systemctl show --value -p MainPID understudy@wire").output.strip()
+        capabilities = machine.run(f"grep CapEff /proc/{process}/status").output.split()[1]
         machine.restart()
         bench.until_links(path)
         problems += bench.passes("rping")
@@ -284,31 +313,38 @@ def service(bench: Bench) -> tuple[list[str], str]:
 
 
 def link(bench: Bench) -> tuple[list[str], str]:
-    """Takes the cable from one card while a program writes, and puts it in again."""
+    """Takes the cable from each card while a program writes, and puts it back."""
     path = start_unit(bench)
+    cursor = bench.cursor()
     a, b = bench.hosts
     with bench.wire("nic1", "nic2"):
-        job, client = long_writes(bench)
-        moved = bench.top(path)["ports"][1]["rx_frames"]
-        bench.until("writes pass", lambda: bench.top(path)["ports"][1]["rx_frames"] > moved)
+        server, client = long_writes(bench)
+        moved = received(bench, path)
         for port, nic in (("a", "nic1"), ("b", "nic2")):
+            bench.until("frames pass", lambda: received(bench, path) > moved)
             bench.machine.monitor("set_link", name=nic, up=False)
             bench.until_links(path, "no_carrier", port)
+            if b.run(f"[ -s {client.name}.rc ]", check=False).code == 0:
+                raise CommandFailed(f"the program ended before the loss of {port}'s link was seen: write more")
             bench.machine.monitor("set_link", name=nic, up=True)
             bench.until_links(path)
-        results = [b.finish(client, 2 * LIMIT_S), a.finish(job, LIMIT_S)]
+            moved = received(bench, path)
+        results = [b.finish(client, 4 * LIMIT_S), a.finish(server, LIMIT_S)]
     problems = [f"exit code {result.code} of the program:\n{result.output}" for result in results if result.code != 0]
-    problems += [f"the journal lacks `{line}`" for line in ("Port a is down: it has no link.", "Port b is down: it has no link.", "Port b is up.")
-                 if not bench.journal("wire", line)]  # fmt: skip
-    return problems, "the program's connections outlive the loss of each link"
+    lines = ("Port a is down: it has no link.", "Port a is up.", "Port b is down: it has no link.", "Port b is up.")
+    return problems + bench.lacks(cursor, lines), "the program's connection outlives the loss of each link"
 
 
-def long_writes(bench: Bench) -> tuple[Any, Any]:
-    """Starts a program that writes for a while between the hosts, and retransmits for long."""
+def received(bench: Bench, path: str) -> int:
+    return sum(port["rx_frames"] for port in bench.top(path)["ports"])
+
+
+def long_writes(bench: Bench) -> tuple[Job, Job]:
+    """Starts a program that writes for a while between the hosts, and repeats a packet for up to half a minute."""
     a, b = bench.hosts
-    command = f"ib_write_bw -F -u 17 -d rxe0 -x {{gid}} -n 3000 -q 1 -m 1024 -s 4096 -c RC"
+    command = "ib_write_bw -F -u 20 -d rxe0 -x {gid} -n 6000 -q 1 -m 1024 -s 4096 -c RC"
     server = a.start(command.format(gid=a.gid_index(a.addresses["ipv4"])))
-    a.wait_for("grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6")
+    a.wait_for(PERFTEST_LISTENS)
     client = b.start(command.format(gid=b.gid_index(b.addresses["ipv4"])) + f" {a.addresses['ipv4']}")
     return server, client
 
@@ -317,17 +353,28 @@ def removal(bench: Bench) -> tuple[list[str], str]:
     """Unplugs a card of the running unit, and plugs it in again."""
     machine = bench.machine
     path = start_unit(bench)
+    cursor = bench.cursor()
+
+    def plug_in() -> bool:
+        try:
+            machine.monitor("device_add", **NICS[0].device())
+        except LabError as error:
+            # The emulator still has the old one.
+            if "uplicate" not in str(error):
+                raise
+            return False
+        return True
+
     with bench.wire("nic1", "nic2"):
         problems = bench.passes("write-rc-64")
         machine.monitor("device_del", id="nic-nic1")
         bench.until("the card is gone", lambda: machine.run("[ ! -e /sys/bus/pci/devices/0000:01:00.0 ]", check=False).code == 0)
-        machine.monitor("device_add", **NICS[0].device())
+        bench.until("the emulator takes the card", plug_in)
         bench.until_links(path)
         problems += bench.passes("write-rc-64")
-    for line in ("Port a is gone: its device is to be removed", "understudy@wire.service: Main process exited, code=exited, status=3"):
-        if not bench.journal("wire", line):
-            problems.append(f"the journal lacks `{line}`")
-    machine.run("systemctl disable --now understudy@wire")
+    lines = ("Port a is gone: its device is to be removed", "understudy@wire.service: Main process exited, code=exited, status=3")
+    problems += bench.lacks(cursor, lines)
+    machine.run("systemctl disable --now understudy@wire", timeout_s=LIMIT_S)
     return problems, "the unit gave it back, ended with 3, and uses it again"
 
 
@@ -346,7 +393,9 @@ def af_xdp(bench: Bench) -> tuple[list[str], str]:
         ports = [f'rx_queues = {queues}\naf_xdp = {{ interface = "enp{number}s0" }}' for number in (first, second)]
         text = config("xdp", *ports, huge_pages=False)
         with bench.wire(f"nic{first}", f"nic{second}"):
-            more, reports = programs(bench, "xdp", text, names, user="root", capabilities=",+net_raw,+net_admin,+sys_admin", before=before)
+            # The kernel's drivers lose a frame at times when they begin with XDP, and do not count it at the socket.
+            rights = {"user": "root", "capabilities": ",+net_raw,+net_admin,+sys_admin", "before": before}
+            more, reports = programs(bench, "xdp", text, names, loss=5, **rights)
         problems += more
         counts.append(frames(reports))
     return problems, f"{len(names)} programs each; RoCE frames: {counts[0]} in the driver (virtio), {counts[1]} in generic mode"

@@ -5,8 +5,8 @@
 
     guest a, virtio-net == shared memory == understudy == shared memory == virtio-net, guest b
 
-No interface of the kernel is between them. Each program runs through an instance of its own, to which the running machines
-connect again. Needs root.
+No interface of the kernel is between them. Each program runs through an instance of its own, to which the running
+machines connect again. Needs root.
 """
 
 from __future__ import annotations

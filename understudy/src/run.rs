@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Exit code of a run that ended because a port lost its link
+/// Exit code of a run that ended because a port lost its link, or because its card is to be unplugged
 pub(crate) const LINK_LOST: u8 = 3;
 
 /// Run a switch function on the ports of a configuration, until Ctrl-C

@@ -1,8 +1,8 @@
 //! Requests of the system to give a device back.
 //!
-//! A device that is to be unplugged, or given to another driver, belongs to this process as long as its port is open
-//! (VFIO): the kernel requests it, and waits. DPDK forwards the request to who has registered for the device, from its
-//! interrupt thread.
+//! A device that is to be unplugged, or given to another driver, belongs to this process as long as its
+//! port is open (VFIO): the kernel requests it, and waits. DPDK then calls, from its interrupt thread, the
+//! callback that is registered for the device.
 
 use core::ffi::{c_char, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ pub(crate) fn watch(device: &str, port: u16) {
     // SAFETY: the name is a C string, which DPDK copies. The callback only writes to a static array, at the index
     // that it gets in place of an address.
     unsafe {
-        // Fails without memory only; then a request waits until the run ends.
+        // On failure (no memory), a request waits until the run ends.
         dpdk_sys::rte_dev_event_callback_register(
             device.as_ptr(),
             Some(on_event),

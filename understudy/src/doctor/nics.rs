@@ -39,6 +39,8 @@ struct Card {
     driver: Option<String>,
     /// The kernel's interfaces of the card
     interfaces: Vec<String>,
+    /// Whether other interfaces depend on these: a bond, a bridge, a VLAN
+    has_upper: bool,
     node: Option<String>,
 }
 
@@ -76,7 +78,12 @@ fn cards(machine: &Machine) -> Vec<Card> {
         for child in machine.list(&folder).iter().filter(|name| name.starts_with("virtio")) {
             interfaces.extend(machine.list(format!("{folder}/{child}/net")));
         }
+        let depends = |name: &String| {
+            let entries = machine.list(format!("/sys/class/net/{name}"));
+            entries.iter().any(|entry| entry == "master" || entry.starts_with("upper_"))
+        };
         Some(Card {
+            has_upper: interfaces.iter().any(depends),
             id: format!("{}:{}", hex(&vendor), hex(&read("device").unwrap_or_default())),
             vendor: VENDORS.iter().find(|(id, _)| *id == vendor).map(|(_, name)| *name),
             driver: machine.link_name(format!("{folder}/driver")),
@@ -88,8 +95,8 @@ fn cards(machine: &Machine) -> Vec<Card> {
     machine.list(FOLDER).into_iter().filter_map(card).collect()
 }
 
-/// Returns the command that gives a card to `vfio-pci`, without its arguments: preferably `driverctl`, whose choice lasts over
-/// restarts of the machine.
+/// Returns the command that gives a card to `vfio-pci`, without its arguments: preferably `driverctl`, whose choice
+/// lasts over restarts of the machine.
 fn bind_command(machine: &Machine) -> &'static str {
     let has = |name: &str| {
         ["/usr/bin", "/usr/sbin", "/usr/local/bin"]
@@ -152,6 +159,13 @@ impl Card {
                     ),
                 )
             }
+            Some(driver) if self.has_upper => Finding::note(
+                TOPIC,
+                format!(
+                    "{label} is {interfaces} ({driver}), which is part of a bond, a bridge or a VLAN: remove it from \
+                     there before you bind it"
+                ),
+            ),
             Some(driver) => {
                 let owner = if interfaces.is_empty() {
                     "is used by the kernel".into()
@@ -250,6 +264,14 @@ mod tests {
         assert_eq!(only_finding(&findings, "none can be bound").state, State::Warning(Ports::Hardware));
         fake.write("/proc/net/route", "Iface\tDestination\tGateway\neth2\t00000000\t0100000A\n");
         only_finding(&examine(&fake.machine()), "is eth1 (ice); to bind it to DPDK");
+    }
+
+    #[test]
+    fn the_card_of_a_bond_is_left_alone() {
+        let fake = card("0x8086\n", Some("ice"), Some("eth1"));
+        fake.write("/sys/class/net/eth1/upper_bond0", "");
+        let findings = examine(&fake.machine());
+        assert_eq!(only_finding(&findings, "is part of a bond").command, None);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use tracing::info;
 /// Join a 1Pipe network as a process: receive in order, and optionally send scatterings, until Ctrl-C
 ///
 /// The configuration has `[process]`; `understudy plan --out DIR` writes one for each host. Exits with 3 if the port
-/// lost its link and `[runtime] on_link_loss` is "exit".
+/// lost its link and `[runtime] on_link_loss` is "exit", or if its card is to be unplugged.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Configuration file

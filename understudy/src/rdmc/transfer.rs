@@ -37,7 +37,7 @@ pub(super) enum ExitReason {
     Config(Box<config::Report>),
     /// Run-time error
     Failed(Report),
-    /// The port lost its link, which ends the run if `[runtime] on_link_loss` is "exit"
+    /// The port lost its link, which ends the run if `[runtime] on_link_loss` is "exit", or its card is to be unplugged
     LostLink,
 }
 
