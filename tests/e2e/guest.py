@@ -61,7 +61,7 @@ RPING = r"""rping_result() {
     return "$1"
 }
 rping() {
-    rping_output=$(command rping "$@" 2>&1)
+    rping_output=$(timeout -s KILL "${RPING_LIMIT_S:-600}" rping "$@" 2>&1)
     rping_code=$?
     printf '%s\n' "$rping_output"
     rping_result $rping_code "$rping_output"

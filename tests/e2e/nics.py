@@ -273,13 +273,13 @@ def e1000e_vmxnet3(bench: Bench) -> tuple[list[str], str]:
 
 def rss(bench: Bench) -> tuple[list[str], str]:
     with bench.wire("nic3", "nic4"):
-        names = ("write-rc-4qp", "read-rc-ipv6")
+        names = ("write-rc-4qp",)
         problems, reports = programs(bench, "rss", config("rss", pci(3), pci(4), workers=2), names)
     shares = [[worker["rx_frames"] for worker in report["workers"]] for report in reports]
     # Four queue pairs have as many UDP source ports.
     if not all(shares[0]):
         problems.append(f"RSS gave a worker nothing: {shares}")
-    return problems, f"{len(names)} programs, frames of workers: {shares}"
+    return problems, f"frames of workers: {shares}"
 
 
 def start_unit(bench: Bench) -> str:
@@ -386,7 +386,7 @@ def af_xdp(bench: Bench) -> tuple[list[str], str]:
         machine.wait_for(f"ip link set enp{number}s0 up", LIMIT_S)
     # What the error of `run` names for drivers without XDP; libxdp detaches it when an instance ends.
     generic = " && ".join(f"xdp-loader load -m skb enp{n}s0 /usr/lib/x86_64-linux-gnu/bpf/xsk_def_xdp_prog.o" for n in (1, 2))
-    names = ("write-rc-4qp", "rping")
+    names = ("write-rc-4qp",)
     problems: list[str] = []
     counts = []
     for first, second, queues, before in ((3, 4, 2, "true"), (1, 2, 1, generic)):
@@ -398,17 +398,17 @@ def af_xdp(bench: Bench) -> tuple[list[str], str]:
             more, reports = programs(bench, "xdp", text, names, loss=5, **rights)
         problems += more
         counts.append(frames(reports))
-    return problems, f"{len(names)} programs each; RoCE frames: {counts[0]} in the driver (virtio), {counts[1]} in generic mode"
+    return problems, f"RoCE frames: {counts[0]} in the driver (virtio), {counts[1]} in generic mode"
 
 
 CASES = [
     Case("doctor", "understudy doctor, and what it prints", doctor),
     Case("e1000e-vmxnet3", "programs through two cards of different drivers", prepared(e1000e_vmxnet3)),
-    Case("virtio-rss", "programs through two cards with two queues, and two workers", prepared(rss)),
+    Case("virtio-rss", "a program through two cards with two queues, and two workers", prepared(rss)),
     Case("service", "systemctl enable --now understudy@wire; reboot", prepared(service)),
     Case("link", "set_link off, set_link on while a program writes", prepared(link)),
     Case("removal", "device_del, device_add of a card of the running service", prepared(removal)),
-    Case("af-xdp", "programs through AF_XDP on the cards' interfaces", af_xdp),
+    Case("af-xdp", "a program through AF_XDP on the cards' interfaces", af_xdp),
 ]
 
 
