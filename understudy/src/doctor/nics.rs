@@ -53,7 +53,7 @@ pub(super) fn examine(machine: &Machine) -> Vec<Finding> {
     let bind = bind_command(machine);
     let default_interface = interface_of_default_route(machine);
     let mut findings: Vec<_> =
-        cards.iter().map(|card| card.finding(default_interface.as_deref(), &bind)).collect();
+        cards.iter().map(|card| card.finding(default_interface.as_deref(), bind)).collect();
     if !cards.iter().any(Card::is_ready) {
         let message = if findings.iter().any(|finding| finding.command.is_some()) {
             "none is ready for DPDK; the commands above bind those that can be bound"
