@@ -91,7 +91,7 @@ lint: ## check formatting, clippy, rustdoc and links of the docs, with warnings 
 fresh: ## run `make run` and `make test` in a new minimal Debian 12 (root); 25 minutes (COMMANDS="'make run'": other commands)
 	$(AS_ROOT) scripts/fresh.sh $(COMMANDS)
 
-e2e: library ## run real RDMA programs in virtual machines, through understudy on network cards, interfaces and shared memory, and against `understudy host`; 1Pipe's hosts and detours at Linux routers; wires between namespaces; counters and links of overloaded ports (root); 12 minutes on two CPUs (JOBS=1: one program at a time)
+e2e: library ## run real RDMA programs in virtual machines, through understudy on network cards, interfaces and shared memory, and against `understudy host`; 1Pipe's hosts and detours at Linux routers; wires between namespaces; counters and links of overloaded ports (root); 13 minutes on two CPUs (JOBS=1: one program at a time)
 	@scripts/deps.sh e2e
 	$(AS_ROOT) tests/e2e/all.py --understudy $(PROGRAM) $(if $(JOBS),--jobs $(JOBS))
 

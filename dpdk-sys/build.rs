@@ -5,7 +5,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 /// Functions that `dataplane` uses; bindgen adds the types that they need. Those of device events are experimental in
-/// DPDK 22.11, without changes since 18.05; `process` is for a test.
+/// DPDK 22.11; `process` is for a test.
 const FUNCTIONS: &str = "understudy_.*|rte_(dev_event_callback_(register|process)|\
     eal_init|eal_cleanup|eal_get_runtime_dir|eal_alarm_set|\
     strerror|version|openlog_stream|log_set_global_level|\

@@ -94,7 +94,7 @@ fn explain_card(name: &str, address: &str, card: &Card, log: &str) -> Error {
             "VFIO cannot be opened",
             "this process needs the file /dev/vfio/vfio (in a container: --device /dev/vfio/vfio)".into(),
         ),
-        (Some("vfio-pci"), _) if log.contains("VFIO group is not viable") => error(
+        (Some("vfio-pci"), _) if log.contains(&format!("{address} VFIO group is not viable")) => error(
             &format!("other devices of the IOMMU group of {address} belong to the kernel"),
             format!("bind all of them: ls /sys/bus/pci/devices/{address}/iommu_group/devices"),
         ),
@@ -109,7 +109,7 @@ fn explain_card(name: &str, address: &str, card: &Card, log: &str) -> Error {
             "the memory that its device accesses may not be locked",
             "raise the limit, such as by `ulimit -l unlimited` as root (LimitMEMLOCK=infinity in a unit)".into(),
         ),
-        (Some("vfio-pci"), _) => error(
+        (Some("vfio-pci" | "uio_pci_generic" | "igb_uio"), _) => error(
             &format!("DPDK cannot use the PCI device {address}"),
             "see the log below; DPDK may have no driver for this card".into(),
         ),
@@ -168,6 +168,8 @@ mod tests {
             (vfio, "EAL: 0000:02:00.0 DMA remapping failed, error 12", "may have no driver for this card"),
             (vfio, "EAL: Cannot open VFIO container /dev/vfio/vfio", "needs the file /dev/vfio/vfio"),
             (vfio, "EAL: 0000:01:00.0 VFIO group is not viable!", "belong to the kernel; bind all of them"),
+            (vfio, "EAL: 0000:02:00.0 VFIO group is not viable!", "may have no driver for this card"),
+            (Some("uio_pci_generic"), "", "may have no driver for this card"),
             (Some("mlx5_core"), "EAL: Failed to open VFIO group 8", "of mlx5_core; see the log"),
             (Some("e1000e"), "", "driverctl set-override 0000:01:00.0 vfio-pci"),
             (None, "EAL: Failed to open VFIO group 8", "driverctl set-override 0000:01:00.0 vfio-pci"),

@@ -193,7 +193,7 @@ impl Runtime {
                 links.tick(&self.ports, &mut hooks);
                 // A worker that ends before `quit` is set has panicked.
                 let all_running = running.count() == count;
-                let is_lost = exits_on_loss && lost_link.is_some() || links.requested().is_some();
+                let is_lost = exits_on_loss && lost_link.is_some() || links.requested(&self.ports).is_some();
                 let ends = stop.0.load(Ordering::Relaxed) || is_lost;
                 if !control.on_tick(&live, &mut out) || ends || !all_running {
                     break;
@@ -208,7 +208,7 @@ impl Runtime {
             deliver(control, message, &mut out);
         }
         let (devices, states) = live.devices();
-        let lost_link = links.requested().or(lost_link.filter(|_| exits_on_loss));
+        let lost_link = links.requested(&self.ports).or(lost_link.filter(|_| exits_on_loss));
         Outcome { devices, devices_before, states, lost_link, workers: counters, tsc_hz: time::hz() }
     }
 

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import suite
-from check import read_counters, settled_counters, verdict
+from check import verdict
 from guest import CommandFailed, Guest, Job, LabError
 from lab import Lab
 from machine import PREFIX, Machine, Nic
 from programs import PERFTEST_LISTENS, PROGRAMS
-from run import run_program
+from run import run_and_count, run_program
 
 UNDERSTUDY = f"{PREFIX}/bin/understudy"
 NICS = [
@@ -208,14 +208,7 @@ def programs(
     by_name = {program.name: program for program in PROGRAMS}
     for program in (by_name[name] for name in names):
         with instance(bench, name, text, **rights) as report:
-            before = [read_counters(guest) for guest in (a, b)]
-            output, failures = "", []
-            try:
-                output = run_program(program, server=a, client=b)
-            except CommandFailed as failure:
-                failures.append(str(failure))
-            after = settled_counters([a, b])
-        increases = [new - old for new, old in zip(after, before)]
+            output, failures, increases = run_and_count(program, a, b)
         outcome = verdict(program, report, increases, (a, b), output, failures, 0)
         problems += [f"{program.name}: {problem}" for problem in outcome.problems if not is_tolerated(problem, outcome.retransmissions, loss)]
         reports.append(report)

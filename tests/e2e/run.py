@@ -119,13 +119,21 @@ def run_program(program: Program, server: Guest, client: Guest) -> str:
     return result.output
 
 
+def run_and_count(program: Program, a: Guest, b: Guest) -> tuple[str, list[str], list[Counters]]:
+    """Runs a program. Returns the server's output, the problems, and the increases of both guests' counters."""
+    before = [read_counters(guest) for guest in (a, b)]
+    output, problems = "", []
+    try:
+        output = run_program(program, server=a, client=b)
+    except CommandFailed as error:
+        problems.append(str(error))
+    after = settled_counters([a, b])
+    return output, problems, [new - old for new, old in zip(after, before)]
+
+
 def run_and_check(program: Program, lab: Lab, command: list[str], pcap_dir: Path | None) -> Outcome:
     a, b = lab.guests
     started = time.monotonic()
-    problems: list[str] = []
-    before: list[Counters] = []
-    after: list[Counters] = []
-    server_output = ""
     with ExitStack() as recording:
         parts = []
         if pcap_dir is not None:
@@ -133,17 +141,11 @@ def run_and_check(program: Program, lab: Lab, command: list[str], pcap_dir: Path
             for guest, part in zip(lab.guests, parts):
                 recording.enter_context(lab.recorded(guest.tap, part))
         with lab.forwarder(command, f"wire-{program.name}") as forwarder:
-            before = [read_counters(guest) for guest in (a, b)]
-            try:
-                server_output = run_program(program, server=a, client=b)
-            except CommandFailed as error:
-                problems.append(str(error))
-            after = settled_counters([a, b])
+            output, problems, increases = run_and_count(program, a, b)
     if pcap_dir is not None:
         records = sorted(record for part in parts for record in read_pcap(part))
         write_pcap(pcap_dir / f"{program.name}.pcap", records)
-    increases = [new - old for new, old in zip(after, before)]
-    return verdict(program, forwarder.report, increases, (a, b), server_output, problems, time.monotonic() - started)
+    return verdict(program, forwarder.report, increases, (a, b), output, problems, time.monotonic() - started)
 
 
 def run_all(arguments: argparse.Namespace, log_dir: Path, outcomes: list[Outcome]) -> None:

@@ -17,11 +17,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import suite
-from check import read_counters, settled_counters, verdict
-from guest import CommandFailed
+from check import verdict
 from lab import Lab
 from programs import PROGRAMS, Program
-from run import run_program
+from run import run_and_count
 
 NAMES = ("write-rc-65536", "read-rc-65536", "compare-swap", "rping", "udaddy", "odd-verbs", "send-rc-vlan-ipv6")
 
@@ -54,14 +53,7 @@ def main() -> int:
         with lab.forwarder(command_line(program, folder), f"vhost-{case.name}") as forwarder:
             for guest in (a, b):
                 guest.wait_for(f"ping -c 1 -W 1 10.0.0.{3 - guest.host_number}", 30)
-            before = [read_counters(guest) for guest in (a, b)]
-            output, problems = "", []
-            try:
-                output = run_program(case, server=a, client=b)
-            except CommandFailed as failure:
-                problems.append(str(failure))
-            after = settled_counters([a, b])
-        increases = [new - old for new, old in zip(after, before)]
+            output, problems, increases = run_and_count(case, a, b)
         outcome = verdict(case, forwarder.report, increases, (a, b), output, problems, time.monotonic() - started)
         return outcome.problems, f"{outcome.messages} messages, {outcome.packets} packets"
 

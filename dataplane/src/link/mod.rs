@@ -78,8 +78,6 @@ pub(crate) struct LinkMonitor {
     /// `None` if the kernel refuses the socket; then changes are noticed after [`INTERVAL`]
     events: Option<Events>,
     ports: Vec<Option<Monitored>>,
-    /// Port whose device the system requests
-    requested: Option<PortId>,
     clock: Clock,
     next_read: Nanos,
 }
@@ -110,7 +108,6 @@ impl LinkMonitor {
         Self {
             events: events.and_then(Result::ok),
             ports: (0..ports.len()).map(monitored).collect(),
-            requested: None,
             clock: Clock::start(),
             next_read: Nanos(0),
         }
@@ -144,8 +141,13 @@ impl LinkMonitor {
     }
 
     /// Returns a port whose device the system requests, which ends the run.
-    pub(crate) fn requested(&self) -> Option<PortId> {
-        self.requested
+    pub(crate) fn requested(&self, ports: &[Port]) -> Option<PortId> {
+        let mut monitored = self.ports.iter().zip(ports);
+        let is_requested = |(monitored, port): (&Option<Monitored>, &Port)| {
+            port.interface().is_none()
+                && monitored.as_ref().is_some_and(|monitored| monitored.link == Link::Gone)
+        };
+        monitored.position(is_requested).map(|index| PortId(index as u16))
     }
 
     fn on_event(&mut self, ports: &[Port], event: &Event, hooks: &mut impl LinkHooks) {
@@ -175,8 +177,6 @@ impl LinkMonitor {
             if let Some(interface) = port.interface() {
                 interface.refresh_link();
                 interface.counts();
-            } else if port.link() == Link::Gone {
-                self.requested.get_or_insert(PortId(index as u16));
             }
             self.update(index, port.link(), hooks);
         }
