@@ -64,4 +64,8 @@ install -m 644 deploy/systemd/pci.conf "$units/understudy@rack.service.d"
 SYSTEMD_UNIT_PATH="$units:" systemd-analyze verify --man=no understudy@rack.service > "$folder/printed" 2>&1 ||
     fail "systemd/pci.conf: $(cat "$folder/printed")"
 ! grep understudy "$folder/printed" >&2 || fail "systemd/pci.conf: systemd-analyze verify reports the above"
+sed "s|/usr/bin/understudy|$folder/understudy|" deploy/systemd/etcd.conf > "$units/understudy@rack.service.d/etcd.conf"
+SYSTEMD_UNIT_PATH="$units:" systemd-analyze verify --man=no understudy@rack.service > "$folder/printed" 2>&1 ||
+    fail "systemd/etcd.conf: $(cat "$folder/printed")"
+! grep understudy "$folder/printed" >&2 || fail "systemd/etcd.conf: systemd-analyze verify reports the above"
 echo "deploy/: start.sh, configurations and units are valid"

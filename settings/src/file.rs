@@ -30,7 +30,14 @@ const NAME_TOML: &str = "name a TOML file; examples are in the folder configs/";
 /// # Errors
 /// A [`Report`] if the file cannot be read, or is of another kind.
 pub fn text_of(path: &Path) -> Result<String, Report> {
-    let bytes = read(path).map_err(|error| unreadable(path, &error))?;
+    text_from(path, read(path).map_err(|error| unreadable(path, &error))?)
+}
+
+/// Returns the text of a file from its contents. `path` is what messages call it.
+///
+/// # Errors
+/// Those of [`text_of`], except for a file that cannot be read.
+pub fn text_from(path: &Path, bytes: Vec<u8>) -> Result<String, Report> {
     if let Some((kind, help)) = other_kind(&bytes) {
         let problem = Problem::of_file(format!("{} is {kind}, not a configuration", path.display()));
         return Err(Report::new(path, "", vec![problem.help(help)]));

@@ -148,11 +148,22 @@ impl Report {
         self.rendered_by(MietteHandlerOpts::new().force_graphical(true).color(false).width(100))
     }
 
+    /// Renders the first problems for a log: plain, and without control characters of the file.
+    pub fn render_for_log(&self, problems: usize) -> String {
+        let options = MietteHandlerOpts::new().force_graphical(true).color(false).width(100);
+        let text = self.rendered(options, problems);
+        text.chars().filter(|&letter| letter == '\n' || !letter.is_control()).collect()
+    }
+
     /// Renders the report with these options.
     pub fn rendered_by(&self, options: MietteHandlerOpts) -> String {
+        self.rendered(options, usize::MAX)
+    }
+
+    fn rendered(&self, options: MietteHandlerOpts, problems: usize) -> String {
         let handler = unbroken_words(options).build();
         let mut text = String::new();
-        for problem in &self.problems {
+        for problem in self.problems.iter().take(problems) {
             let located = Located { problem, text: &self.text };
             let _ = writeln!(text, "{}", Rendered(&handler, &located));
         }

@@ -60,18 +60,62 @@ first() {
 
     process=$(property demo MainPID)
     systemctl reload understudy@demo
-    await logged demo info "Reloaded /etc/understudy/demo.toml: it is as at the start"
+    await logged demo info "Reloaded /etc/understudy/demo.toml: nothing has changed"
     cp /etc/understudy/demo.toml /etc/understudy/demo.toml.good
     sed -i 's/^qps = 4/qqs = 4/' /etc/understudy/demo.toml
     fails systemctl reload understudy@demo
     await logged demo err 'qqs'
     sed -i 's/^qqs = 4/qps = 8/' /etc/understudy/demo.toml
     systemctl reload understudy@demo
-    await logged demo warning "demo.toml has changed, and is read only at the start; restart the instance"
+    await logged demo warning "demo.toml: `pktgen.stream.writes.qps` takes effect when the instance is started again"
     mv /etc/understudy/demo.toml.good /etc/understudy/demo.toml
     [ "$(property demo MainPID)" = "$process" ]
     systemctl is-active understudy@demo > /dev/null
     ok "a reload refuses a file with mistakes, reports what needs a restart, and the instance goes on"
+
+    drop_in=/etc/systemd/system/understudy@central.service.d/etcd.conf
+    key=/understudy/$(cat /proc/sys/kernel/hostname)/central
+    wire() { # LINE_OF_RUNTIME NAME_OF_RULE
+        etcdctl put "$key" > /dev/null << END
+[runtime]
+idle = "sleep"
+$1
+[[port]]
+name = "a"
+ring = {}
+[impair]
+pairs = [["a", "a"]]
+[[impair.rule]]
+name = "$2"
+action = "drop"
+END
+    }
+    install -D -m 644 /usr/share/doc/understudy/deploy/systemd/etcd.conf "$drop_in"
+    sed -i 's|etcd://[^/]*/|etcd://127.0.0.1/|' "$drop_in"
+    systemctl daemon-reload
+    systemctl start etcd
+    await etcdctl endpoint health
+    fails timeout 20 systemctl start understudy@central
+    await logged central err "etcd has no key .$key."
+    wire "" first
+    await systemctl is-active understudy@central
+    process=$(property central MainPID)
+    wire "" second
+    await logged central info ": rules second"
+    wire "idel = 1" third
+    await logged central warning "is refused, and the run goes on as before"
+    wire "control_queue = 64" fourth
+    await logged central warning ".runtime.control_queue. takes effect when the instance is started again"
+    wire "" fifth
+    systemctl reload understudy@central
+    await logged central info ": rules fifth"
+    [ "$(property central MainPID)" = "$process" ]
+    await grep -q fifth /var/lib/understudy/central/cache.toml
+    systemctl stop etcd
+    systemctl restart understudy@central
+    await logged central warning "The run starts with the configuration in cache.toml"
+    systemctl stop understudy@central
+    ok "a configuration in etcd: new versions, one with a mistake, one that needs a restart, and a start without etcd"
 
     fails systemctl start understudy@missing
     [ "$(property missing ExecMainStatus)" = 2 ]

@@ -35,7 +35,8 @@ rm -r "$old"
 
 # Dependencies come from the network, which only this step has.
 chroot "$root" bash -c 'export DEBIAN_FRONTEND=noninteractive; apt-get update -qq
-    apt-get install -y -qq --no-install-recommends /packages/old.deb /packages/libonepipe0_*.deb /packages/libonepipe-dev_*.deb' \
+    apt-get install -y -qq --no-install-recommends /packages/old.deb /packages/libonepipe0_*.deb /packages/libonepipe-dev_*.deb \
+        etcd-server etcd-client' \
     > "$root/packages/install.log" 2>&1 || { tail -n 20 "$root/packages/install.log"; exit 1; }
 
 cat > "$root/etc/systemd/system/inside.service" <<'END'

@@ -6,6 +6,7 @@
 pub mod alone;
 pub mod captures;
 pub mod etcd;
+pub mod etcd_stand_in;
 pub mod instructions;
 pub mod nics;
 pub mod packets;

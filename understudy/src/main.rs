@@ -9,6 +9,7 @@ mod controller;
 mod decode;
 mod diagnose;
 mod doctor;
+mod etcd;
 mod functions;
 mod generate;
 mod impair;

@@ -1,4 +1,4 @@
-//! The program as a service of systemd: readiness, watchdog, and SIGHUP as the request to reload.
+//! The program as a service of systemd: readiness and watchdog.
 //!
 //! The program reports to a service manager that sets `NOTIFY_SOCKET` (`Type=notify`) when the workers run and when the run
 //! ends, and with `WATCHDOG_USEC` (`WatchdogSec=`), four times within that time, that the control thread and all workers make
@@ -12,9 +12,6 @@ use std::io::{self, ErrorKind, IsTerminal as _};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
@@ -68,28 +65,24 @@ fn watchdog_limit() -> Option<Duration> {
     number("WATCHDOG_USEC").filter(|_| !is_other).map(Duration::from_micros)
 }
 
-/// The service manager of a run, if there is one, and what it requests.
-pub(crate) struct Manager<'a> {
+/// The service manager of a run, if there is one.
+pub(crate) struct Manager {
     watchdog: Watchdog,
-    hangup: Option<Hangup<'a>>,
 }
 
-impl<'a> Manager<'a> {
+impl Manager {
     /// Prepares the messages to the manager. `status` describes the run for `systemctl status`.
-    pub(crate) fn new(status: String, hangup: Option<Hangup<'a>>) -> Self {
-        Self { watchdog: Watchdog::new("Worker", status), hangup }
+    pub(crate) fn new(status: String) -> Self {
+        Self { watchdog: Watchdog::new("Worker", status) }
     }
 
-    /// Sends the messages that are due, and carries out a request to reload.
+    /// Sends the messages that are due.
     pub(crate) fn on_tick(&mut self, live: &Live<'_>) {
         self.watchdog.on_tick(live.workers().iter().map(|worker| worker.turns.get()));
-        if let Some(hangup) = &self.hangup {
-            hangup.on_tick();
-        }
     }
 }
 
-impl Drop for Manager<'_> {
+impl Drop for Manager {
     fn drop(&mut self) {
         stopping();
     }
@@ -154,43 +147,6 @@ impl Watchdog {
             );
         }
         false
-    }
-}
-
-/// Handler of SIGHUP for a function that reads its configuration only at the start.
-pub(crate) struct Hangup<'a> {
-    requested: Arc<AtomicBool>,
-    /// Configuration file
-    path: &'a Path,
-    /// Reads it again, and returns whether it is as at the start; the error is a text for users
-    is_unchanged: Box<dyn Fn() -> Result<bool, String> + 'a>,
-}
-
-impl<'a> Hangup<'a> {
-    /// Registers for the signal.
-    pub(crate) fn register(
-        path: &'a Path,
-        is_unchanged: impl Fn() -> Result<bool, String> + 'a,
-    ) -> Result<Self, miette::Report> {
-        let requested = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&requested))
-            .map_err(|error| miette::miette!("cannot catch signals: {error}"))?;
-        Ok(Self { requested, path, is_unchanged: Box::new(is_unchanged) })
-    }
-
-    /// Reports whether the file has changed, if the signal arrived.
-    fn on_tick(&self) {
-        if !self.requested.swap(false, Ordering::Relaxed) {
-            return;
-        }
-        let path = self.path.display();
-        match (self.is_unchanged)() {
-            Ok(true) => info!("Reloaded {path}: it is as at the start."),
-            Ok(false) => {
-                warn!("{path} has changed, and is read only at the start; restart the instance.");
-            }
-            Err(why) => warn!("{path} is not valid, and the instance goes on as before: {}", why.trim_end()),
-        }
     }
 }
 

@@ -6,12 +6,14 @@ mod summary;
 #[cfg(test)]
 mod tests;
 
-use crate::config::{self, Finding, Purpose, Report};
+use crate::config::{self, Config, Finding, Purpose, Report, Source};
+use crate::etcd::{Address, Client};
 use crate::machine::Machine;
 use crate::output::{print, print_error};
 use crate::{controller, interfaces, plan, rfc2544};
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use settings::file::text_from;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Check a configuration file and print what it would run, without starting anything
@@ -19,9 +21,9 @@ use std::process::ExitCode;
 /// The exit status is 0 if the file is valid, and 2 if it is not.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Configuration file
-    #[arg(value_name = "CONFIG.toml", required_unless_present = "example")]
-    config: Option<PathBuf>,
+    /// Configuration file, or a key in etcd (etcd://HOST:PORT/KEY)
+    #[arg(value_name = "CONFIG", required_unless_present = "example", value_parser = Source::parser())]
+    config: Option<Source>,
     /// Print a commented file with every key of a function's table, such as p4ce
     #[arg(long, value_name = "TABLE", conflicts_with_all = ["config", "json", "quiet"], value_parser = example::names())]
     example: Option<String>,
@@ -35,24 +37,19 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let wrong = ExitCode::from(config::EXIT_CODE);
-    let Some(path) = &args.config else {
-        let example = args.example.as_deref().and_then(example::file).unwrap_or_default();
-        return print(&example, ExitCode::SUCCESS);
-    };
-    let summary = match config::purpose(path) {
-        Purpose::Run => config::load(path).map(|config| {
-            let text = std::fs::read_to_string(path).unwrap_or_default();
-            let interfaces = interfaces::warnings(&config.runtime.ports);
-            summary::of(path, &text, &config, &Machine::this(), interfaces)
-        }),
-        Purpose::Sim => config::load_scenario(path).map(|scenario| scenario::of(path, &scenario)),
-        Purpose::Plan => config::load_plan(path).map(|network| plan::summary(path, &network)),
-        Purpose::Controller => config::load_controller(path).map(|config| controller::summary(path, &config)),
-        Purpose::Rfc2544 => config::load_rfc2544(path).map(|config| {
-            let interfaces = interfaces::warnings(&config.runtime.ports);
-            let notes = summary::notes(&config.runtime, &Machine::this()).into_iter().chain(interfaces);
-            rfc2544::summary(path, &config) + &summary::note_lines(notes)
-        }),
+    let summary = match &args.config {
+        None => {
+            let example = args.example.as_deref().and_then(example::file).unwrap_or_default();
+            return print(&example, ExitCode::SUCCESS);
+        }
+        Some(Source::File(path)) => summary_of(path),
+        Some(Source::Etcd(address)) => match value_of(address) {
+            Ok(value) => summary_of_value(&address.to_string(), value),
+            Err(why) => {
+                print_error(why);
+                return ExitCode::FAILURE;
+            }
+        },
     };
     match (summary, args.json) {
         (Ok(_), true) => print(&format!("{}\n", json!({ "ok": true, "errors": [] })), ExitCode::SUCCESS),
@@ -63,6 +60,43 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             print_error(report.render());
             wrong
         }
+    }
+}
+
+/// Returns the value of a key in etcd. The error is a text for users.
+fn value_of(address: &Address) -> Result<Vec<u8>, String> {
+    let version =
+        Client::new(address.clone()).read().map_err(|why| format!("cannot read {address}: {why}"))?;
+    version.value.ok_or_else(|| format!("etcd has no key `{}`", address.key))
+}
+
+/// Describes what `run` would do here with a value of etcd, whose relative paths begin in the working directory.
+fn summary_of_value(origin: &str, value: Vec<u8>) -> Result<String, Report> {
+    let path = Path::new(origin);
+    let text = text_from(path, value)?;
+    config::load_text(path, &text, Path::new("")).map(|config| summary_of_config(path, &text, &config))
+}
+
+fn summary_of_config(path: &Path, text: &str, config: &Config) -> String {
+    let interfaces = interfaces::warnings(&config.runtime.ports);
+    summary::of(path, text, config, &Machine::this(), interfaces)
+}
+
+/// Describes what the command would do that a file is for.
+fn summary_of(path: &Path) -> Result<String, Report> {
+    match config::purpose(path) {
+        Purpose::Run => config::load(path).map(|config| {
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            summary_of_config(path, &text, &config)
+        }),
+        Purpose::Sim => config::load_scenario(path).map(|scenario| scenario::of(path, &scenario)),
+        Purpose::Plan => config::load_plan(path).map(|network| plan::summary(path, &network)),
+        Purpose::Controller => config::load_controller(path).map(|config| controller::summary(path, &config)),
+        Purpose::Rfc2544 => config::load_rfc2544(path).map(|config| {
+            let interfaces = interfaces::warnings(&config.runtime.ports);
+            let notes = summary::notes(&config.runtime, &Machine::this()).into_iter().chain(interfaces);
+            rfc2544::summary(path, &config) + &summary::note_lines(notes)
+        }),
     }
 }
 

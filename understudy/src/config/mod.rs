@@ -8,6 +8,7 @@
 mod controller;
 mod rfc2544;
 mod scenario;
+mod source;
 #[cfg(test)]
 pub(crate) mod tests;
 mod topology;
@@ -16,10 +17,12 @@ pub(crate) use settings::{Finding, Report};
 
 pub(crate) use controller::{ControllerConfig, StoreConfig};
 pub(crate) use rfc2544::{Rfc2544Config, Traffic};
+pub(crate) use source::Source;
 pub(crate) use topology::{Controller, Network, System};
 
+use crate::etcd::Address;
 use crate::functions::tunnel::{self, TunnelConfig};
-use crate::functions::{self, File, FunctionConfig, Reloaded};
+use crate::functions::{self, File, FunctionConfig};
 use crate::observe::{self, ObserveConfig, Target};
 use core::time::Duration;
 use settings::declare::TableSpec;
@@ -78,26 +81,26 @@ pub(crate) struct Config {
     pub(crate) path: PathBuf,
 }
 
-impl Config {
-    /// Returns the function of `again`, which was read from the same file later, and whether the rest is as in
-    /// this configuration.
-    pub(crate) fn reloaded(&self, again: Self) -> Reloaded<FunctionConfig> {
-        let function = again.function.clone();
-        let rest = Self { function: self.function.clone(), ..again };
-        Reloaded { function, rest_is_unchanged: rest == *self }
-    }
-}
-
 /// Reads a configuration file. Relative paths in it begin in its folder.
 pub(crate) fn load(path: &Path) -> Result<Config, Report> {
-    let text = text_of(path)?;
-    check_purpose(path, &text, Purpose::Run)?;
-    parse_on(path, &text, path.parent().unwrap_or(Path::new("")), &Machine::this())
+    load_text(path, &text_of(path)?, path.parent().unwrap_or(Path::new("")))
+}
+
+/// Reads the text of a configuration that messages call `origin`. Relative paths in it begin in `folder`.
+pub(crate) fn load_text(origin: &Path, text: &str, folder: &Path) -> Result<Config, Report> {
+    check_purpose(origin, text, Purpose::Run)?;
+    parse_on(origin, text, folder, &Machine::this())
 }
 
 /// Returns the address of an instance for its socket's path or its configuration file. The error is a text for
 /// users.
 pub(crate) fn target(path: &Path) -> Result<Target, String> {
+    let argument = path.to_string_lossy();
+    if Address::is_meant(&argument) {
+        return Err(format!(
+            "{argument}: name the socket of the instance, which `socket` in its [observe] sets"
+        ));
+    }
     if !path.is_file() {
         // The path of a socket, which may not exist yet.
         return if path.extension().is_some_and(|extension| extension == "toml") {

@@ -5,7 +5,7 @@ mod operator;
 mod report;
 
 use crate::config::{self, ControllerConfig, StoreConfig};
-use crate::observe::{Instance, Observer};
+use crate::observe::{Instance, Observer, steer};
 use crate::output::{print, print_error};
 use crate::service::{self, Watchdog};
 use crate::system::{catch_signals, now, parse_seconds};
@@ -171,7 +171,8 @@ fn serve(args: &Args, config: ControllerConfig) -> Result<ExitCode, miette::Repo
         "The controller of {processes} processes and {switches} switches is ready at {address}. Ctrl-C ends it."
     );
     let instance = Instance::this(args.config.as_deref().unwrap_or(Path::new("")), "controller");
-    let mut observer = Observer::start(&config.observe, instance)?;
+    let (steer, steering) = steer::queue();
+    let mut observer = Observer::start(&config.observe, instance, &steer)?;
     let metrics = |controller: &Controller| Metrics {
         snapshot: controller.snapshot(),
         connections: controller.connections(),
@@ -187,6 +188,7 @@ fn serve(args: &Args, config: ControllerConfig) -> Result<ExitCode, miette::Repo
         if let Some(observer) = &mut observer {
             observer.serve_without_ports(|| metrics(&controller).observed());
         }
+        steer::refuse_all(&steering, "controller");
         std::thread::sleep(TURN);
     }
     service::stopping();

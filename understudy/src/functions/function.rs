@@ -3,6 +3,7 @@
 
 use super::launch::{Closing, Launch};
 use super::tunnel::types::InnerFunction;
+use crate::observe::steer::Change;
 use dataplane::config::Port;
 use miette::Report;
 use settings::declare::TableSpec;
@@ -26,8 +27,10 @@ pub(crate) trait SwitchFunction: Sized {
     /// Whether each frame belongs to one worker, so that a worker without a receive queue has work
     const HAS_OWNERS: bool = false;
 
-    /// Whether SIGHUP makes the function read its configuration again, instead of ending the run
+    /// Whether SIGHUP makes the program read the configuration again, instead of ending the run, in a terminal as well
     const RELOADS: bool = false;
+    /// Keys that can change in a run, as in `impair.rule`
+    const CHANGEABLE: &'static [&'static str] = &[];
 
     /// Metrics of the function, for the reference page
     #[cfg_attr(not(test), expect(dead_code, reason = "a test writes the page"))]
@@ -59,6 +62,12 @@ pub(crate) trait SwitchFunction: Sized {
         None
     }
 
+    /// Makes what can change in a run as it is in `newer`. Returns the request that changes the running function so, if
+    /// that differed.
+    fn follow(&mut self, _newer: &Self, _ports: &[Port]) -> Option<Change> {
+        None
+    }
+
     /// Returns what `[tunnel]` needs to know of the function behind the tunnels, if tunnels can end in front
     /// of it.
     fn behind_tunnels(&self) -> Option<InnerFunction> {
@@ -67,7 +76,7 @@ pub(crate) trait SwitchFunction: Sized {
 
     /// Builds the function of each worker and the control plane, runs them, and returns the closing report.
     /// Calls [`Launch::start`] after everything that may fail without ports.
-    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report>;
+    fn run(&self, launch: Launch<'_>) -> Result<Closing, Report>;
 }
 
 /// The rest of a file, for checks against a function's own table.

@@ -2,12 +2,12 @@
 //! or its control plane ends the run.
 
 use super::tunnel::types::TunnelConfig;
-use crate::observe::steer::Steering;
+use crate::observe::steer::{self, Steering};
 use crate::observe::{FunctionMetrics, Instance, ObserveConfig, Observer, QueuePair, TraceError, no_groups};
-use crate::service::{self, Hangup, Manager};
+use crate::service::{self, Manager};
 use crate::system::{now, start};
 use core::cell::Cell;
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender};
 use dataplane::{
     ControlHandler, ControlOutput, LinkChange, Live, Mbuf, Outcome, PortInfo, Runtime, Stop, log,
 };
@@ -33,8 +33,8 @@ pub(crate) struct Options {
     pub(crate) bootstrap: bool,
 }
 
-/// A run that has not started yet, of a function with configuration `C`.
-pub(crate) struct Launch<'a, C> {
+/// A run that has not started yet.
+pub(crate) struct Launch<'a> {
     pub(crate) options: &'a Options,
     /// DPDK, ports and workers
     pub(crate) runtime: dataplane::Config,
@@ -46,46 +46,28 @@ pub(crate) struct Launch<'a, C> {
     pub(crate) stop: Stop,
     /// Set if the loss of a link ends the run
     pub(crate) lost_link: Rc<Cell<bool>>,
-    /// Reads the configuration file again; the error is a text for users
-    pub(crate) reload: Reload<'a, C>,
-    /// Handler of SIGHUP for a function that cannot reload
-    pub(crate) hangup: Option<Hangup<'a>>,
+    /// Newer versions of the configuration, if the program looks for them
+    pub(crate) versions: Option<Box<dyn Versions + 'a>>,
 }
 
-/// Reads a configuration file again.
-pub(crate) type Reload<'a, C> = Rc<dyn Fn() -> Result<Reloaded<C>, String> + 'a>;
+/// Newer versions of a configuration, and what becomes of them in a run.
+pub(crate) trait Versions {
+    /// Looks for a newer version, and requests of the function what it changes.
+    fn on_tick(&mut self, steering: &Sender<Steering>);
 
-/// A function's configuration in a file that was read again.
-pub(crate) struct Reloaded<C> {
-    pub(crate) function: C,
-    /// Whether everything else in the file is as it was at the start
-    pub(crate) rest_is_unchanged: bool,
+    /// Adds the state of the configuration to the metrics of the function.
+    fn observed(&self, metrics: FunctionMetrics) -> FunctionMetrics;
 }
 
-impl<C> Reloaded<C> {
-    /// Returns the configuration for a function of one type, or an error text if it is of another type.
-    pub(super) fn narrowed<D>(self, select: impl Fn(C) -> Option<D>) -> Result<Reloaded<D>, String> {
-        let Self { function, rest_is_unchanged } = self;
-        let function = select(function).ok_or("it has another function now; restart the instance")?;
-        Ok(Reloaded { function, rest_is_unchanged })
-    }
-}
-
-impl<'a, C: 'a> Launch<'a, C> {
-    /// Returns the launch for a function of one type. `select` returns the configuration of such a function.
-    pub(super) fn narrowed<D: 'a>(self, select: fn(C) -> Option<D>) -> Launch<'a, D> {
-        let Self { options, runtime, tunnel, observe, instance, idle, stop, lost_link, reload, hangup } =
-            self;
-        let reload = Rc::new(move || reload()?.narrowed(select));
-        Launch { options, runtime, tunnel, observe, instance, idle, stop, lost_link, reload, hangup }
-    }
-
+impl<'a> Launch<'a> {
     /// Starts the ports and the observers.
     pub(super) fn start(self) -> Result<Run<'a>, Report> {
         let workers = self.runtime.workers.cpus.len();
         let ports = self.runtime.ports.clone();
         let runtime = start(self.runtime)?;
-        let observer = Observer::start(self.observe, self.instance)?;
+        let (steer, steering) = steer::queue();
+        let function = self.instance.function.clone();
+        let observer = Observer::start(self.observe, self.instance, &steer)?;
         let names: Vec<&str> = runtime.ports().map(|port| port.name.as_str()).collect();
         let (names, plural) = (names.join(", "), if workers == 1 { "" } else { "s" });
         let status = format!("ready on {names}, with {workers} worker{plural} ({})", Runtime::version());
@@ -97,6 +79,14 @@ impl<'a, C: 'a> Launch<'a, C> {
             frames_seen: 0,
             last_frame_at: now(),
         };
+        let supervision = Supervision {
+            observer,
+            manager: Manager::new(status),
+            versions: self.versions,
+            steer,
+            steering: Some(steering),
+            function,
+        };
         Ok(Run {
             runtime,
             ports,
@@ -105,10 +95,49 @@ impl<'a, C: 'a> Launch<'a, C> {
             tunnel: self.tunnel,
             stop: self.stop,
             lost_link: self.lost_link,
-            observer,
-            manager: Some(Manager::new(status, self.hangup)),
+            supervision: Some(supervision),
             until,
         })
+    }
+}
+
+/// What goes on beside a function in its run: observers, the service manager, newer versions of the configuration.
+pub(super) struct Supervision<'a> {
+    observer: Option<Observer>,
+    manager: Manager,
+    versions: Option<Box<dyn Versions + 'a>>,
+    steer: Sender<Steering>,
+    /// Requests that change the function, until it takes their queue
+    steering: Option<Receiver<Steering>>,
+    /// Name of the function's table
+    function: String,
+}
+
+impl Supervision<'_> {
+    /// Responds to observers, sends messages to the service manager that are due, and looks for a newer version of the
+    /// configuration.
+    pub(super) fn on_tick<F: Function>(
+        &mut self,
+        live: &Live<'_>,
+        out: &mut ControlOutput<'_, F>,
+        metrics: impl Fn() -> FunctionMetrics,
+        group: impl Fn(u32) -> Result<Vec<QueuePair>, TraceError>,
+    ) {
+        if let Some(observer) = &mut self.observer {
+            let versions = &self.versions;
+            let metrics = || match versions {
+                Some(versions) => versions.observed(metrics()),
+                None => metrics(),
+            };
+            observer.serve_requests(live, out, metrics, group);
+        }
+        if let Some(steering) = &self.steering {
+            steer::refuse_all(steering, &self.function);
+        }
+        self.manager.on_tick(live);
+        if let Some(versions) = &mut self.versions {
+            versions.on_tick(&self.steer);
+        }
     }
 }
 
@@ -124,17 +153,15 @@ pub(super) struct Run<'a> {
     pub(super) stop: Stop,
     /// Set if the loss of a link ends the run
     pub(super) lost_link: Rc<Cell<bool>>,
-    /// Responds to the observers of the instance
-    pub(super) observer: Option<Observer>,
-    /// Reports to the service manager during the run
-    pub(super) manager: Option<Manager<'a>>,
+    /// Until the run begins
+    pub(super) supervision: Option<Supervision<'a>>,
     until: EndConditions,
 }
 
 impl Run<'_> {
-    /// Returns the queue of requests that steer the function, if there is a socket for them.
+    /// Returns the queue of requests that change the function. Without this call they are refused.
     pub(super) fn take_steering(&mut self) -> Option<Receiver<Steering>> {
-        self.observer.as_mut().and_then(Observer::take_steering)
+        self.supervision.as_mut().and_then(|supervision| supervision.steering.take())
     }
 
     /// Returns the MAC address of the first port.
@@ -162,10 +189,9 @@ impl Run<'_> {
         group: impl Fn(&P, u32) -> Result<Vec<QueuePair>, TraceError>,
     ) -> (Outcome, f64) {
         let Self { runtime, until, stop, .. } = self;
-        let (observer, manager) = (self.observer.take(), self.manager.take());
+        let supervision = self.supervision.take();
         let began = now();
-        let mut control =
-            RunControl { control, metrics, group, until, observer, manager, awaited: Vec::new() };
+        let mut control = RunControl { control, metrics, group, until, supervision, awaited: Vec::new() };
         let outcome = runtime.run(functions, &mut control, stop);
         self.lost_link.set(outcome.lost_link.is_some());
         for port in control.awaited {
@@ -198,14 +224,13 @@ impl EndConditions {
     }
 }
 
-/// A control plane that also checks the end conditions and serves observers.
+/// A control plane that also checks the end conditions, with all that goes on beside it.
 struct RunControl<'a, P, T, G> {
     control: &'a mut P,
     metrics: T,
     group: G,
     until: &'a mut EndConditions,
-    observer: Option<Observer>,
-    manager: Option<Manager<'a>>,
+    supervision: Option<Supervision<'a>>,
     /// Names of the ports that wait for their first peer
     awaited: Vec<String>,
 }
@@ -226,12 +251,9 @@ where
     }
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
-        if let Some(observer) = &mut self.observer {
+        if let Some(supervision) = &mut self.supervision {
             let (metrics, group) = (|| (self.metrics)(self.control), |id| (self.group)(self.control, id));
-            observer.serve_requests(live, out, metrics, group);
-        }
-        if let Some(manager) = &mut self.manager {
-            manager.on_tick(live);
+            supervision.on_tick(live, out, metrics, group);
         }
         self.until.continues(live) && self.control.on_tick(live, out)
     }

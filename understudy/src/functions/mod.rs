@@ -21,8 +21,9 @@ pub(crate) mod swordbox;
 pub(crate) mod tunnel;
 
 pub(crate) use function::File;
-pub(crate) use launch::{Closing, Launch, Options, Reloaded};
+pub(crate) use launch::{Closing, Launch, Options, Versions};
 
+use crate::observe::steer::Change;
 use core::ops::Range;
 use dataplane::config::Port;
 use function::SwitchFunction;
@@ -65,12 +66,16 @@ macro_rules! registry {
 
         impl FunctionConfig {
             /// Runs the function, and returns its closing report.
-            pub(crate) fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
-                match self {
-                    $(Self::$variant(config) => SwitchFunction::run(config, launch.narrowed(|function| match function {
-                        Self::$variant(config) => Some(config),
-                        _ => None,
-                    })),)*
+            pub(crate) fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
+                with_config!(self, config => SwitchFunction::run(config, launch))
+            }
+
+            /// Makes what can change in a run as it is in `newer`, if that is for the same function. Returns the request
+            /// that changes the running function so, if that differed.
+            pub(crate) fn follow(&mut self, newer: &Self, ports: &[Port]) -> Option<Change> {
+                match (self, newer) {
+                    $((Self::$variant(config), Self::$variant(newer)) => config.follow(newer, ports),)*
+                    _ => None,
                 }
             }
         }
@@ -130,12 +135,20 @@ impl FunctionConfig {
         with_config!(self, config => command(config))
     }
 
-    /// Returns whether SIGHUP makes the function read its configuration again, instead of ending the run.
+    /// Returns whether SIGHUP makes the program read the configuration again, instead of ending the run.
     pub(crate) const fn reloads(&self) -> bool {
         const fn reloads<F: SwitchFunction>(_: &F) -> bool {
             F::RELOADS
         }
         with_config!(self, config => reloads(config))
+    }
+
+    /// Returns the keys that can change in a run.
+    pub(crate) const fn changeable(&self) -> &'static [&'static str] {
+        const fn keys<F: SwitchFunction>(_: &F) -> &'static [&'static str] {
+            F::CHANGEABLE
+        }
+        with_config!(self, config => keys(config))
     }
 
     /// Checks what the rest of the file sets, and makes paths relative to the file's folder.

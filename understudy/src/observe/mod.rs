@@ -7,6 +7,7 @@
 
 mod client;
 mod config;
+mod configuration;
 mod connections;
 mod metrics;
 mod queue_pairs;
@@ -18,6 +19,7 @@ mod values;
 
 pub(crate) use client::{Client, ClientError, Target};
 pub(crate) use config::{Keys, ObserveConfig, read as read_config};
+pub(crate) use configuration::ConfigState;
 pub(crate) use queue_pairs::{CountedQp, queue_pairs};
 pub(crate) use snapshot::{FunctionMetrics, Instance, Latency, Port, Row, Snapshot, Table, busiest};
 #[cfg(test)]
@@ -88,46 +90,33 @@ pub(crate) struct Observer {
     began: Instant,
     requests: Receiver<ControlRequest>,
     traces: TraceControl,
-    /// Requests for the function, until it takes them
-    steering: Option<Receiver<Steering>>,
     /// Removes the socket from the file system when dropped
     _socket: Option<socket::Socket>,
 }
 
 impl Observer {
     /// Starts what `[observe]` configures; returns `None` if that is nothing. DPDK has to be initialised,
-    /// because it measures the TSC frequency, unless the instance has no ports.
-    pub(crate) fn start(observe: &ObserveConfig, instance: Instance) -> Result<Option<Self>, Report> {
+    /// because it measures the TSC frequency, unless the instance has no ports. Requests that change the function
+    /// go into the queue `steering`.
+    pub(crate) fn start(
+        observe: &ObserveConfig,
+        instance: Instance,
+        steering: &Sender<Steering>,
+    ) -> Result<Option<Self>, Report> {
         if observe.socket.is_none() && observe.prometheus.is_none() {
             return Ok(None);
         }
         let (control, requests) = crossbeam_channel::bounded(MAX_REQUESTS);
-        let (sender, steering) = crossbeam_channel::bounded(MAX_REQUESTS);
-        let sender = RequestSender { control, steering: sender };
+        let sender = RequestSender { control, steering: steering.clone() };
         let socket = observe.socket.as_deref().map(|path| socket::Socket::open(path, &sender)).transpose()?;
         if let Some(address) = observe.prometheus {
             metrics::serve(address, sender)?;
         }
-        Ok(Some(Self {
-            instance,
-            began: now(),
-            requests,
-            traces: TraceControl::default(),
-            steering: Some(steering),
-            _socket: socket,
-        }))
-    }
-
-    /// Returns the queue of requests for the function. Without this call they are refused.
-    pub(crate) fn take_steering(&mut self) -> Option<Receiver<Steering>> {
-        self.steering.take()
+        Ok(Some(Self { instance, began: now(), requests, traces: TraceControl::default(), _socket: socket }))
     }
 
     /// Responds to the requests since the last call, for an instance without ports and workers.
     pub(crate) fn serve_without_ports(&mut self, metrics: impl Fn() -> FunctionMetrics) {
-        for request in self.steering.iter().flat_map(Receiver::try_iter) {
-            request.refuse(&self.instance.function);
-        }
         for request in self.requests.try_iter().take(MAX_REQUESTS) {
             // A requester that has given up needs no response.
             match request {
@@ -151,9 +140,6 @@ impl Observer {
         group: impl Fn(u32) -> Result<Vec<QueuePair>, TraceError>,
     ) {
         self.traces.send_pending(out);
-        for request in self.steering.iter().flat_map(Receiver::try_iter) {
-            request.refuse(&self.instance.function);
-        }
         let mut snapshot = None;
         for request in self.requests.try_iter().take(MAX_REQUESTS) {
             match request {

@@ -1,10 +1,11 @@
-//! Requests that change a running instance: rules of `[impair]`, rates of `[pktgen]`. A function that can be
-//! steered takes their queue ([`Observer::take_steering`](super::Observer::take_steering)); any other instance
-//! refuses them.
+//! Requests that change a running function: rules of `[impair]`, rates of `[pktgen]`, layers of `[swordbox]`. They come
+//! from the socket of observers, or from a newer version of the configuration. A function that can be changed takes
+//! their queue (`Run::take_steering`); for any other one they are refused.
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender, TryRecvError};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use swordbox::Layers;
 
 /// Time within which all workers have to adopt a change, shorter than a client waits for a response
 pub(crate) const ADOPTION_TIMEOUT: Duration = Duration::from_secs(3);
@@ -32,6 +33,14 @@ pub(crate) struct RulesState {
     pub(crate) workers: usize,
     /// Workers that have not adopted these rules yet
     pub(crate) waiting: Vec<usize>,
+}
+
+impl RulesState {
+    /// Returns the names of the rules.
+    pub(crate) fn names(&self) -> String {
+        let names: Vec<_> = self.rules.iter().map(|rule| rule.name.as_str()).collect();
+        if names.is_empty() { "none".into() } else { names.join(", ") }
+    }
 }
 
 /// A rule and its counters, of all workers.
@@ -65,6 +74,14 @@ pub(crate) struct RatesState {
     pub(crate) device_bits_per_s: Option<u64>,
 }
 
+impl RatesState {
+    /// Returns the rate of each stream.
+    pub(crate) fn text(&self) -> String {
+        let streams = self.streams.iter().map(|stream| format!("{} of `{}`", stream.rate, stream.name));
+        streams.collect::<Vec<_>>().join(", ")
+    }
+}
+
 /// A stream and its rate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StreamState {
@@ -80,6 +97,63 @@ pub(crate) struct StreamState {
 pub(crate) enum Steering {
     Rules(RulesRequest, Sender<Result<RulesState, SteerError>>),
     Rates(RatesRequest, Sender<Result<RatesState, SteerError>>),
+    /// Only from a configuration
+    Layers(Layers, Sender<Result<Layers, SteerError>>),
+}
+
+/// Longest queue of requests
+const MAX_REQUESTS: usize = 64;
+
+/// Returns the two ends of a queue of requests.
+pub(crate) fn queue() -> (Sender<Steering>, Receiver<Steering>) {
+    crossbeam_channel::bounded(MAX_REQUESTS)
+}
+
+/// Refuses all requests in the queue of a function that cannot be changed.
+pub(crate) fn refuse_all(queue: &Receiver<Steering>, function: &str) {
+    queue.try_iter().for_each(|request| request.refuse(function));
+}
+
+/// A request that a newer version of a configuration makes, and its outcome.
+pub(crate) struct Change {
+    request: Steering,
+    outcome: Box<dyn FnMut() -> Option<Result<String, SteerError>>>,
+}
+
+impl Change {
+    /// Returns the request that `request` makes of the channel for its response. `describe` returns what is in effect
+    /// after it, for a line of the log.
+    pub(crate) fn new<T: 'static>(
+        request: impl FnOnce(Sender<Result<T, SteerError>>) -> Steering,
+        describe: impl Fn(&T) -> String + 'static,
+    ) -> Self {
+        let (response, received) = crossbeam_channel::bounded::<Result<T, SteerError>>(1);
+        let outcome = move || match received.try_recv() {
+            Ok(outcome) => Some(outcome.map(|state| describe(&state))),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Err(SteerError::Ending)),
+        };
+        Self { request: request(response), outcome: Box::new(outcome) }
+    }
+
+    /// Puts the request into the queue of the function. Returns what its outcome is known by, or the change if the
+    /// queue is full.
+    pub(crate) fn send(self, queue: &Sender<Steering>) -> Result<Outcome, Self> {
+        match queue.try_send(self.request) {
+            Ok(()) => Ok(Outcome(self.outcome)),
+            Err(error) => Err(Self { request: error.into_inner(), outcome: self.outcome }),
+        }
+    }
+}
+
+/// Outcome of a change that was requested.
+pub(crate) struct Outcome(Box<dyn FnMut() -> Option<Result<String, SteerError>>>);
+
+impl Outcome {
+    /// Returns the outcome if it is known: a description of what is in effect, or an error.
+    pub(crate) fn poll(&mut self) -> Option<Result<String, SteerError>> {
+        (self.0)()
+    }
 }
 
 impl Steering {
@@ -92,6 +166,9 @@ impl Steering {
             ),
             Self::Rates(_, response) => drop(
                 response.send(Err(SteerError::OtherFunction { table: "pktgen", running: function.into() })),
+            ),
+            Self::Layers(_, response) => drop(
+                response.send(Err(SteerError::OtherFunction { table: "swordbox", running: function.into() })),
             ),
         }
     }

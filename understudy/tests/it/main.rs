@@ -7,6 +7,7 @@ mod controller;
 mod demo;
 mod demo_swordbox;
 mod diagnose;
+mod etcd;
 mod examples;
 mod hangup;
 mod impair;

@@ -113,9 +113,9 @@ fn a_service_goes_on_at_sighup_and_reports_what_changed() {
         let other = UnixDatagram::unbound().unwrap();
         other.set_nonblocking(true).unwrap();
         while other.send_to(b"X=1", service.folder.path().join("notify")).is_ok() {}
-        service.reload("my.toml: it is as at the start.");
+        service.reload("my.toml: nothing has changed.");
         fs::write(service.config(), initial.replace("[runtime]", "[runtime]\ncontrol_queue = 64")).unwrap();
-        service.reload("my.toml has changed, and is read only at the start; restart the instance.");
+        service.reload("my.toml: `runtime.control_queue` takes effect when the instance is started again.");
         fs::write(service.config(), initial.replace("name", "nome")).unwrap();
         service.reload("`nome`");
         service.end();

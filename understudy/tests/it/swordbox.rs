@@ -159,10 +159,10 @@ fn layers_can_be_changed_while_it_runs() {
     wait_for(": layers remap, cas_to_write.");
     write("layers = [\"remap\"]\nheld = 7");
     child.signal(Signal::HUP);
-    wait_for("nothing changed: more than `layers` has changed");
+    wait_for("`swordbox.held` and `swordbox.layers` take effect when the instance is started again.");
     write("layers = [\"remap\", \"cas_to_wriet\"]");
     child.signal(Signal::HUP);
-    wait_for("nothing changed");
+    wait_for("is refused, and the run goes on as before: it is not valid:");
     wait_for("cas_to_wriet");
     child.signal(Signal::INT);
     let output = child.finish();

@@ -130,7 +130,7 @@ impl Store for RedbStore {
         let path = self.path.clone();
         let database = self.database()?;
         let (stored, writes) = guarded(&path, || Ok((meta(database, TERM)?, meta(database, WRITES)?)))?;
-        if stored != term.0.into() {
+        if stored != u64::from(term.0) {
             self.term = None;
             return Err(StoreError::OtherTerm);
         }

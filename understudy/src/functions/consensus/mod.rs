@@ -102,7 +102,7 @@ impl SwitchFunction for ConsensusConfig {
         summary::lines(self)
     }
 
-    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
+    fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch).map(Into::into)
     }
 }

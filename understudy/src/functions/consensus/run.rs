@@ -249,10 +249,7 @@ pub(super) struct Report {
     ports: Ports,
 }
 
-pub(super) fn run(
-    config: &ConsensusConfig,
-    launch: Launch<'_, ConsensusConfig>,
-) -> Result<Report, miette::Report> {
+pub(super) fn run(config: &ConsensusConfig, launch: Launch<'_>) -> Result<Report, miette::Report> {
     let mut run = launch.start()?;
     let replica = Replica::new(config, random_u64(), run.options.bootstrap);
     let status = replica.published();

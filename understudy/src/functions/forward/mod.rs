@@ -34,7 +34,7 @@ impl SwitchFunction for Config {
         Some(InnerFunction { router_mac, mac: router_mac })
     }
 
-    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
+    fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch).map(Into::into)
     }
 }

@@ -29,7 +29,7 @@ impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Bridge
     }
 }
 
-pub(super) fn run(config: &Config, launch: Launch<'_, Config>) -> Result<Report, miette::Report> {
+pub(super) fn run(config: &Config, launch: Launch<'_>) -> Result<Report, miette::Report> {
     let mut run = launch.start()?;
     let functions: Vec<_> = (0..run.workers).map(|_| Forward::new(config).salted(random_u64())).collect();
     let counters: Vec<_> = functions.iter().map(Forward::counters).collect();

@@ -37,7 +37,7 @@ pub(super) struct Report {
     ports: Ports,
 }
 
-pub(super) fn run(config: &HostConfig, launch: Launch<'_, HostConfig>) -> Result<Report, miette::Report> {
+pub(super) fn run(config: &HostConfig, launch: Launch<'_>) -> Result<Report, miette::Report> {
     let mut run = launch.start()?;
     let host = Host::new(config, run.port_mac().0).map_err(|error| miette::miette!("{error}"))?;
     let status = host.status();

@@ -71,7 +71,7 @@ impl ImpairControl {
                 Steering::Rules(request, response) => {
                     self.waiting.push_back((request, response, now + ADOPTION_TIMEOUT));
                 }
-                other @ Steering::Rates(..) => other.refuse("impair"),
+                other @ (Steering::Rates(..) | Steering::Layers(..)) => other.refuse("impair"),
             }
         }
         self.continue_change(now, &mut send);

@@ -9,6 +9,7 @@ mod summary;
 
 use crate::functions::function::SwitchFunction;
 use crate::functions::launch::{Closing, Launch};
+use crate::observe::steer::{Change, RulesRequest, RulesState, Steering};
 use dataplane::config::Port;
 use miette::Report;
 use settings::declare::TableSpec;
@@ -25,9 +26,21 @@ impl SwitchFunction for Config {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const METRICS: &'static [Group] =
         &[RxCounters::GROUP, Health::GROUP, Counters::GROUP, RuleCounters::GROUP];
+    const CHANGEABLE: &'static [&'static str] = &["impair.rule"];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::read(table, ports)
+    }
+
+    fn follow(&mut self, newer: &Self, ports: &[Port]) -> Option<Change> {
+        if self.rules == newer.rules {
+            return None;
+        }
+        self.rules.clone_from(&newer.rules);
+        let text = rules::text(&self.rules, ports);
+        let request = RulesRequest::Apply { origin: "the rules".into(), text };
+        let describe = |state: &RulesState| format!("rules {}", state.names());
+        Some(Change::new(|response| Steering::Rules(request, response), describe))
     }
 
     fn summary(&self, ports: &[Port]) -> Vec<(&'static str, String)> {
@@ -38,7 +51,7 @@ impl SwitchFunction for Config {
         summary::notes(self, workers)
     }
 
-    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
+    fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch).map(Into::into)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::config::{Keys, read_rules};
 use core::fmt::Write as _;
+use dataplane::config::Port;
 use settings::declare::TableSpec;
 use settings::file::parsed;
 use settings::port::Ports;
@@ -124,6 +125,14 @@ impl RuleText {
             _ => Err("state the keys of one rule".into()),
         }
     }
+}
+
+/// Returns rules as [`read`] reads them.
+pub(super) fn text(rules: &[Rule], ports: &[Port]) -> String {
+    let names: Vec<_> = ports.iter().map(|port| port.name.clone()).collect();
+    // Without rules, this line is all that there is.
+    let head = if rules.is_empty() { "[impair]\n" } else { "" };
+    rules.iter().fold(head.to_owned(), |text, rule| text + &RuleText::of(rule, &names).toml())
 }
 
 /// Reads the rules of a text that messages call `origin`: its `[[impair.rule]]` tables. Other tables are

@@ -9,7 +9,7 @@ use crate::system::random_u64;
 use std::sync::Arc;
 use switch::impair::{Config, Impair, Rules};
 
-pub(super) fn run(config: &Config, launch: Launch<'_, Config>) -> Result<Report, miette::Report> {
+pub(super) fn run(config: &Config, launch: Launch<'_>) -> Result<Report, miette::Report> {
     let mut run = launch.start()?;
     let function = |worker| Impair::new(config, worker).salted(random_u64());
     let functions: Vec<_> = (0..run.workers).map(function).collect();

@@ -69,7 +69,7 @@ impl SwitchFunction for OnePipeConfig {
         Some(InnerFunction { router_mac, mac: router_mac.or(self.mac) })
     }
 
-    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
+    fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch).map(Into::into)
     }
 }

@@ -204,10 +204,7 @@ impl<F: Function<Command = Command, Event = Event>> ControlHandler<F> for Plane<
     }
 }
 
-pub(super) fn run(
-    config: &OnePipeConfig,
-    launch: Launch<'_, OnePipeConfig>,
-) -> Result<Report, miette::Report> {
+pub(super) fn run(config: &OnePipeConfig, launch: Launch<'_>) -> Result<Report, miette::Report> {
     let mut launch = launch;
     // A link's frames keep their order only in one queue.
     launch.runtime.ports.iter_mut().for_each(|port| port.rx_queues = port.rx_queues.max(1));

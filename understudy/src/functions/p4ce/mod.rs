@@ -44,7 +44,7 @@ impl SwitchFunction for P4ceConfig {
         summary::lines(self)
     }
 
-    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
+    fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch).map(Into::into)
     }
 }

@@ -89,7 +89,7 @@ pub(crate) fn control_plane(config: &P4ceConfig, mac: MacAddr, seed: u64) -> Con
     }
 }
 
-pub(super) fn run(config: &P4ceConfig, launch: Launch<'_, P4ceConfig>) -> Result<Report, miette::Report> {
+pub(super) fn run(config: &P4ceConfig, launch: Launch<'_>) -> Result<Report, miette::Report> {
     let mut run = launch.start()?;
     let mac = config.mac.unwrap_or_else(|| run.port_mac());
     let function = |_| P4ce::new(data_plane(config, mac)).salted(random_u64());

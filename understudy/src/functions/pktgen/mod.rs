@@ -10,10 +10,11 @@ mod summary;
 
 use crate::functions::function::{File, SwitchFunction};
 use crate::functions::launch::{Closing, Launch};
+use crate::observe::steer::{Change, RatesRequest, RatesState, Steering};
 use dataplane::config::Port;
 use miette::Report;
 use pktgen::counters::StreamCounters;
-use pktgen::{Counters, Profile};
+use pktgen::{Counters, Profile, Rate};
 use settings::declare::TableSpec;
 use settings::port::Ports;
 use settings::tree::Table;
@@ -24,6 +25,7 @@ impl SwitchFunction for Profile {
     const METRICS: &'static [Group] = &[Counters::GROUP, StreamCounters::GROUP];
     const LIVE: bool = true;
     const HAS_OWNERS: bool = true;
+    const CHANGEABLE: &'static [&'static str] = &["pktgen.stream.rate"];
 
     fn read(table: &Table<'_>, ports: &Ports) -> Option<Self> {
         config::read(table, ports)
@@ -33,6 +35,23 @@ impl SwitchFunction for Profile {
         config::check_workers(self, file);
         let ends = "the run ends by `duration_s`, or by `packets` of each stream";
         file.runtime.reject_stop_when_idle("[pktgen]", ends, file.root.problems());
+    }
+
+    /// Rates change. A ramp, which a request cannot state, is left as it is.
+    fn follow(&mut self, newer: &Self, _ports: &[Port]) -> Option<Change> {
+        let pairs = self.streams.iter_mut().zip(&newer.streams);
+        let changed = pairs.filter(|(own, newer)| {
+            own.name == newer.name && own.rate != newer.rate && !matches!(newer.rate, Rate::Ramp { .. })
+        });
+        let rates: Vec<_> = changed
+            .map(|(own, newer)| {
+                own.rate = newer.rate;
+                (Some(own.name.clone()), rates::text(own.rate))
+            })
+            .collect();
+        let describe = |state: &RatesState| format!("rates {}", state.text());
+        (!rates.is_empty())
+            .then(|| Change::new(|response| Steering::Rates(RatesRequest::Set { rates }, response), describe))
     }
 
     fn summary(&self, ports: &[Port]) -> Vec<(&'static str, String)> {
@@ -51,7 +70,7 @@ impl SwitchFunction for Profile {
         Some("when all packets are sent and received")
     }
 
-    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
+    fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch)
     }
 }

@@ -104,7 +104,7 @@ impl Rates {
                 Steering::Rates(request, response) => {
                     self.waiting.push_back((request, response, now + ADOPTION_TIMEOUT));
                 }
-                other @ Steering::Rules(..) => other.refuse("pktgen"),
+                other @ (Steering::Rules(..) | Steering::Layers(..)) => other.refuse("pktgen"),
             }
         }
         self.continue_change(now, totals, &device, &mut send);

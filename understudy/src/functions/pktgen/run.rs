@@ -5,9 +5,8 @@ use super::invalid::{InvalidReason, Links};
 use super::rates::Rates;
 use super::report::{self, PktgenReport};
 use super::{hgrm, invalid};
-use crate::functions::launch::{Closing, Launch};
-use crate::observe::{Observer, no_groups};
-use crate::service::Manager;
+use crate::functions::launch::{Closing, Launch, Supervision};
+use crate::observe::no_groups;
 use crate::system::now;
 use dataplane::config::{Device, Port};
 use dataplane::{ControlHandler, ControlOutput, LinkChange, Live, Mbuf, PortInfo, Stop, log};
@@ -51,8 +50,7 @@ struct Plane<'a> {
     began: Option<Instant>,
     invalid_reasons: Vec<InvalidReason>,
     lines: Lines,
-    observer: Option<Observer>,
-    manager: Option<Manager<'a>>,
+    supervision: Option<Supervision<'a>>,
     rates: Rates,
 }
 
@@ -121,16 +119,9 @@ impl ControlHandler<Pktgen> for Plane<'_> {
     }
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
-        if let Some(manager) = &mut self.manager {
-            manager.on_tick(live);
-        }
-        if let Some(observer) = &mut self.observer {
-            observer.serve_requests(
-                live,
-                out,
-                || report::metrics_of(self.profile, &self.totals.get()),
-                no_groups,
-            );
+        if let Some(supervision) = &mut self.supervision {
+            let metrics = || report::metrics_of(self.profile, &self.totals.get());
+            supervision.on_tick(live, out, metrics, no_groups);
         }
         let time = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         if !self.done {
@@ -240,7 +231,7 @@ fn epoch() -> Timestamp {
 }
 
 /// Runs the generator. The error that follows the report is that of writing the requested histograms.
-pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Closing, miette::Report> {
+pub(super) fn run(profile: &Profile, launch: Launch<'_>) -> Result<Closing, miette::Report> {
     let options = launch.options;
     if let Some(folder) = &options.hgrm {
         hgrm::create_folder(folder)?;
@@ -290,8 +281,7 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_, Profile>) -> Result<Clos
             last: (0, 0, start),
         },
         rates,
-        observer: run.observer.take(),
-        manager: run.manager.take(),
+        supervision: run.supervision.take(),
     };
     let began = now();
     let outcome = run.runtime.run(instances, &mut plane, &Stop::new());

@@ -37,7 +37,7 @@ impl SwitchFunction for Settings {
         summary::lines(self)
     }
 
-    fn run(&self, _launch: Launch<'_, Self>) -> Result<Closing, Report> {
+    fn run(&self, _launch: Launch<'_>) -> Result<Closing, Report> {
         unreachable!("`run` rejects a function of another command")
     }
 }

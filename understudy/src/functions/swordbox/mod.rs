@@ -9,6 +9,7 @@ pub(crate) use config::SwordboxConfig;
 
 use crate::functions::function::{File, SwitchFunction};
 use crate::functions::launch::{Closing, Launch};
+use crate::observe::steer::{Change, Steering};
 use dataplane::config::Port;
 use miette::Report;
 use settings::declare::TableSpec;
@@ -23,6 +24,7 @@ impl SwitchFunction for SwordboxConfig {
     const TABLE: &'static TableSpec = &config::Keys::TABLE;
     const HAS_OWNERS: bool = true;
     const RELOADS: bool = true;
+    const CHANGEABLE: &'static [&'static str] = &["swordbox.layers"];
     const METRICS: &'static [Group] = &[
         RxCounters::GROUP,
         Health::GROUP,
@@ -44,6 +46,13 @@ impl SwitchFunction for SwordboxConfig {
         }
     }
 
+    fn follow(&mut self, newer: &Self, _ports: &[Port]) -> Option<Change> {
+        let layers = newer.switch.layers;
+        let before = core::mem::replace(&mut self.switch.layers, layers);
+        let describe = |layers: &_| format!("layers {}", run::layers_text(*layers));
+        (layers != before).then(|| Change::new(|response| Steering::Layers(layers, response), describe))
+    }
+
     fn summary(&self, ports: &[Port]) -> Vec<(&'static str, String)> {
         summary::lines(self, ports)
     }
@@ -52,7 +61,7 @@ impl SwitchFunction for SwordboxConfig {
         summary::notes(self)
     }
 
-    fn run(&self, launch: Launch<'_, Self>) -> Result<Closing, Report> {
+    fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch).map(Into::into)
     }
 }

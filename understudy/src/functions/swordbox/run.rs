@@ -1,5 +1,5 @@
 //! Swordbox: the data plane on a worker; on the control thread, the control plane with the journal and the
-//! reload of layers at SIGHUP; and its part of the report.
+//! layers that change; and its part of the report.
 
 mod journal;
 #[cfg(test)]
@@ -8,20 +8,20 @@ mod writer;
 
 use super::SwordboxConfig;
 use super::report::SwordboxReport;
-use crate::functions::launch::{Launch, Reload, Reloaded};
+use crate::functions::launch::Launch;
 use crate::functions::report::Report;
+use crate::observe::steer::Steering;
 use crate::observe::{FunctionMetrics, Values};
 use crate::system::random_u64;
 use core::fmt::Write as _;
-use core::sync::atomic::{AtomicBool, Ordering};
+use crossbeam_channel::Receiver;
 use dataplane::{ControlOutput, ControlPlane, Live, Mbuf, PortInfo};
 use journal::Journal;
 use std::io;
-use std::rc::Rc;
 use std::sync::Arc;
 use switch::PortId;
 use swordbox::{Connection, Control, Counters, Event, Layers, MemoryBounds, Swordbox};
-use tracing::{info, warn};
+use tracing::info;
 use writer::Writer;
 
 switch::metrics! {
@@ -38,7 +38,6 @@ struct Prepared {
     /// Connections of an earlier run, which are refused until they are established again
     ended: Vec<Connection>,
     writer: Option<Writer>,
-    reload_requested: Arc<AtomicBool>,
 }
 
 /// Journal of a configuration without one: adds no connection
@@ -64,7 +63,7 @@ impl swordbox::Journal for AlreadyWritten {
 }
 
 impl Prepared {
-    /// Opens the journal and registers for SIGHUP.
+    /// Opens the journal.
     fn of(config: &SwordboxConfig) -> Result<Self, miette::Report> {
         let journal = config.journal.as_deref().map(Journal::open).transpose();
         let journal = journal.map_err(|error| miette::miette!("{error}"))?;
@@ -73,10 +72,7 @@ impl Prepared {
         let writer = writer
             .transpose()
             .map_err(|error| miette::miette!("cannot start the journal's thread: {error}"))?;
-        let reload_requested = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&reload_requested))
-            .map_err(|error| miette::miette!("cannot catch signals: {error}"))?;
-        Ok(Self { ended, writer, reload_requested })
+        Ok(Self { ended, writer })
     }
 }
 
@@ -106,48 +102,36 @@ pub(super) fn layers_text(layers: Layers) -> String {
     if on.is_empty() { "none".into() } else { on.join(", ") }
 }
 
-/// Returns the layers of a reloaded configuration, or an error text if it differs in anything else.
-fn layers_of(initial: &SwordboxConfig, reloaded: Reloaded<SwordboxConfig>) -> Result<Layers, String> {
-    let Reloaded { function: mut as_before, rest_is_unchanged } = reloaded;
-    let layers = core::mem::replace(&mut as_before.switch.layers, initial.switch.layers);
-    if rest_is_unchanged && as_before == *initial {
-        Ok(layers)
-    } else {
-        Err("more than `layers` has changed; restart the instance".into())
-    }
-}
-
-/// The control plane. It receives events about connections when they are in the journal, and reloads the
-/// layers.
-struct SwordboxControl<'a> {
+/// The control plane. It receives events about connections when they are in the journal, and changes the layers on
+/// request.
+struct SwordboxControl {
     plane: ControlPlane<Control>,
     /// The journal's thread, if there is a journal
     writer: Option<Writer>,
     /// Counters of the journal's thread
     journal: JournalCounters,
-    /// Configuration at the start, and its file
-    initial: &'a SwordboxConfig,
-    path: String,
-    reload: Reload<'a, SwordboxConfig>,
-    reload_requested: Arc<AtomicBool>,
+    requests: Option<Receiver<Steering>>,
     layers: Layers,
 }
 
-impl SwordboxControl<'_> {
-    fn reload(&mut self) {
-        let path = &self.path;
-        match (self.reload)().and_then(|reloaded| layers_of(self.initial, reloaded)) {
-            Ok(layers) => {
-                info!("Reloaded {path}: layers {}.", layers_text(layers));
-                self.layers = layers;
-                self.plane.control.set_layers(layers);
+impl SwordboxControl {
+    /// Carries out the requests since the last call.
+    fn poll_requests(&mut self) {
+        for request in self.requests.iter().flat_map(Receiver::try_iter) {
+            match request {
+                Steering::Layers(layers, response) => {
+                    self.layers = layers;
+                    self.plane.control.set_layers(layers);
+                    // A requester that has given up needs no response.
+                    drop(response.send(Ok(layers)));
+                }
+                other @ (Steering::Rules(..) | Steering::Rates(..)) => other.refuse("swordbox"),
             }
-            Err(why) => warn!("Reloaded {path}, but nothing changed: {}", why.trim_end()),
         }
     }
 }
 
-impl dataplane::ControlHandler<Swordbox> for SwordboxControl<'_> {
+impl dataplane::ControlHandler<Swordbox> for SwordboxControl {
     fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Swordbox>) {
         let Some(writer) = &mut self.writer else { return self.plane.on_event(worker, event, out) };
         match event {
@@ -169,9 +153,7 @@ impl dataplane::ControlHandler<Swordbox> for SwordboxControl<'_> {
     }
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Swordbox>) -> bool {
-        if self.reload_requested.swap(false, Ordering::Relaxed) {
-            self.reload();
-        }
+        self.poll_requests();
         while let Some((connection, written)) = self.writer.as_mut().and_then(Writer::poll) {
             if written {
                 self.plane.on_event(0, Event::TranslationRequested(connection), out);
@@ -188,13 +170,8 @@ impl dataplane::ControlHandler<Swordbox> for SwordboxControl<'_> {
     }
 }
 
-pub(super) fn run(
-    config: &SwordboxConfig,
-    launch: Launch<'_, SwordboxConfig>,
-) -> Result<Report, miette::Report> {
-    let Prepared { ended, writer, reload_requested } = Prepared::of(config)?;
-    let path = launch.instance.config.clone();
-    let reload = Rc::clone(&launch.reload);
+pub(super) fn run(config: &SwordboxConfig, launch: Launch<'_>) -> Result<Report, miette::Report> {
+    let Prepared { ended, writer } = Prepared::of(config)?;
     let mut run = launch.start()?;
     let mut switch = swordbox::Config { ended, ..config.switch.clone() };
     if let Some(interface) = switch.interface.as_mut().filter(|_| config.uses_port_mac) {
@@ -226,13 +203,10 @@ pub(super) fn run(
         plane,
         writer,
         journal: JournalCounters::default(),
-        initial: config,
-        path,
-        reload,
-        reload_requested,
+        requests: run.take_steering(),
         layers,
     };
-    let metrics = |control: &SwordboxControl<'_>| {
+    let metrics = |control: &SwordboxControl| {
         FunctionMetrics::forwarded(&bridged).values(&counts(&counters, control)).values(&usage(&counters))
     };
     let (outcome, seconds) = run.run(functions, &mut control, metrics);
@@ -256,7 +230,7 @@ pub(super) fn run(
 }
 
 /// Returns the counters of the data plane, of the control plane and of the journal.
-fn counts(counters: &[Arc<Counters>], control: &SwordboxControl<'_>) -> Values {
+fn counts(counters: &[Arc<Counters>], control: &SwordboxControl) -> Values {
     let plane = &control.plane.control;
     let journal = JournalCounters { unwritten: control.journal.unwritten + plane.failed() };
     let data_plane = Values::total(counters.iter().map(Arc::as_ref));

@@ -2,6 +2,7 @@
 
 use super::text::{BUSY_SECONDS, DROPPED, INFO, LATENCY, UPTIME, series};
 use crate::functions;
+use crate::observe::ConfigState;
 use core::fmt::Write as _;
 use dataplane::counters::{PortCounters, WorkerCounters};
 use dataplane::{DeviceCounters, PortState};
@@ -69,6 +70,9 @@ fn page() -> String {
     let text = "Cycles per frame are busy cycles divided by handled frames: those received here and not dispatched, and those \
         taken from other workers. Handled frames that were neither consumed, punted nor handed off were forwarded or dropped. The closing report has `rx_frames`, `handed_off`, `dispatched` and `punted` of each worker.";
     section(&mut page, "Workers", text, "", &[WorkerCounters::GROUP]);
+    let text = "Newer versions of the configuration ([Reload](service.md#reload), [Configuration in etcd](deploy.md#configuration-in-etcd)). They \
+        appear when the first one has been read, and at once with a configuration in etcd.";
+    section(&mut page, "Configuration", text, "", &[ConfigState::GROUP]);
     let is_bridge = |groups: &[Group]| groups.contains(&RxCounters::GROUP);
     let bridges: Vec<_> = functions::metrics()
         .filter(|(_, groups)| is_bridge(groups))

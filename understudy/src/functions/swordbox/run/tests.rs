@@ -2,15 +2,11 @@
 //! the file.
 
 use super::journal::Journal;
-use super::layers_text;
 use super::writer::Order;
-use crate::config::{Config, parse};
-use crate::functions::FunctionConfig;
-use crate::functions::swordbox::SwordboxConfig;
 use rocev2::Qpn;
 use std::fs;
 use std::path::{Path, PathBuf};
-use swordbox::{Connection, Layers};
+use swordbox::Connection;
 use tempfile::TempDir;
 
 fn connection(n: u32) -> Connection {
@@ -159,45 +155,4 @@ fn a_connection_that_cannot_be_written_is_not_added() {
     journal.add(connection(4)).unwrap();
     drop(journal);
     assert_eq!(live(&path), [connection(4)]);
-}
-
-fn config(layers: &str, more: &str) -> Config {
-    let text = format!(
-        "[[port]]\nname = \"a\"\nring = {{}}\n[[port]]\nname = \"b\"\nring = {{}}\n\
-         [swordbox]\npairs = [[\"a\", \"b\"]]\njournal = \"j\"\nlayers = [{layers}]\n{more}\n\
-         [[swordbox.server]]\nhost = \"10.0.0.9\"\n"
-    );
-    parse(&text, "my.toml", Path::new("")).unwrap_or_else(|report| panic!("{}", report.render()))
-}
-
-fn swordbox(function: FunctionConfig) -> Option<SwordboxConfig> {
-    match function {
-        FunctionConfig::Swordbox(config) => Some(config),
-        _ => None,
-    }
-}
-
-/// Returns the layers that an instance uses after a reload.
-fn layers_of(initial: &Config, again: Config) -> Result<Layers, String> {
-    let reloaded = initial.reloaded(again).narrowed(swordbox)?;
-    super::layers_of(&swordbox(initial.function.clone()).unwrap(), reloaded)
-}
-
-#[test]
-fn only_layers_change_at_a_reload() {
-    let initial = config("", "");
-    let both = "\"remap\", \"cas_to_write\"";
-    assert_eq!(layers_of(&initial, config(both, "")), Ok(Layers::CAS_TO_WRITE));
-    assert_eq!(layers_of(&initial, config("\"remap\"", "")).map(layers_text), Ok("remap".into()));
-    let refused = layers_of(&initial, config(both, "held = 7")).unwrap_err();
-    assert!(refused.contains("restart the instance"), "{refused}");
-    let other = Config { function: FunctionConfig::Forward(bridge(&initial)), ..initial.clone() };
-    assert!(layers_of(&initial, other).unwrap_err().contains("another function"));
-}
-
-fn bridge(config: &Config) -> switch::forward::Config {
-    match &config.function {
-        FunctionConfig::Swordbox(config) => config.switch.forward.clone(),
-        other => panic!("{other:?}"),
-    }
 }

@@ -1,0 +1,361 @@
+//! Newer versions of a configuration during a run: what can change is taken over, an invalid version is refused, and the
+//! keys that need a restart are named.
+//!
+//! Each version is compared with the configuration of the start, and what can change with what is in effect. So it does
+//! not matter which versions were seen between, and a return to the configuration of the start is complete.
+
+use super::source::{self, Demand, Loaded};
+use super::{cache, keys};
+use crate::config::{Config, Source};
+use crate::etcd::Reader;
+use crate::functions::{FunctionConfig, Versions};
+use crate::observe::steer::{Change, Outcome, SteerError, Steering};
+use crate::observe::{ConfigState, FunctionMetrics};
+use crate::system::now;
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use settings::file::text_of;
+use settings::words::all_of;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// Time after which a configuration in effect is written to the cache, if etcd has answered since: one that ends the
+/// program, or that cuts it off from etcd, is not one to start with
+const PROVEN_AFTER: Duration = Duration::from_secs(10);
+
+/// A version that was read, or why it is not valid, and its revision.
+type Read = (Result<(Config, String), String>, u64);
+
+/// A valid version.
+struct Accepted {
+    text: String,
+    revision: u64,
+    /// Keys that need a restart
+    restart: Vec<String>,
+}
+
+/// A version that changes the function, until that has an outcome.
+struct Pending {
+    version: Accepted,
+    /// The function's configuration with the change
+    function: FunctionConfig,
+    progress: Progress,
+}
+
+enum Progress {
+    Unsent(Change),
+    Sent(Outcome),
+}
+
+/// The file in which the last configuration in effect is kept.
+struct Cache {
+    path: PathBuf,
+    key: String,
+    /// Revision and text of the configuration in effect, and since when it is, until it is written
+    unwritten: Option<(u64, String, Instant)>,
+    /// Result of the thread that writes
+    written: Option<Receiver<io::Result<()>>>,
+}
+
+/// Follows the versions of a configuration.
+pub(super) struct Follower<'a> {
+    source: Source,
+    demand: Arc<Demand>,
+    /// The configuration of the start, and its text
+    start: &'a Config,
+    start_text: &'a str,
+    /// The function's configuration in effect, and the text of the version that has brought it
+    function: FunctionConfig,
+    text: String,
+    /// Set by SIGHUP, if it does not end the run
+    hangup: Option<Arc<AtomicBool>>,
+    reader: Option<Reader>,
+    /// Result of the thread that reads a version
+    reading: Option<Receiver<Read>>,
+    pending: Option<Pending>,
+    cache: Option<Cache>,
+    state: ConfigState,
+    began: Instant,
+}
+
+impl<'a> Follower<'a> {
+    /// Follows the versions after `loaded`, with which the run starts. `cache` is the file for a start without etcd.
+    pub(super) fn new(
+        source: Source,
+        loaded: &'a Loaded,
+        reader: Option<Reader>,
+        demand: Arc<Demand>,
+        hangup: Option<Arc<AtomicBool>>,
+        cache: Option<&Path>,
+    ) -> Self {
+        let began = now();
+        let Loaded { config, text, revision } = loaded;
+        let cache = match (&source, cache) {
+            (Source::Etcd(address), Some(path)) => Some(Cache {
+                path: path.to_owned(),
+                key: address.key.clone(),
+                unwritten: revision.map(|revision| (revision, text.clone(), began)),
+                written: None,
+            }),
+            _ => None,
+        };
+        let state = ConfigState {
+            revision: revision.unwrap_or(0),
+            hash: short_hash(text),
+            is_cached: cache.is_some() && revision.is_none(),
+            ..ConfigState::default()
+        };
+        Self {
+            source,
+            demand,
+            start: config,
+            start_text: text,
+            function: config.function.clone(),
+            text: text.clone(),
+            hangup,
+            reader,
+            reading: None,
+            pending: None,
+            cache,
+            state,
+            began,
+        }
+    }
+
+    /// Begins to read a version, if there may be a newer one.
+    fn look(&mut self) {
+        let is_hangup = self.hangup.as_ref().is_some_and(|hangup| hangup.swap(false, Ordering::Relaxed));
+        match (&self.source, &self.reader) {
+            (Source::File(path), _) if is_hangup => {
+                let (path, demand) = (path.clone(), Arc::clone(&self.demand));
+                self.read(move || {
+                    let text = text_of(&path).map_err(|report| report.render_plain());
+                    let folder = path.parent().unwrap_or(Path::new(""));
+                    (text.and_then(|text| source::parse(&path, folder, text.into(), &*demand)), 0)
+                });
+            }
+            (Source::Etcd(address), Some(reader)) => {
+                if is_hangup {
+                    reader.read_now();
+                }
+                let Some(version) = reader.take() else { return };
+                let Some(value) = version.value else {
+                    let why = format!("etcd has no key `{}`", address.key);
+                    return self.refuse(&why, version.revision);
+                };
+                let (origin, demand) = (self.source.origin(), Arc::clone(&self.demand));
+                let parse = move || source::parse(&origin, Path::new(""), value, &*demand);
+                self.read(move || (parse(), version.revision));
+            }
+            _ => {}
+        }
+    }
+
+    /// Reads a version in a thread: the control thread has more urgent things to do.
+    fn read(&mut self, read: impl FnOnce() -> Read + Send + 'static) {
+        let (result, received) = bounded(1);
+        let spawned = thread::Builder::new().name("config".into()).spawn(move || drop(result.send(read())));
+        match spawned {
+            Ok(_) => self.reading = Some(received),
+            Err(error) => self.refuse(&format!("cannot start a thread: {error}"), 0),
+        }
+    }
+
+    /// Compares a version with what is in effect, and begins to take it over.
+    fn consider(&mut self, (version, revision): Read) {
+        let (config, text) = match version {
+            Ok(version) => version,
+            Err(problems) => {
+                return self.refuse(&format!("it is not valid:\n{}", problems.trim_end()), revision);
+            }
+        };
+        let mut function = self.function.clone();
+        let ports = &self.start.runtime.ports;
+        let change = function.follow(&config.function, ports);
+        let follows = config.runtime.ports == *ports && function == config.function;
+        let rest = Config { function: self.start.function.clone(), ..config };
+        let restart =
+            if follows && rest == *self.start { Vec::new() } else { self.restart_keys(&text, follows) };
+        let version = Accepted { text, revision, restart };
+        match change.filter(|_| follows) {
+            Some(change) => {
+                self.pending = Some(Pending { version, function, progress: Progress::Unsent(change) });
+            }
+            None => self.accept(version, None),
+        }
+    }
+
+    /// Returns the keys of a version that need a restart. `follows` is whether what can change is taken over.
+    fn restart_keys(&self, text: &str, follows: bool) -> Vec<String> {
+        let changeable = self.start.function.changeable();
+        let can_change = |key: &String| keys::is_one_of(key, changeable);
+        let mut found = keys::changed(self.start_text, text);
+        found.retain(|key| !can_change(key));
+        if !follows {
+            found.extend(keys::changed(&self.text, text).into_iter().filter(can_change));
+        }
+        if found.is_empty() {
+            // The text is the same, or means the same: a file that it names, or this machine, is different.
+            found.push("something outside of it".into());
+        }
+        found
+    }
+
+    /// Carries on with a version that changes the function.
+    fn carry_on(&mut self, pending: Pending, steering: &Sender<Steering>) {
+        let Pending { version, function, progress } = pending;
+        let mut outcome = match progress {
+            Progress::Unsent(change) => match change.send(steering) {
+                Ok(outcome) => outcome,
+                Err(change) => {
+                    let progress = Progress::Unsent(change);
+                    self.pending = Some(Pending { version, function, progress });
+                    return;
+                }
+            },
+            Progress::Sent(outcome) => outcome,
+        };
+        match outcome.poll() {
+            None => {
+                self.pending = Some(Pending { version, function, progress: Progress::Sent(outcome) });
+            }
+            Some(Ok(in_effect)) => {
+                self.function = function;
+                self.accept(version, Some(&in_effect));
+            }
+            Some(Err(error @ SteerError::Late { .. })) => {
+                warn!("Reloaded {}: {error}.", self.source);
+                self.function = function;
+                self.accept(version, Some("the rest is in effect"));
+            }
+            // A request of `understudy impair` or `understudy rate` has not been carried out yet.
+            Some(Err(SteerError::Busy { .. })) => {
+                let change = self.function.clone().follow(&function, &self.start.runtime.ports);
+                self.pending =
+                    change.map(|change| Pending { version, function, progress: Progress::Unsent(change) });
+            }
+            Some(Err(SteerError::Ending)) => {}
+            Some(Err(error)) => self.refuse(&error.to_string(), version.revision),
+        }
+    }
+
+    /// Notes a version of which everything is in effect that can change in a run: `in_effect`, if it changed something.
+    fn accept(&mut self, version: Accepted, in_effect: Option<&str>) {
+        let Accepted { text, revision, restart } = version;
+        let named = self.named(revision);
+        match in_effect {
+            Some(in_effect) => info!("Reloaded {named}: {in_effect}."),
+            None if restart.is_empty() => info!("Reloaded {named}: nothing has changed."),
+            None => {}
+        }
+        self.state.versions += 1;
+        self.state.is_refused = false;
+        self.state.needs_restart = !restart.is_empty();
+        if restart.is_empty() {
+            self.state.revision = revision;
+            self.state.hash = short_hash(&text);
+            self.state.is_cached = false;
+            if let Some(cache) = &mut self.cache {
+                cache.unwritten = Some((revision, text.clone(), now()));
+            }
+        } else {
+            let verb = if restart.len() == 1 { "takes" } else { "take" };
+            let keys = all_of(restart.iter().map(String::as_str));
+            warn!("Reloaded {named}: {keys} {verb} effect when the instance is started again.");
+        }
+        if in_effect.is_some() || restart.is_empty() {
+            self.text = text;
+        }
+    }
+
+    /// Notes a version that changes nothing, and why.
+    fn refuse(&mut self, why: &str, revision: u64) {
+        self.state.versions += 1;
+        self.state.refused += 1;
+        self.state.is_refused = true;
+        warn!("{} is refused, and the run goes on as before: {why}", self.named(revision));
+    }
+
+    /// Returns what messages call a version.
+    fn named(&self, revision: u64) -> String {
+        match &self.source {
+            Source::File(path) => path.display().to_string(),
+            Source::Etcd(address) => format!("{address}, revision {revision},"),
+        }
+    }
+
+    /// Writes the configuration in effect to the cache, if it is proven.
+    fn write_cache(&mut self) {
+        let Some(cache) = &mut self.cache else { return };
+        if let Some(written) = &cache.written {
+            let failed = match written.try_recv() {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => Some("the thread that writes it has failed".into()),
+            };
+            cache.written = None;
+            // A newer version may be in effect by now.
+            self.state.is_cached = failed.is_none() && cache.unwritten.is_none();
+            if let Some(error) = failed {
+                warn!("Cannot write {}, which is for a start without etcd: {error}.", cache.path.display());
+            }
+        }
+        let answered_at = self.reader.as_ref().and_then(Reader::answered_at);
+        let is_proven = |since: Instant| answered_at.is_some_and(|answered| answered >= since + PROVEN_AFTER);
+        if let Some((revision, text, _)) = cache.unwritten.take_if(|(.., since)| is_proven(*since)) {
+            let (path, key) = (cache.path.clone(), cache.key.clone());
+            let (result, received) = bounded(1);
+            let write = move || drop(result.send(cache::write(&path, &key, revision, &text)));
+            // Without a thread, the channel is disconnected.
+            _ = thread::Builder::new().name("cache".into()).spawn(write);
+            cache.written = Some(received);
+        }
+    }
+}
+
+impl Versions for Follower<'_> {
+    fn on_tick(&mut self, steering: &Sender<Steering>) {
+        self.write_cache();
+        if let Some(pending) = self.pending.take() {
+            return self.carry_on(pending, steering);
+        }
+        let read = match &self.reading {
+            None => return self.look(),
+            Some(reading) => reading.try_recv(),
+        };
+        match read {
+            Ok(read) => {
+                self.reading = None;
+                self.consider(read);
+            }
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => {
+                self.reading = None;
+                self.refuse("the thread that reads it has failed", 0);
+            }
+        }
+    }
+
+    fn observed(&self, metrics: FunctionMetrics) -> FunctionMetrics {
+        if self.reader.is_none() && self.state.versions == 0 {
+            return metrics;
+        }
+        let last = self.reader.as_ref().map(|reader| reader.answered_at().unwrap_or(self.began));
+        let silent_s = last.map_or(0, |last| now().saturating_duration_since(last).as_secs());
+        ConfigState { silent_s, ..self.state.clone() }.observed(&self.source.to_string(), metrics)
+    }
+}
+
+/// Returns the first 32 bits of a configuration's hash.
+fn short_hash(text: &str) -> u32 {
+    let [a, b, c, d, ..] = cache::hash(text);
+    u32::from_be_bytes([a, b, c, d])
+}
+
+#[cfg(test)]
+mod tests;
