@@ -117,6 +117,71 @@ END
     systemctl stop understudy@central
     ok "a configuration in etcd: new versions, one with a mistake, one that needs a restart, and a start without etcd"
 
+    for side in a b; do
+        ip link add "host-$side" type veth peer name "switch-$side"
+        ip link set "host-$side" up
+        ip link set "switch-$side" up
+    done
+    mkdir /tmp/network
+    cat > /tmp/network/network.toml << END
+[topology]
+idle = "sleep"
+[controller]
+listen = "127.0.0.1:7070"
+secret_file = "secret"
+[[switch]]
+name = "tor1"
+representative = "a"
+[[host]]
+name = "a"
+id = 1
+address = "10.0.0.1/24"
+mac = "02:00:00:00:00:01"
+switch = "tor1"
+interface = "host-a"
+[[host]]
+name = "b"
+id = 2
+address = "10.0.0.2/24"
+mac = "02:00:00:00:00:02"
+switch = "tor1"
+interface = "host-b"
+END
+    plan() {
+        understudy plan /tmp/network/network.toml --out /tmp/network/plan > /tmp/network/printed
+    }
+    plan
+    fails sh /tmp/network/plan/install.sh c
+    fails sh /tmp/network/plan/install.sh a
+    (umask 077 && head -c 32 /dev/urandom | base64 > /tmp/network/plan/secret)
+    sh /tmp/network/plan/install.sh --controller
+    sh /tmp/network/plan/install.sh a
+    joined() {
+        understudy controller status --at 127.0.0.1:7070 --secret-file /etc/understudy/secret --json | grep -q '"connected": *true'
+    }
+    await joined
+    process=$(property tor1.representative MainPID)
+    controller=$(systemctl show --value --property MainPID understudy-controller)
+    sh /tmp/network/plan/install.sh a
+    sh /tmp/network/plan/install.sh --controller
+    [ "$(property tor1.representative MainPID)" = "$process" ]
+    [ "$(systemctl show --value --property MainPID understudy-controller)" = "$controller" ]
+    exposure=$(systemd-analyze security --no-pager understudy-controller | tail -n 1)
+    systemd-analyze security --no-pager --threshold=20 understudy-controller > /dev/null
+    sed -i 's/^representative = "a"/representative = "b"/' /tmp/network/network.toml
+    plan
+    sh /tmp/network/plan/install.sh b
+    systemctl is-active understudy@tor1.representative > /dev/null
+    [ "$(property tor1.representative MainPID)" != "$process" ]
+    sh /tmp/network/plan/install.sh a
+    fails systemctl is-active understudy@tor1.representative
+    [ ! -e /etc/understudy/tor1.representative.toml ]
+    sh /tmp/network/plan/install.sh b
+    systemctl disable --quiet --now understudy-controller understudy@tor1.representative
+    rm -r /tmp/network /etc/systemd/system/understudy-controller.service /etc/understudy/*.representative.toml \
+        /etc/understudy/*.process.toml /etc/understudy/secret
+    ok "install.sh of a plan: representative and controller as services (${exposure#*:}), again, and with another plan"
+
     fails systemctl start understudy@missing
     [ "$(property missing ExecMainStatus)" = 2 ]
     [ "$(property missing NRestarts)" = 0 ]

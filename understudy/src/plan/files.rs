@@ -8,6 +8,8 @@ use onepipe::{ClockSource, ProcessId};
 use representative::config::{BeaconForm, Registers, Side};
 use representative::plan::{Beacons, Host, Node, PlannedLink, PlannedSwitch, Settings, Standby, Uplink};
 use rocev2::Qpn;
+use settings::Report;
+use settings::file::text_of;
 use std::path::Path;
 use switch::Nanos;
 
@@ -66,20 +68,19 @@ fn node_keys(network: &Network, controller: &Controller) -> String {
     )
 }
 
-/// Returns the configuration of the controller, if there is one, of the topology in this file.
-pub(super) fn controller(network: &Network, topology: &Path) -> Option<File> {
-    let controller = network.controller.as_ref()?;
+/// Returns the configuration of the controller, if there is one, and the topology in this file, which belongs to it.
+pub(super) fn controller(network: &Network, topology: &Path) -> Result<Vec<File>, Report> {
+    let Some(controller) = &network.controller else { return Ok(Vec::new()) };
     let Controller { listen, respond_within, .. } = controller;
-    let topology = std::path::absolute(topology).unwrap_or_else(|_| topology.to_owned());
     let content = format!(
         "# The controller of the reliable service (written by `understudy plan`), for `understudy controller`.\n\n\
-         [controller]\nlisten = \"{listen}\"\ntopology = {}\n{}store = {{ file = \"controller.redb\" }}\n\
+         [controller]\nlisten = \"{listen}\"\ntopology = \"topology.toml\"\n{}store = {{ file = \"controller.redb\" }}\n\
          respond_within_ms = {}\n",
-        quoted(&topology.to_string_lossy()),
         common_keys(network, controller),
         respond_within.0 / 1_000_000
     );
-    Some(File { name: "controller.toml".into(), content })
+    let topology = File { name: "topology.toml".into(), content: text_of(topology)? };
+    Ok(vec![File { name: "controller.toml".into(), content }, topology])
 }
 
 /// Returns the configuration of a switch's representative.

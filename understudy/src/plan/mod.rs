@@ -5,6 +5,7 @@ mod files;
 mod ids;
 mod rules;
 mod tables;
+mod units;
 
 use crate::config::{self, Network};
 use crate::output::{print, print_error};
@@ -25,7 +26,8 @@ pub(crate) struct Args {
     /// Topology of the network
     #[arg(value_name = "TOPOLOGY.toml")]
     topology: PathBuf,
-    /// Write the configurations of representatives and hosts, and the switches' rules, into this folder
+    /// Write the configurations of representatives and hosts, the switches' rules, and what installs them as services into
+    /// this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// First write a number (`id`) into TOPOLOGY.toml for each host that has none
@@ -68,7 +70,8 @@ fn plan(args: &Args) -> Result<ExitCode, Report> {
         let files = files::all(&network).len() + usize::from(network.controller.is_some());
         _ = writeln!(
             text,
-            "\n`--out DIR` writes these, and {files} configurations of representatives and hosts."
+            "\n`--out DIR` writes these, {files} configurations of representatives and hosts, and a script that installs those \
+             of a host as services."
         );
         return Ok(print(&text, ExitCode::SUCCESS));
     };
@@ -76,8 +79,9 @@ fn plan(args: &Args) -> Result<ExitCode, Report> {
     if !args.renumber {
         changes.check(&args.topology)?;
     }
-    let controller = files::controller(&network, &args.topology);
-    let all: Vec<_> = files::all(&network).into_iter().chain(controller).chain(rules).collect();
+    let controller = files::controller(&network, &args.topology)?;
+    let all = files::all(&network).into_iter().chain(controller).chain(rules).chain(units::all(&network));
+    let all: Vec<_> = all.collect();
     let written = all.iter().try_for_each(|file| write(folder, file));
     Ok(match written.and_then(|()| changes.stale.iter().try_for_each(|path| remove(path))) {
         Ok(()) => {
@@ -85,7 +89,12 @@ fn plan(args: &Args) -> Result<ExitCode, Report> {
                 let gone = changes.gone.join(", ");
                 _ = writeln!(text, "\nNote: {} has files of hosts that are gone: {gone}.", folder.display());
             }
-            _ = writeln!(text, "\nWrote {} files to {}.", all.len(), folder.display());
+            _ = writeln!(
+                text,
+                "\nWrote {} files to {}. `sh install.sh HOST` there, as root on a host, runs its representatives as services.",
+                all.len(),
+                folder.display()
+            );
             print(&text, ExitCode::SUCCESS)
         }
         Err(report) => {

@@ -146,10 +146,16 @@ fn files_name_the_controller_if_the_topology_does() {
         // The switch gets what a member needs to join.
         assert!(read.process.max_members > read.process.peers.len());
     }
-    let controller = files::controller(&network, Path::new("/etc/net.toml")).unwrap();
-    let expected = "listen = \"10.9.0.1:7070\"\ntopology = \"/etc/net.toml\"\nsecret_file = \"s\"\nstore = { file = \"controller.redb\" }\nfail_after_intervals = 33\nrespond_within_ms = 7";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/onepipe/testbed.toml");
+    let controller = files::controller(&network, &path).unwrap();
+    let expected = "listen = \"10.9.0.1:7070\"\ntopology = \"topology.toml\"\nsecret_file = \"s\"\nstore = { file = \"controller.redb\" }\nfail_after_intervals = 33\nrespond_within_ms = 7";
+    let [controller, topology] = &controller[..] else { panic!("two files") };
+    assert_eq!(
+        (&*topology.name, &topology.content),
+        ("topology.toml", &std::fs::read_to_string(&path).unwrap())
+    );
     assert_eq!(table(&controller.content), toml::Value::Table(expected.parse().unwrap()));
-    assert!(files::controller(&testbed(), Path::new("net.toml")).is_none());
+    assert!(files::controller(&testbed(), &path).unwrap().is_empty());
     assert!(files::all(&testbed()).iter().all(|file| !file.content.contains("[controller]")));
 }
 
@@ -289,4 +295,46 @@ fn plans_without_detours_have_no_rules() {
     assert!(text.contains("64 are as routed. No beacons need a detour."), "{text}");
     assert!(!text.contains("Note:"), "{text}");
     assert!(text.contains("tor1 -> spine1") && !text.contains("IP headers"), "{text}");
+}
+
+/// The script runs each planned representative at its host, is valid for a shell, and refuses other hosts.
+#[test]
+fn the_script_installs_each_representative_at_its_host() {
+    let mut network = testbed();
+    network.controller = Some(config::Controller {
+        listen: "10.9.0.1:7070".parse().unwrap(),
+        secret_file: Some("it's".into()),
+        respond_within: Nanos(7_000_000),
+    });
+    let files = units::all(&network);
+    let names: Vec<_> = files.iter().map(|file| file.name.as_str()).collect();
+    assert_eq!(names, ["install.sh", "understudy-controller.service"]);
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("install.sh");
+    // What a host would run, without the rest of the script
+    let content = files[0]
+        .content
+        .replace("program=$(command", "echo \"$instances/$process/\"; exit 0\nprogram=$(command");
+    std::fs::write(&script, &content).unwrap();
+    let run = |argument: &str| {
+        let output = understudy_tests::processes::command("sh").arg(&script).arg(argument).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let mut found = 0;
+    for (number, host) in network.topology.hosts.iter().enumerate() {
+        let represents =
+            |(_, planned): &(&representative::plan::Switch, &representative::plan::PlannedSwitch)| {
+                planned.representative == number
+            };
+        let switches = network.topology.switches.iter().zip(&network.plan.switches).filter(represents);
+        let instances: Vec<_> =
+            switches.map(|(switch, _)| format!("{}.representative", switch.name)).collect();
+        found += instances.len();
+        let expected = format!("{}/{}.process.toml/\n", instances.join(" "), host.name);
+        assert_eq!(run(&host.name), (Some(0), expected));
+    }
+    assert_eq!(found, network.topology.switches.len());
+    assert_eq!(run("--controller"), (Some(0), "//\n".into()));
+    assert_eq!(run("other").0, Some(2));
+    assert!(files[0].content.contains("secret='it'\\''s'\n"), "{}", files[0].content);
 }
