@@ -172,7 +172,7 @@ fn run_with(
             let stop = catch_signals().map_err(failed)?;
             start(options, extra, &config, stop, None).map_err(failed)
         }),
-        Some(source) => follow(source, options, extra, demand),
+        Some(source) => run_source(source, options, extra, demand),
     };
     match ran {
         Ok(code) => code,
@@ -184,7 +184,7 @@ fn run_with(
 }
 
 /// Runs the configuration of a source, and follows its newer versions.
-fn follow(
+fn run_source(
     source: Source,
     options: RunOptions,
     extra: Extra,

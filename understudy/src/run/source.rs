@@ -27,6 +27,8 @@ pub(super) struct Loaded {
     pub(super) text: String,
     /// Revision of etcd; `None` for a file or a cached version
     pub(super) revision: Option<u64>,
+    /// Whether etcd has a version that is not valid, or no such key
+    pub(super) is_refused: bool,
 }
 
 /// Reads a version of a configuration. Relative paths in it begin in `folder`. The error is a text for users.
@@ -58,7 +60,7 @@ pub(super) fn load_file(path: &Path, demand: &Demand) -> Result<Loaded, Refusal>
     };
     let (config, text) = read().map_err(|report: settings::Report| wrong(report.render()))?;
     demand(&config).map_err(wrong)?;
-    Ok(Loaded { config, text, revision: None })
+    Ok(Loaded { config, text, revision: None, is_refused: false })
 }
 
 /// Reads a key of etcd, and waits for an answer for this time. If there is none, no such key, or no valid version, the
@@ -88,12 +90,14 @@ pub(super) fn load_key(
         thread::sleep(TURN);
     };
     let origin = Source::Etcd(address.clone()).origin();
+    let is_refused = version.is_some();
     let why = match version {
         Some(Version { value: Some(value), revision, .. }) => {
             match parse(&origin, Path::new(""), value, demand) {
                 Ok((config, text)) => {
                     info!("Read {address}, revision {revision}.");
-                    return Ok(Some((Loaded { config, text, revision: Some(revision) }, reader)));
+                    let revision = Some(revision);
+                    return Ok(Some((Loaded { config, text, revision, is_refused: false }, reader)));
                 }
                 Err(problems) => format!("{address} is not valid, in revision {revision}:\n{problems}"),
             }
@@ -122,7 +126,7 @@ pub(super) fn load_key(
         Ok((config, text)) => {
             warn!("{}\nThe run starts with the configuration in {}.", why.trim_end(), path.display());
             let config = Config { path: origin, ..config };
-            Ok(Some((Loaded { config, text, revision: None }, reader)))
+            Ok(Some((Loaded { config, text, revision: None, is_refused }, reader)))
         }
         Err(error) => Err(failed(format!("{}\n{}", why.trim_end(), error.trim_end()))),
     }

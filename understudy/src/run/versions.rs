@@ -34,8 +34,8 @@ type Read = (Result<(Config, String), String>, u64);
 struct Accepted {
     text: String,
     revision: u64,
-    /// Keys that need a restart
-    restart: Vec<String>,
+    /// Keys that need a restart, if something does: none if that is something to which the keys refer
+    restart: Option<Vec<String>>,
 }
 
 /// A version that changes the function, until that has an outcome.
@@ -93,7 +93,7 @@ impl<'a> Follower<'a> {
         cache: Option<&Path>,
     ) -> Self {
         let began = now();
-        let Loaded { config, text, revision } = loaded;
+        let Loaded { config, text, revision, is_refused } = loaded;
         let cache = match (&source, cache) {
             (Source::Etcd(address), Some(path)) => Some(Cache {
                 path: path.to_owned(),
@@ -107,6 +107,9 @@ impl<'a> Follower<'a> {
             revision: revision.unwrap_or(0),
             hash: short_hash(text),
             is_cached: cache.is_some() && revision.is_none(),
+            versions: u64::from(*is_refused),
+            refused: u64::from(*is_refused),
+            is_refused: *is_refused,
             ..ConfigState::default()
         };
         Self {
@@ -178,8 +181,7 @@ impl<'a> Follower<'a> {
         let change = function.follow(&config.function, ports);
         let follows = config.runtime.ports == *ports && function == config.function;
         let rest = Config { function: self.start.function.clone(), ..config };
-        let restart =
-            if follows && rest == *self.start { Vec::new() } else { self.restart_keys(&text, follows) };
+        let restart = (!follows || rest != *self.start).then(|| self.restart_keys(&text, follows));
         let version = Accepted { text, revision, restart };
         match change.filter(|_| follows) {
             Some(change) => {
@@ -197,10 +199,6 @@ impl<'a> Follower<'a> {
         found.retain(|key| !can_change(key));
         if !follows {
             found.extend(keys::changed(&self.text, text).into_iter().filter(can_change));
-        }
-        if found.is_empty() {
-            // The text is the same, or means the same: a file that it names, or this machine, is different.
-            found.push("something outside of it".into());
         }
         found
     }
@@ -249,25 +247,29 @@ impl<'a> Follower<'a> {
         let named = self.named(revision);
         match in_effect {
             Some(in_effect) => info!("Reloaded {named}: {in_effect}."),
-            None if restart.is_empty() => info!("Reloaded {named}: nothing has changed."),
+            None if restart.is_none() => info!("Reloaded {named}: nothing has changed."),
             None => {}
         }
         self.state.versions += 1;
         self.state.is_refused = false;
-        self.state.needs_restart = !restart.is_empty();
-        if restart.is_empty() {
+        self.state.needs_restart = restart.is_some();
+        let is_complete = restart.is_none();
+        if let Some(keys) = restart {
+            let what = match &keys[..] {
+                [] => "a file that it names, or this machine, has changed, which takes".into(),
+                [key] => format!("`{key}` takes"),
+                _ => format!("{} take", all_of(keys)),
+            };
+            warn!("Reloaded {named}: {what} effect when the instance is started again.");
+        } else {
             self.state.revision = revision;
             self.state.hash = short_hash(&text);
             self.state.is_cached = false;
             if let Some(cache) = &mut self.cache {
                 cache.unwritten = Some((revision, text.clone(), now()));
             }
-        } else {
-            let verb = if restart.len() == 1 { "takes" } else { "take" };
-            let keys = all_of(restart.iter().map(String::as_str));
-            warn!("Reloaded {named}: {keys} {verb} effect when the instance is started again.");
         }
-        if in_effect.is_some() || restart.is_empty() {
+        if in_effect.is_some() || is_complete {
             self.text = text;
         }
     }

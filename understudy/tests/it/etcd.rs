@@ -161,6 +161,7 @@ fn a_run_starts_without_etcd_if_it_has_a_cache() {
     let machine = Machine::ready(&format!("run --wait 0.2 --cache {}", cache.display()), Path::new(&address));
     machine.wait_for(&format!("The run starts with the configuration in {}.", cache.display()), 1);
     assert_eq!(folder.rules(), ["cached"]);
+    assert_eq!(folder.state()["is_refused"], "1");
     let revision = server.put(Some(&folder.wire("", &["new"])));
     machine.wait_for(&format!("revision {revision},: rules new."), 1);
     wait_until("the new version is cached", || folder.state()["is_cached"] == "1");

@@ -222,7 +222,7 @@ fn only_a_configuration_that_leaves_etcd_within_reach_is_cached() {
     let source = Source::Etcd(address);
     let parsed = source::parse(&source.origin(), Path::new(""), initial.clone().into(), &*demand);
     let (config, text_of_start) = parsed.unwrap();
-    let loaded = Loaded { config, text: text_of_start, revision: Some(2) };
+    let loaded = Loaded { config, text: text_of_start, revision: Some(2), is_refused: false };
     let mut follower = Follower::new(source, &loaded, Some(reader), demand, None, Some(&cached));
     let (steer, _requests) = crate::observe::steer::queue();
     let tick_until = |follower: &mut Follower<'_>, is_done: &dyn Fn(&Follower<'_>) -> bool| {
