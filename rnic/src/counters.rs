@@ -49,10 +49,10 @@ metrics! {
         /// complete when their last packet leaves
         pub completions: u64,
         /// CNPs sent
-        pub cnps_sent: u64,
+        pub cnps_sent: u64 [packets],
         /// CNPs received
-        pub cnps_received: u64,
+        pub cnps_received: u64 [packets],
         /// Packets received with the ECN codepoint CE
-        pub ce_marked: u64,
+        pub ce_marked: u64 [packets],
     }
 }
