@@ -1,5 +1,6 @@
 //! `understudy generate`: writes what a package installs beside the program, from the definitions of the command line.
 
+use crate::exit;
 use crate::output::{print, print_error};
 use clap::{Command, Subcommand};
 use clap_complete::Shell;
@@ -9,20 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Sections of the program's manual page beside those of `--help`, in roff
-const SECTIONS: &str = r#".SH "EXIT STATUS"
-.TP
-.B 0
-The command succeeded.
-.TP
-.B 1
-It failed, or found what it looks for: a check that fails, an error in a capture, numbers that are not valid.
-.TP
-.B 2
-The configuration or the command line is not valid.
-.TP
-.B 3
-A port lost its link, and \fBon_link_loss\fR is "exit"; or the system requested a port's card, to unplug it.
-.SH FILES
+const SECTIONS: &str = r#".SH FILES
 .TP
 .I /etc/understudy/NAME.toml
 Configuration of the service \fBunderstudy@\fINAME\fB.service\fR.
@@ -102,9 +90,24 @@ fn visible(command: &Command) -> Command {
 fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     clap_mangen::generate_to(command.clone(), folder)?;
-    // The first page has more sections.
-    let first = fs::OpenOptions::new().append(true).open(folder.join("understudy.1"));
-    first?.write_all(SECTIONS.as_bytes())
+    write_exit_codes(command, "", folder)?;
+    append(&folder.join("understudy.1"), SECTIONS)
+}
+
+/// Appends the exit codes to the page of a command, and to those of its subcommands.
+fn write_exit_codes(command: &Command, words: &str, folder: &Path) -> io::Result<()> {
+    let name = if words.is_empty() { String::new() } else { format!("-{}", words.replace(' ', "-")) };
+    append(&folder.join(format!("understudy{name}.1")), &exit::roff(words))?;
+    let shown = command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
+    for subcommand in shown {
+        let words = format!("{words} {}", subcommand.get_name());
+        write_exit_codes(subcommand, words.trim(), folder)?;
+    }
+    Ok(())
+}
+
+fn append(page: &Path, text: &str) -> io::Result<()> {
+    fs::OpenOptions::new().append(true).open(page)?.write_all(text.as_bytes())
 }
 
 #[cfg(test)]
@@ -136,6 +139,8 @@ mod tests {
         for (words, hidden) in all {
             let page = folder.path().join(format!("understudy-{}.1", words.replace(' ', "-")));
             assert_eq!(page.exists(), !hidden, "{words}");
+            let codes = exit::roff(&words);
+            assert!(hidden || fs::read_to_string(page).unwrap().ends_with(&codes), "{words}");
             let last = words.rsplit(' ').next().unwrap();
             assert_eq!(completions.contains(&format!("-a \"{last}\"")), !hidden, "{words}");
         }

@@ -10,6 +10,7 @@ mod decode;
 mod diagnose;
 mod doctor;
 mod etcd;
+mod exit;
 mod functions;
 mod generate;
 mod impair;
@@ -21,6 +22,8 @@ mod plan;
 mod process;
 mod rate;
 mod rdmc;
+#[cfg(test)]
+mod reference;
 mod rfc2544;
 mod ring;
 mod run;
@@ -33,7 +36,7 @@ mod trace;
 // Imported here so that the modules can write `crate::machine`.
 use settings::machine;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use miette::IntoDiagnostic as _;
 use output::print_error;
 use std::process::ExitCode;
@@ -117,7 +120,8 @@ enum Bench {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let matches = exit::described(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     log::init(&cli.log);
     break_errors_at_spaces();
     match cli.command {

@@ -11,14 +11,12 @@ use crate::etcd::{Address, Client};
 use crate::machine::Machine;
 use crate::output::{print, print_error};
 use crate::{controller, interfaces, plan, rfc2544};
-use serde_json::{Value, json};
+use serde::Serialize;
 use settings::file::text_from;
 use std::path::Path;
 use std::process::ExitCode;
 
 /// Check a configuration file and print what it would run, without starting anything
-///
-/// The exit status is 0 if the file is valid, and 2 if it is not.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Configuration file, or a key in etcd (etcd://HOST:PORT/KEY)
@@ -52,10 +50,13 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         },
     };
     match (summary, args.json) {
-        (Ok(_), true) => print(&format!("{}\n", json!({ "ok": true, "errors": [] })), ExitCode::SUCCESS),
+        (Ok(_), true) => print(&json(&Verdict { ok: true, errors: Vec::new() }), ExitCode::SUCCESS),
         (Ok(_), false) if args.quiet => ExitCode::SUCCESS,
         (Ok(summary), false) => print(&summary, ExitCode::SUCCESS),
-        (Err(report), true) => print(&format!("{}\n", json(&report)), wrong),
+        (Err(report), true) => {
+            let errors = report.findings().map(Into::into).collect();
+            print(&json(&Verdict { ok: false, errors }), wrong)
+        }
         (Err(report), false) => {
             print_error(report.render());
             wrong
@@ -100,14 +101,36 @@ fn summary_of(path: &Path) -> Result<String, Report> {
     }
 }
 
-fn json(report: &Report) -> Value {
-    let error = |finding: Finding<'_>| {
-        json!({
-            "line": finding.position.line,
-            "column": finding.position.column,
-            "message": finding.message,
-            "help": finding.help,
-        })
-    };
-    json!({ "ok": false, "errors": report.findings().map(error).collect::<Vec<_>>() })
+/// Result of `--json`. Fields are added, not renamed.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Verdict<'a> {
+    /// Whether the file is valid
+    ok: bool,
+    /// Everything that is not valid
+    errors: Vec<Error<'a>>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Error<'a> {
+    /// Line in the file, from 1
+    line: usize,
+    /// Column in the line, from 1
+    column: usize,
+    /// What is wrong
+    message: &'a str,
+    /// What to write instead
+    help: &'a str,
+}
+
+impl<'a> From<Finding<'a>> for Error<'a> {
+    fn from(finding: Finding<'a>) -> Self {
+        let position = finding.position;
+        Self { line: position.line, column: position.column, message: finding.message, help: finding.help }
+    }
+}
+
+fn json(verdict: &Verdict<'_>) -> String {
+    serde_json::to_string(verdict).expect("numbers and text always serialise") + "\n"
 }

@@ -4,6 +4,11 @@ pub(crate) mod metrics;
 mod operator;
 mod report;
 
+#[cfg(test)]
+pub(crate) use operator::{DrainJson, FailJson, StatusJson};
+#[cfg(test)]
+pub(crate) use report::Report as ClosingReport;
+
 use crate::config::{self, ControllerConfig, StoreConfig};
 use crate::observe::{Instance, Observer, steer};
 use crate::output::{print, print_error};
@@ -30,8 +35,7 @@ const DESCRIPTORS: u64 = 512;
 /// Run 1Pipe's controller, or ask a running one
 ///
 /// The controller admits processes to the reliable service, and decides which of them failed. It runs until Ctrl-C,
-/// SIGTERM or SIGHUP; nodes go on meanwhile, and a controller that starts with the same store takes over. Exits with 2
-/// for an invalid file, and with 1 if the store cannot be used or the address is taken.
+/// SIGTERM or SIGHUP; nodes go on meanwhile, and a controller that starts with the same store takes over.
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {

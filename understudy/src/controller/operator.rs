@@ -11,7 +11,7 @@ use core::fmt::Write as _;
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use management::{Client, ClientConfig, ClientEvent, Peer, Secret};
 use onepipe::control::Incarnation;
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -160,7 +160,7 @@ fn finish(result: Result<String, String>) -> ExitCode {
 
 pub(super) fn status(at: &At) -> ExitCode {
     let status = Connection::open(at).and_then(|connection| connection.status());
-    finish(status.map(|status| if at.json { format!("{}\n", json(&status)) } else { text(&status) }))
+    finish(status.map(|status| if at.json { line(&json(&status)) } else { text(&status) }))
 }
 
 pub(super) fn fail(process: u32, at: &At) -> ExitCode {
@@ -168,7 +168,7 @@ pub(super) fn fail(process: u32, at: &At) -> ExitCode {
     finish(failed.map(|member| {
         let (case, time) = (member.case, member.time);
         if at.json {
-            format!("{}\n", json!({ "process": process, "case": case, "time_ns": time }))
+            line(&FailJson { process, case, time_ns: time })
         } else {
             format!("Process {process} has failed in case {case}; its messages count up to {time} ns.\n")
         }
@@ -179,7 +179,7 @@ pub(super) fn drain(switch: u16, at: &At) -> ExitCode {
     let drained = Connection::open(at).and_then(|connection| connection.drain(switch));
     finish(drained.map(|incarnation| {
         if at.json {
-            format!("{}\n", json!({ "switch": switch, "incarnation": incarnation.0 }))
+            line(&DrainJson { switch, incarnation: incarnation.0 })
         } else {
             format!(
                 "Switch {switch} is drained: its representative of incarnation {incarnation} has left, and the other one serves.\n"
@@ -225,52 +225,182 @@ const fn phase(phase: Phase) -> &'static str {
     }
 }
 
-/// Returns the state as JSON. Fields are added, not renamed.
-fn json(status: &Status) -> Value {
+/// The state as JSON. Fields are added, not renamed.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct StatusJson {
+    /// Term in which it leads; 0 if it does not lead
+    term: u32,
+    /// Hash of the topology, in hexadecimal digits
+    network: String,
+    /// Time since its start
+    up_s: f64,
+    /// Processes that failed since the start
+    failed: u64,
+    /// Suspicions that ended because all links spoke again
+    thawed: u64,
+    /// Last incarnation of each process
+    members: Vec<MemberRow>,
+    /// Last incarnation of each representative
+    representatives: Vec<RepRow>,
+    /// Cases that are not closed
+    cases: Vec<CaseRow>,
+    /// Failure that is not decided; null if there is none
+    suspicion: Option<SuspicionRow>,
+    /// Links whose keepers hear nothing
+    silent: Vec<SilentRow>,
+    /// What an operator has to know, the latest last
+    alarms: Vec<AlarmRow>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct MemberRow {
+    process: u32,
+    incarnation: u32,
+    /// `joining`, `member`, `failed` and so on
+    state: &'static str,
+    connected: bool,
+    /// Case in which it failed; 0 if none
+    case: u64,
+    /// Time up to which its messages count, since 1970; 0 if it has not failed
+    time_ns: u64,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct RepRow {
+    /// Place of the switch in the topology, from 0
+    switch: u16,
+    /// Which of the switch's representatives it is: 0, or 1 for the standby
+    seat: u8,
+    incarnation: u32,
+    state: &'static str,
+    connected: bool,
+    /// Whether it has acknowledged the state that it has to have
+    settled: bool,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct CaseRow {
+    /// Number of the case
+    case: u64,
+    /// Progress
+    stage: &'static str,
+    /// Processes that failed
+    failed: Vec<u32>,
+    /// Processes whose answers are missing
+    waits: Vec<u32>,
+    /// Time of the decision, since 1970
+    at_ns: u64,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct SuspicionRow {
+    /// Progress
+    phase: &'static str,
+    /// Nodes that did not answer, or that an operator declared failed
+    suspects: Vec<String>,
+    /// Nodes whose answers are missing
+    waits: Vec<String>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct SilentRow {
+    /// Node where the link begins
+    from: String,
+    /// Node where it ends
+    to: String,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct AlarmRow {
+    text: String,
+    /// Times that it happened
+    count: u64,
+    /// Last time, since 1970
+    at_ns: u64,
+}
+
+/// Result of `controller fail --json`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct FailJson {
+    process: u32,
+    /// Case in which it failed
+    case: u64,
+    /// Time up to which its messages count, since 1970
+    time_ns: u64,
+}
+
+/// Result of `controller drain --json`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct DrainJson {
+    /// Place of the switch in the topology, from 0
+    switch: u16,
+    /// Incarnation of the representative that has left
+    incarnation: u32,
+}
+
+fn line(result: &impl Serialize) -> String {
+    serde_json::to_string(result).expect("numbers and text always serialise") + "\n"
+}
+
+fn json(status: &Status) -> StatusJson {
     let summary = &status.summary;
     let numbers = |ids: &[onepipe::ProcessId]| ids.iter().map(|id| id.0).collect::<Vec<_>>();
-    let members: Vec<_> = status.members.iter().map(|member| {
-        json!({
-            "process": member.id.0, "incarnation": member.incarnation.0, "state": member_state(member.state),
-            "connected": member.connected, "case": member.case, "time_ns": member.time,
-        })
-    }).collect();
-    let reps: Vec<_> = status
-        .reps
-        .iter()
-        .map(|rep| {
-            json!({
-                "switch": rep.switch, "seat": rep.seat, "incarnation": rep.incarnation.0, "state": rep_state(rep.state),
-                "connected": rep.connected, "settled": rep.settled,
-            })
-        })
-        .collect();
-    let cases: Vec<_> = status
-        .cases
-        .iter()
-        .map(|case| {
-            json!({
-                "case": case.case, "stage": stage(case.stage), "failed": numbers(&case.failed),
-                "waits": numbers(&case.waits), "at_ns": case.at,
-            })
-        })
-        .collect();
-    let suspicion = status.suspicion.as_ref().map(|suspicion| {
-        json!({ "phase": phase(suspicion.phase), "suspects": suspicion.suspects, "waits": suspicion.waits })
+    let member = |member: &MemberStatus| MemberRow {
+        process: member.id.0,
+        incarnation: member.incarnation.0,
+        state: member_state(member.state),
+        connected: member.connected,
+        case: member.case,
+        time_ns: member.time,
+    };
+    let rep = |rep: &RepStatus| RepRow {
+        switch: rep.switch,
+        seat: rep.seat,
+        incarnation: rep.incarnation.0,
+        state: rep_state(rep.state),
+        connected: rep.connected,
+        settled: rep.settled,
+    };
+    let cases = status.cases.iter().map(|case| CaseRow {
+        case: case.case,
+        stage: stage(case.stage),
+        failed: numbers(&case.failed),
+        waits: numbers(&case.waits),
+        at_ns: case.at,
     });
-    let silent: Vec<_> =
-        status.silent.iter().map(|link| json!({ "from": link.from, "to": link.to })).collect();
-    let alarms: Vec<_> = status
-        .alarms
-        .iter()
-        .map(|alarm| json!({ "text": alarm.text, "count": alarm.count, "at_ns": alarm.at }))
-        .collect();
-    json!({
-        "term": summary.term, "network": format!("{:016x}", summary.network),
-        "up_s": summary.up_ns as f64 / 1e9, "failed": summary.failed, "thawed": summary.thawed,
-        "members": members, "representatives": reps, "cases": cases, "suspicion": suspicion,
-        "silent": silent, "alarms": alarms,
-    })
+    let suspicion = status.suspicion.as_ref().map(|suspicion| SuspicionRow {
+        phase: phase(suspicion.phase),
+        suspects: suspicion.suspects.clone(),
+        waits: suspicion.waits.clone(),
+    });
+    let silent = status.silent.iter().map(|link| SilentRow { from: link.from.clone(), to: link.to.clone() });
+    let alarms = status.alarms.iter().map(|alarm| AlarmRow {
+        text: alarm.text.clone(),
+        count: alarm.count,
+        at_ns: alarm.at,
+    });
+    StatusJson {
+        term: summary.term,
+        network: format!("{:016x}", summary.network),
+        up_s: summary.up_ns as f64 / 1e9,
+        failed: summary.failed,
+        thawed: summary.thawed,
+        members: status.members.iter().map(member).collect(),
+        representatives: status.reps.iter().map(rep).collect(),
+        cases: cases.collect(),
+        suspicion,
+        silent: silent.collect(),
+        alarms: alarms.collect(),
+    }
 }
 
 fn yes(is: bool) -> &'static str {

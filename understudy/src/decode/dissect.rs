@@ -2,12 +2,10 @@
 //! the capture truncated, is decoded as far as possible.
 
 use rocev2::ICRC_LEN;
-use rocev2::aeth::{Aeth, Syndrome};
-use rocev2::atomic::{AtomicAckEth, AtomicEth};
-use rocev2::cm::{self, Body, Message};
-use rocev2::deth::Deth;
+use rocev2::aeth::Aeth;
+use rocev2::atomic::AtomicEth;
+use rocev2::cm::Message;
 use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
-use rocev2::immediate::{Ieth, ImmDt};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
 use rocev2::opcode::Headers;
@@ -15,7 +13,6 @@ use rocev2::packet::{Class, Fault, classify_ip};
 use rocev2::reth::Reth;
 use rocev2::udp::{self, Udp};
 use rocev2::{Bth, Opcode, Qpn, UDP_PORT, icrc};
-use serde_json::{Map, Value, json};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -204,7 +201,10 @@ impl<'a> Roce<'a> {
     }
 
     /// Returns an extended header, if the opcode has it and it was captured.
-    fn header<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self, header: Headers) -> Option<&'a T> {
+    pub(super) fn header<T: FromBytes + KnownLayout + Immutable + Unaligned>(
+        &self,
+        header: Headers,
+    ) -> Option<&'a T> {
         let headers = self.bth.as_ref()?.opcode().headers();
         headers.contains(header).then(|| view(self.rest, headers.before(header))).flatten()
     }
@@ -231,139 +231,4 @@ impl<'a> Roce<'a> {
         let mad = self.rest.get(bth.opcode().headers().len()..).filter(|_| to_gsi)?;
         Message::parse(mad).ok()
     }
-
-    /// Returns the extended headers by name.
-    pub(crate) fn extended(&self) -> Map<String, Value> {
-        let mut map = Map::new();
-        let mut put = |name: &str, value: Option<Value>| {
-            if let Some(value) = value {
-                map.insert(name.into(), value);
-            }
-        };
-        let deth = self.header::<Deth>(Headers::DETH);
-        put("deth", deth.map(|h| json!({ "qkey": h.qkey.get(), "src_qp": h.src_qp().get() })));
-        put(
-            "reth",
-            self.reth().map(|h| json!({ "va": h.va.get(), "rkey": h.rkey.get(), "len": h.len.get() })),
-        );
-        put(
-            "atomic",
-            self.atomic().map(|h| {
-                let (swap_or_add, compare) = (h.swap_or_add.get(), h.compare.get());
-                json!({ "va": h.va.get(), "rkey": h.rkey.get(), "swap_or_add": swap_or_add, "compare": compare })
-            }),
-        );
-        put("aeth", self.aeth().copied().map(aeth_fields));
-        let atomic_ack = self.header::<AtomicAckEth>(Headers::ATOMIC_ACK);
-        put("atomic_ack", atomic_ack.map(|h| json!({ "original": h.original.get() })));
-        let imm = self.header::<ImmDt>(Headers::IMM);
-        put("imm", imm.map(|h| json!(h.data.get())));
-        let ieth = self.header::<Ieth>(Headers::IETH);
-        put("ieth", ieth.map(|h| json!({ "rkey": h.rkey.get() })));
-        put("cm", self.cm().as_ref().map(cm_fields));
-        map
-    }
-
-    /// Returns the fields of a JSON line. All fields are present; those that could not be read are null.
-    pub(crate) fn fields(&self) -> Map<String, Value> {
-        let mut map = Map::new();
-        let mut put = |name: &str, value: Value| map.insert(name.into(), value);
-        let bth = self.bth.as_ref();
-        put("src_mac", json!(self.macs.map(|(src, _)| src.to_string())));
-        put("dst_mac", json!(self.macs.map(|(_, dst)| dst.to_string())));
-        put("src", json!(self.addresses.0));
-        put("dst", json!(self.addresses.1));
-        put("dscp", json!(self.traffic_class >> 2));
-        put("ecn", json!(self.traffic_class & 3));
-        put("ttl", json!(self.ttl));
-        put("udp_src_port", json!(self.src_port));
-        put("vlan", json!(self.vlans.first()));
-        if self.vlans.len() > 1 {
-            put("vlans", json!(self.vlans));
-        }
-        put("opcode", json!(bth.map(|b| b.opcode().0)));
-        put("opcode_name", json!(bth.map(|b| b.opcode().name())));
-        put("dest_qp", json!(bth.map(|b| b.dest_qp().get())));
-        put("psn", json!(bth.map(|b| b.psn().get())));
-        put("ack_req", json!(bth.map(Bth::ack_req)));
-        put("solicited", json!(bth.map(Bth::solicited)));
-        put("mig_req", json!(bth.map(Bth::mig_req)));
-        put("fecn", json!(bth.map(Bth::fecn)));
-        put("becn", json!(bth.map(Bth::becn)));
-        put("pad", json!(bth.map(Bth::pad_count)));
-        put("pkey", json!(bth.map(|b| b.pkey.get())));
-        put("payload_len", json!(self.payload_len));
-        map.extend(self.extended());
-        let icrc = self.icrc_ok.map_or("absent", |ok| if ok { "ok" } else { "bad" });
-        map.insert("icrc".into(), icrc.into());
-        if let Some(fault) = self.fault {
-            map.insert("error".into(), fault.name().into());
-        }
-        map
-    }
-}
-
-fn aeth_fields(aeth: Aeth) -> Value {
-    let mut value = json!({ "syndrome": aeth.syndrome, "kind": aeth.kind().name(), "msn": aeth.msn().get() });
-    match aeth.kind() {
-        Syndrome::Ack(credit) => value["credits"] = json!(credit.messages()),
-        Syndrome::RnrNak(timer) => value["timer_us"] = json!(timer.microseconds()),
-        Syndrome::Nak(_) | Syndrome::Reserved(_) => {}
-    }
-    value
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
-fn cm_fields(message: &Message<'_>) -> Value {
-    let mut value = json!({
-        "kind": message.kind().name(),
-        "transaction_id": message.header.transaction_id.get(),
-    });
-    let mut ids = |local: u32, remote: Option<u32>, private: &[u8]| {
-        value["local_comm_id"] = local.into();
-        if let Some(remote) = remote {
-            value["remote_comm_id"] = remote.into();
-        }
-        value["private_data"] = hex(private).into();
-    };
-    match message.body {
-        Body::Req(m) => {
-            ids(m.local_comm_id.get(), None, &m.private_data);
-            value["service_id"] = m.service_id.get().into();
-            value["qpn"] = m.qpn().get().into();
-            value["starting_psn"] = m.starting_psn().get().into();
-            value["path_mtu"] = json!(m.path_mtu());
-            if let Some(cma) = m.cma_header() {
-                value["rdma_cm"] =
-                    json!({ "src": cma.src_addr(), "src_port": cma.src_port.get(), "dst": cma.dst_addr() });
-                value["private_data"] = hex(&m.private_data[cm::CmaHeader::LEN..]).into();
-            }
-        }
-        Body::Rep(m) => {
-            ids(m.local_comm_id.get(), Some(m.remote_comm_id.get()), &m.private_data);
-            value["qpn"] = m.qpn().get().into();
-            value["starting_psn"] = m.starting_psn().get().into();
-        }
-        Body::Rej(m) => {
-            ids(m.local_comm_id.get(), Some(m.remote_comm_id.get()), &m.private_data);
-            value["reason"] = m.reason().0.into();
-            value["reason_name"] = m.reason().name().into();
-        }
-        Body::Mra(m) => ids(m.local_comm_id.get(), Some(m.remote_comm_id.get()), &m.private_data),
-        Body::Rtu(m) => ids(m.local_comm_id.get(), Some(m.remote_comm_id.get()), &m.private_data),
-        Body::Dreq(m) => {
-            ids(m.local_comm_id.get(), Some(m.remote_comm_id.get()), &m.private_data);
-            value["remote_qpn"] = m.remote_qpn().get().into();
-        }
-        Body::Drep(m) => ids(m.local_comm_id.get(), Some(m.remote_comm_id.get()), &m.private_data),
-        Body::Opaque(..) => {}
-    }
-    value
 }

@@ -2,17 +2,21 @@
 
 mod capture;
 mod dissect;
+mod fields;
 mod filter;
 
 pub(crate) use capture::{CaptureError, Flow, Frame, LinkType, for_each};
 pub(crate) use dissect::{Dissection, Roce, dissect};
+#[cfg(test)]
+pub(crate) use fields::PacketFields;
 pub(crate) use filter::OpcodeFilter;
 
 use crate::output::print_error;
 use clap::Args;
 use core::net::IpAddr;
 use miette::{MietteDiagnostic, Report};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -124,7 +128,7 @@ impl Decoder<'_> {
                 }
                 self.summary.count(&roce);
                 if self.args.json {
-                    json_line(&frame, roce.fields(), out)
+                    json_line(&frame, roce.packet_fields(), out)
                 } else {
                     text_line(frame, first, &roce, out)
                 }
@@ -134,10 +138,7 @@ impl Decoder<'_> {
                 if !self.args.all {
                     Ok(())
                 } else if self.args.json {
-                    let mut fields = Map::new();
-                    fields.insert("roce".into(), false.into());
-                    fields.insert("what".into(), what.into());
-                    json_line(&frame, fields, out)
+                    json_line(&frame, OtherFrame { roce: false, what }, out)
                 } else {
                     writeln!(
                         out,
@@ -162,13 +163,36 @@ fn relative(frame: Frame<'_>, first: u64) -> f64 {
     if time >= first { seconds(time - first) } else { -seconds(first - time) }
 }
 
-fn json_line(frame: &Frame<'_>, fields: Map<String, Value>, out: &mut impl Write) -> io::Result<()> {
-    let mut line = Map::new();
-    line.insert("frame".into(), frame.number.into());
-    line.insert("time".into(), json!(frame.time_ns.map(seconds)));
-    line.insert("time_ns".into(), json!(frame.time_ns));
-    line.insert("frame_len".into(), frame.wire_len.into());
-    line.extend(fields);
+/// A line of `--json`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct JsonLine<F> {
+    /// Number of the frame in the capture, from 1
+    frame: u64,
+    /// Capture time in seconds since 1970
+    time: Option<f64>,
+    /// Capture time in nanoseconds since 1970
+    time_ns: Option<u64>,
+    /// Length of the frame, without its check sequence, in bytes
+    frame_len: usize,
+    #[serde(flatten)]
+    fields: F,
+}
+
+/// Any other frame, with `--all`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct OtherFrame {
+    /// Always false
+    roce: bool,
+    /// Short description
+    what: String,
+}
+
+fn json_line(frame: &Frame<'_>, fields: impl Serialize, out: &mut impl Write) -> io::Result<()> {
+    let time = frame.time_ns.map(seconds);
+    let line =
+        JsonLine { frame: frame.number, time, time_ns: frame.time_ns, frame_len: frame.wire_len, fields };
     serde_json::to_writer(&mut *out, &line)?;
     writeln!(out)
 }
@@ -183,14 +207,17 @@ pub(crate) fn dissect_ethernet(bytes: &[u8], len: usize) -> Option<Dissection<'_
     Some(dissect(bytes, link, bytes.len() >= len))
 }
 
+/// Returns the fields of a frame that is no RoCEv2 packet, in a trace.
+fn other(what: String) -> Map<String, Value> {
+    Map::from_iter([("roce".into(), false.into()), ("other".into(), what.into())])
+}
+
 /// Returns the fields of a JSON record of an Ethernet frame, as `understudy decode --json` prints them.
 pub(crate) fn fields(bytes: &[u8], len: usize) -> Map<String, Value> {
     match dissect_ethernet(bytes, len) {
         Some(Dissection::Roce(roce)) => roce.fields(),
-        Some(Dissection::Other(what)) => {
-            Map::from_iter([("roce".into(), false.into()), ("other".into(), what.into())])
-        }
-        None => Map::from_iter([("roce".into(), false.into()), ("other".into(), "truncated".into())]),
+        Some(Dissection::Other(what)) => other(what),
+        None => other("truncated".into()),
     }
 }
 

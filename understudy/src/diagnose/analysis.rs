@@ -24,6 +24,7 @@ pub(crate) struct Analysis {
 
 /// Counts of an analysis.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Totals {
     pub frames: u64,
     /// RoCEv2 packets

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 /// Severity of a finding, the worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Severity {
     /// Data was lost, or an operation or a connection failed

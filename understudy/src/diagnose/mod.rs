@@ -14,6 +14,9 @@ mod report;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
+pub(crate) use report::JsonReport;
+
 use crate::decode::{CaptureError, Flow, dissect_frame, explain as explain_capture, for_each, name_of};
 use crate::output::{print, print_error};
 use crate::system::parse_seconds;
@@ -27,8 +30,7 @@ use std::process::ExitCode;
 
 /// Say what went wrong on RoCEv2 connections: losses and where, retransmissions, NAKs, path MTU, rejects
 ///
-/// Reads captures (pcap or pcapng), or traces a running instance. The exit code is 0 if there is no finding of
-/// severity "error", 1 if there is one, and 2 if an input cannot be read to its end.
+/// Reads captures (pcap or pcapng), or traces a running instance.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Capture files, each of which is diagnosed by itself; - reads standard input

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 /// Place of a packet in the capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Sight {
     /// Number of the frame, from 1
     pub number: u64,
@@ -24,9 +25,13 @@ impl Sight {
 
 /// Memory that a request accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Access {
+    /// Virtual address
     pub va: u64,
+    /// Key of the memory region
     pub rkey: u32,
+    /// Length in bytes
     pub len: u32,
 }
 

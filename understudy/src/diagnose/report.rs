@@ -3,11 +3,12 @@
 use super::analysis::{Diagnosis, Totals};
 use super::explain::{end, plural, words};
 use super::finding::{Detail, Finding, Severity};
-use super::packet::Sight;
+use super::packet::{Access, Sight};
 use core::fmt::Write as _;
 use core::net::IpAddr;
 use rocev2::Qpn;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 /// Width of the text, in columns
 const WIDTH: usize = 100;
@@ -118,50 +119,164 @@ fn summary(diagnosis: &Diagnosis) -> String {
     text
 }
 
+/// The report as JSON. Fields are added, not renamed.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct JsonReport<'a> {
+    #[serde(flatten)]
+    totals: Totals,
+    /// Name of the capture, or of the instance
+    file: &'a str,
+    /// Time of the first packet in nanoseconds since 1970
+    began_ns: u64,
+    /// Findings, the worst first
+    findings: Vec<FindingRow>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct FindingRow {
+    /// What happened, as one word
+    kind: &'static str,
+    severity: Severity,
+    requester: Option<Side>,
+    responder: Option<Side>,
+    /// Times that it happened
+    events: u64,
+    /// Packets concerned
+    count: u64,
+    /// First packets that show it, six at most
+    packets: Vec<Sight>,
+    /// Last packet that shows it
+    last: Option<Sight>,
+    /// Details of the first event, by `kind`
+    detail: Option<DetailRow>,
+    /// What happened, in a line
+    title: String,
+    /// What the packets show
+    explanation: String,
+    /// What to try next
+    next: &'static str,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Side {
+    address: IpAddr,
+    /// Null if the capture does not show it
+    qpn: Option<u32>,
+}
+
+/// Details of an event.
+#[derive(Serialize)]
+#[serde(untagged)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+enum DetailRow {
+    /// Lost packets
+    Psns {
+        /// Number of the first lost packet
+        psn: u32,
+        /// Packets lost with it, and it
+        packets: u32,
+    },
+    /// Refused request
+    Refused {
+        /// Number of the request
+        psn: u32,
+        opcode: Option<u8>,
+        /// Memory that the request accesses
+        access: Option<Access>,
+        /// NAK code
+        code: u8,
+    },
+    /// RNR NAK
+    Rnr {
+        /// Number of the request
+        psn: u32,
+        /// Time that the responder asks for, in microseconds
+        timer_us: u32,
+    },
+    /// Retransmissions
+    Storm {
+        /// Packets sent in all
+        packets: u64,
+        /// Packets sent again
+        repeated: u64,
+        /// Times that packets were sent again
+        retries: u64,
+        /// Most times that one packet was sent again in a row
+        most_in_a_row: u32,
+    },
+    /// Path MTUs or payload lengths
+    Mtu {
+        /// In bytes
+        seen: u32,
+        /// In bytes
+        expected: u32,
+    },
+    /// A reason
+    Named {
+        /// Number of the reason
+        number: u32,
+        /// Name of the reason
+        name: &'static str,
+    },
+    /// A time
+    Time {
+        /// In nanoseconds
+        waited_ns: u64,
+    },
+    /// An address
+    Address {
+        /// Address that was expected
+        expected: IpAddr,
+    },
+}
+
 /// Returns the report as JSON.
 pub(super) fn json(name: &str, diagnosis: &Diagnosis) -> Value {
-    let findings: Vec<_> = diagnosis.findings.iter().map(finding).collect();
-    let mut value = json!(diagnosis.totals);
-    value["file"] = name.into();
-    value["began_ns"] = diagnosis.began_ns.into();
-    value["findings"] = findings.into();
-    value
+    let report = JsonReport {
+        totals: diagnosis.totals,
+        file: name,
+        began_ns: diagnosis.began_ns,
+        findings: diagnosis.findings.iter().map(finding).collect(),
+    };
+    serde_json::to_value(report).expect("numbers and text always serialise")
 }
 
-fn finding(finding: &Finding) -> Value {
+fn finding(finding: &Finding) -> FindingRow {
     let words = words(finding);
-    let side =
-        |(address, qpn): (IpAddr, Option<Qpn>)| json!({ "address": address, "qpn": qpn.map(Qpn::get) });
-    json!({
-        "kind": finding.kind.name(),
-        "severity": finding.severity,
-        "requester": finding.ends.map(|ends| side(ends.requester)),
-        "responder": finding.ends.map(|ends| side(ends.responder)),
-        "events": finding.events,
-        "count": finding.count,
-        "packets": finding.packets,
-        "last": finding.last,
-        "detail": detail(finding.detail),
-        "title": words.title,
-        "explanation": words.explanation,
-        "next": words.next,
-    })
+    let side = |(address, qpn): (IpAddr, Option<Qpn>)| Side { address, qpn: qpn.map(Qpn::get) };
+    FindingRow {
+        kind: finding.kind.name(),
+        severity: finding.severity,
+        requester: finding.ends.map(|ends| side(ends.requester)),
+        responder: finding.ends.map(|ends| side(ends.responder)),
+        events: finding.events,
+        count: finding.count,
+        packets: finding.packets.clone(),
+        last: finding.last,
+        detail: detail(finding.detail),
+        title: words.title,
+        explanation: words.explanation,
+        next: words.next,
+    }
 }
 
-fn detail(detail: Detail) -> Value {
-    match detail {
-        Detail::None => Value::Null,
-        Detail::Psns { from, len } => json!({ "psn": from.get(), "packets": len }),
-        Detail::Refused { psn, opcode, access, code } => json!({
-            "psn": psn.get(), "opcode": opcode.map(|opcode| opcode.0), "access": access, "code": code,
-        }),
-        Detail::Rnr { psn, us } => json!({ "psn": psn.get(), "timer_us": us }),
-        Detail::Storm { packets, repeated, retries, most } => json!({
-            "packets": packets, "repeated": repeated, "retries": retries, "most_in_a_row": most,
-        }),
-        Detail::Mtu { seen, expected } => json!({ "seen": seen, "expected": expected }),
-        Detail::Named { number, name } => json!({ "number": number, "name": name }),
-        Detail::Time { ns } => json!({ "waited_ns": ns }),
-        Detail::Address { address } => json!({ "expected": address }),
-    }
+fn detail(detail: Detail) -> Option<DetailRow> {
+    Some(match detail {
+        Detail::None => return None,
+        Detail::Psns { from, len } => DetailRow::Psns { psn: from.get(), packets: len },
+        Detail::Refused { psn, opcode, access, code } => {
+            DetailRow::Refused { psn: psn.get(), opcode: opcode.map(|opcode| opcode.0), access, code }
+        }
+        Detail::Rnr { psn, us } => DetailRow::Rnr { psn: psn.get(), timer_us: us },
+        Detail::Storm { packets, repeated, retries, most } => {
+            DetailRow::Storm { packets, repeated, retries, most_in_a_row: most }
+        }
+        Detail::Mtu { seen, expected } => DetailRow::Mtu { seen, expected },
+        Detail::Named { number, name } => DetailRow::Named { number, name },
+        Detail::Time { ns } => DetailRow::Time { waited_ns: ns },
+        Detail::Address { address } => DetailRow::Address { expected: address },
+    })
 }

@@ -9,6 +9,9 @@ mod ports;
 mod report;
 mod software;
 
+#[cfg(test)]
+pub(crate) use report::Report as Findings;
+
 use crate::config;
 use crate::machine::Machine;
 use crate::output::{print, print_error};
@@ -18,7 +21,7 @@ use std::process::ExitCode;
 
 /// Examine this machine: what DPDK needs, what is missing, and the commands that provide it
 ///
-/// Only reads; changes nothing. The exit status is 0, or 2 if the configuration is not valid.
+/// Only reads; changes nothing.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Configuration whose ports are examined as well: their interfaces, and how to enlarge the rings in which frames

@@ -1,7 +1,7 @@
 //! Formats findings as text and as JSON.
 
 use super::{Finding, Ports, State};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 /// Columns of a terminal
 const WIDTH: usize = 80;
@@ -45,21 +45,48 @@ pub(super) fn text(findings: &[Finding]) -> String {
 
 /// Returns the findings and the verdict as one JSON value.
 pub(super) fn json(findings: &[Finding]) -> String {
-    let finding = |finding: &Finding| -> Value {
-        json!({
-            "topic": finding.topic,
-            "state": finding.state.word(),
-            "finding": finding.message,
-            "command": finding.command,
-        })
+    let row = |finding: &Finding| Row {
+        topic: finding.topic,
+        state: finding.state.word(),
+        finding: finding.message.clone(),
+        command: finding.command.clone(),
     };
-    let value = json!({
-        "findings": findings.iter().map(finding).collect::<Vec<_>>(),
-        "virtual": count_warnings(findings, Ports::Virtual),
-        "hardware": count_warnings(findings, Ports::Hardware),
-        "verdict": verdict(findings),
-    });
-    format!("{value}\n")
+    let report = Report {
+        findings: findings.iter().map(row).collect(),
+        for_virtual: count_warnings(findings, Ports::Virtual),
+        for_hardware: count_warnings(findings, Ports::Hardware),
+        verdict: verdict(findings),
+    };
+    serde_json::to_string(&report).expect("numbers and text always serialise") + "\n"
+}
+
+/// Result of `--json`. Fields are added, not renamed.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Report {
+    /// What was found, ordered by topic
+    findings: Vec<Row>,
+    /// Warnings that keep virtual devices from running
+    #[serde(rename = "virtual")]
+    for_virtual: usize,
+    /// Warnings that keep ports of network cards from running
+    #[serde(rename = "hardware")]
+    for_hardware: usize,
+    /// The counts in words
+    verdict: String,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Row {
+    /// Part of the machine
+    topic: &'static str,
+    /// `ok`, `note` or `warning`
+    state: &'static str,
+    /// Description in a sentence
+    finding: String,
+    /// Command that helps, to be run as root
+    command: Option<String>,
 }
 
 /// Returns the verdict, such as `virtual devices: ready; hardware ports: 2 things to fix`.
@@ -94,6 +121,7 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
 
     fn findings() -> Vec<Finding> {
         vec![

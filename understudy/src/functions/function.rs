@@ -74,6 +74,11 @@ pub(crate) trait SwitchFunction: Sized {
         None
     }
 
+    /// Returns the form of the function's part of the closing report, and of the lines of `--live`, for the
+    /// reference page.
+    #[cfg(test)]
+    fn json() -> (crate::reference::Part, Option<schemars::Schema>);
+
     /// Builds the function of each worker and the control plane, runs them, and returns the closing report.
     /// Calls [`Launch::start`] after everything that may fail without ports.
     fn run(&self, launch: Launch<'_>) -> Result<Closing, Report>;

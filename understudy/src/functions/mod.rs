@@ -86,6 +86,12 @@ macro_rules! registry {
             [$((<$config as SwitchFunction>::KEY, <$config as SwitchFunction>::METRICS)),*].into_iter()
         }
 
+        /// Returns the tables of the functions, and the forms of their closing reports and lines of `--live`.
+        #[cfg(test)]
+        pub(crate) fn json() -> impl Iterator<Item = (&'static str, (crate::reference::Part, Option<schemars::Schema>))> {
+            [$((<$config as SwitchFunction>::KEY, <$config as SwitchFunction>::json())),*].into_iter()
+        }
+
         /// Returns the tables of the functions that print lines with `--live`.
         pub(crate) fn live_tables() -> impl Iterator<Item = &'static str> {
             let all = [$((<$config as SwitchFunction>::KEY, <$config as SwitchFunction>::LIVE)),*];
@@ -108,6 +114,12 @@ registry! {
     selected beside another {
         Consensus(consensus::ConsensusConfig),
     }
+}
+
+/// Returns the form of the closing report of functions that forward frames.
+#[cfg(test)]
+pub(crate) fn report_json() -> schemars::Schema {
+    crate::reference::schema::<report::Report>()
 }
 
 impl FunctionConfig {

@@ -29,16 +29,20 @@ pub(super) trait Section: Serialize {
 /// The closing report of a run. The serialised form is part of the program's interface: fields are added, not
 /// renamed.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Report {
     /// Length of the run in seconds
     pub(super) seconds: f64,
     /// TSC cycles per second
     pub(super) tsc_hz: u64,
     pub(super) ports: Vec<PortRow>,
+    /// RoCEv2 packets by opcode
     pub(super) opcodes: Vec<OpcodeRow>,
     /// Malformed frames by fault, whether dropped or not
     pub(super) malformed: Vec<ReasonRow>,
+    /// Dropped frames by reason
     pub(super) drops: Vec<ReasonRow>,
+    /// RoCEv2 packets by destination queue pair, those with the most packets first
     pub(super) qps: Vec<QpRow>,
     /// Packets to queue pairs that have no counter of their own; null if packets are not counted by queue
     /// pair
@@ -49,6 +53,7 @@ pub(super) struct Report {
     pub(super) workers: Vec<WorkerRow>,
     /// Results of the function and of tunnels in front of it, by name
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(skip))]
     sections: serde_json::Map<String, serde_json::Value>,
     /// What is worth knowing of the ports
     #[serde(skip)]
@@ -59,27 +64,37 @@ pub(super) struct Report {
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct PortRow {
     #[serde(flatten)]
     pub(super) port: Port,
     /// Received frames, by kind
     #[serde(flatten)]
+    #[cfg_attr(
+        test,
+        schemars(schema_with = "crate::reference::metrics::<switch::forward::counters::RxCounters>")
+    )]
     pub(super) kinds: Values,
     /// Health of the RoCEv2 packets received, if it is observed
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(schema_with = "crate::reference::metrics::<switch::forward::health::Health>"))]
     pub(super) health: Option<Values>,
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct OpcodeRow {
     pub(super) opcode: u8,
+    /// Name of the operation
     pub(super) name: String,
     pub(super) frames: u64,
     pub(super) bytes: u64,
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct ReasonRow {
+    /// The reason as one word
     pub(super) reason: &'static str,
     #[serde(skip)]
     pub(super) meaning: String,
@@ -87,26 +102,35 @@ pub(super) struct ReasonRow {
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct QpRow {
+    /// Address of the queue pair's host
     pub(crate) dst: String,
     pub(crate) qpn: u32,
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
     /// Health, if it is observed
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "health_schema"))]
     pub(super) health: Values,
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct WorkerRow {
+    /// Number of the worker, from 0
     worker: usize,
+    /// Frames received
     rx_frames: u64,
     /// TSC cycles per frame, from the receive call to the send call, in iterations with frames
     cycles_per_frame: Option<f64>,
     /// Frames received in such an iteration
     frames_per_turn: Option<f64>,
+    /// Frames handed off to the workers of their ports
     handed_off: u64,
+    /// Frames dispatched to the workers that own what they belong to
     dispatched: u64,
+    /// Frames handed to the control plane
     punted: u64,
 }
 
@@ -282,6 +306,11 @@ impl ClosingReport for Report {
         );
         text
     }
+}
+
+#[cfg(test)]
+fn health_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    crate::reference::other_metrics::<switch::forward::counters::QpCounter<'_>>(&["frames", "bytes"])
 }
 
 /// Returns the rows of the report, those with the most packets first.

@@ -22,6 +22,7 @@ pub(crate) const ROWS: usize = 200;
 /// State of an instance at one moment. The serialised form is part of the program's interface: fields are
 /// added, not renamed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Snapshot {
     pub(crate) instance: Instance,
     /// Seconds since the run began
@@ -38,24 +39,38 @@ pub(crate) struct Snapshot {
 
 /// Identity of the instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Instance {
+    /// Path of the configuration
     pub(crate) config: String,
     /// Table of the configuration that selects the function, such as `forward`
     pub(crate) function: String,
+    /// Version of understudy
     pub(crate) version: String,
+    /// Version of DPDK
     pub(crate) dpdk: String,
+    /// Process that runs the instance
     pub(crate) pid: u32,
 }
 
 /// Counters of a port, summed over all workers, and of its device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Port {
+    /// Name in the configuration
     pub(crate) name: String,
+    /// Driver of DPDK
     pub(crate) driver: String,
-    /// State of the link
+    /// State of the link: `up`, `down`, `no_carrier`, `gone` or `no_peer`
     #[serde(default)]
     pub(crate) link: String,
     #[serde(flatten)]
+    #[cfg_attr(
+        test,
+        schemars(
+            schema_with = "crate::reference::metrics3::<dataplane::counters::PortCounters, dataplane::DeviceCounters, dataplane::PortState>"
+        )
+    )]
     pub(crate) counts: Counts,
 }
 
@@ -65,32 +80,42 @@ pub(crate) struct Port {
 pub(crate) struct Counts(serde_json::Map<String, serde_json::Value>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Dropped {
+    /// The reason as one word
     pub(crate) reason: String,
+    /// The reason in words
     pub(crate) meaning: String,
     pub(crate) frames: u64,
 }
 
 /// Counters of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Worker {
+    /// Number of the worker, from 0
     pub(crate) worker: usize,
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "crate::reference::metrics::<WorkerCounters>"))]
     pub(crate) counts: Counts,
 }
 
 /// Metrics of the function itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct FunctionMetrics {
     /// Values that only grow
     pub(crate) counters: Vec<NamedValue>,
     /// Values that may fall
     pub(crate) gauges: Vec<NamedValue>,
+    /// Items of the function, such as queue pairs
     pub(crate) tables: Vec<Table>,
+    /// Quantiles of times
     pub(crate) latencies: Vec<Latency>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct NamedValue {
     /// Words separated by underscores
     pub(crate) name: String,
@@ -102,6 +127,7 @@ pub(crate) struct NamedValue {
 
 /// Table of items of one kind: queue pairs, groups, links.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Table {
     /// Name of one item, in words separated by underscores, as used in the names of metrics
     pub(crate) name: String,
@@ -114,7 +140,7 @@ pub(crate) struct Table {
     pub(crate) gauges: usize,
     /// Names of the counters of each item; these only grow
     pub(crate) counts: Vec<String>,
-    /// Items with the highest first counter, at most [`ROWS`]; those of queue pairs with the most faults first
+    /// Items with the highest first counter, at most 200; those of queue pairs with the most faults first
     pub(crate) rows: Vec<Row>,
     /// Number of items without a row
     pub(crate) more: usize,
@@ -124,8 +150,11 @@ pub(crate) struct Table {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Row {
+    /// Values of `columns`
     pub(crate) cells: Vec<String>,
+    /// Values of the table's `counts`
     pub(crate) counts: Vec<u64>,
     /// Queue pairs that belong to the item: host, if known, and QPN
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -134,8 +163,11 @@ pub(crate) struct Row {
 
 /// Quantiles of a histogram, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Latency {
+    /// What takes the time
     pub(crate) name: String,
+    /// Number of times
     pub(crate) count: u64,
     pub(crate) p50_ns: u64,
     pub(crate) p90_ns: u64,

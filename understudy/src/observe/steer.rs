@@ -28,8 +28,10 @@ pub(crate) enum RulesRequest {
 
 /// The rules of `[impair]`: the response to each [`RulesRequest`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct RulesState {
     pub(crate) rules: Vec<RuleState>,
+    /// Number of workers
     pub(crate) workers: usize,
     /// Workers that have not adopted these rules yet
     pub(crate) waiting: Vec<usize>,
@@ -45,14 +47,18 @@ impl RulesState {
 
 /// A rule and its counters, of all workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct RuleState {
     pub(crate) name: String,
     /// Description in a sentence
     pub(crate) text: String,
     /// The rule as in a configuration
     pub(crate) toml: String,
+    /// Packets that the rule matched
     pub(crate) matched: u64,
+    /// Packets on which it acted
     pub(crate) acted: u64,
+    /// Packets on which it could not act
     pub(crate) unable: u64,
 }
 
@@ -68,6 +74,7 @@ pub(crate) enum RatesRequest {
 
 /// The rates of `[pktgen]`: the response to each [`RatesRequest`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct RatesState {
     pub(crate) streams: Vec<StreamState>,
     /// Rate of the device that sends, in bits a second, if it states one
@@ -84,11 +91,14 @@ impl RatesState {
 
 /// A stream and its rate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct StreamState {
     pub(crate) name: String,
     /// Rate, as a request states it
     pub(crate) rate: String,
+    /// Packets sent
     pub(crate) sent: u64,
+    /// Time during which the stream sent
     pub(crate) sending_s: f64,
 }
 

@@ -56,12 +56,15 @@ pub(crate) enum Line {
 
 /// A received packet and the frames sent for it, or a frame that the function sent by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct TraceRecord {
     /// Number in the trace, from 1
     pub(crate) number: u64,
+    /// Worker that handled it
     pub(crate) worker: usize,
     /// Time in ns since 1970
     pub(crate) time_ns: u64,
+    /// The received frame, then what became of it; or sent frames
     pub(crate) parts: Vec<Part>,
     /// Frames sent before the last part that are not in `parts`, because there were too many
     #[serde(default)]
@@ -114,26 +117,38 @@ fn list_groups(existing: &[u32]) -> String {
 
 /// A frame, or what became of a received one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case", tag = "what")]
 pub(crate) enum Part {
     In {
+        /// Number of the port
         port: u16,
+        /// Length of the frame, in bytes
         len: u32,
+        /// First bytes of the frame, in hexadecimal digits
         bytes: Hex,
     },
     Out {
+        /// Number of the port
         port: u16,
+        /// Length of the frame, in bytes
         len: u32,
+        /// First bytes of the frame, in hexadecimal digits
         bytes: Hex,
     },
     /// The frame was to be sent, but was lost
     Lost {
+        /// Number of the port
         port: u16,
+        /// Length of the frame, in bytes
         len: u32,
+        /// First bytes of the frame, in hexadecimal digits
         bytes: Hex,
+        /// Drop reason, as one word
         reason: String,
     },
     Dropped {
+        /// Drop reason, as one word
         reason: String,
     },
     Punted,
@@ -142,8 +157,9 @@ pub(crate) enum Part {
 
 /// Bytes, serialised as hexadecimal digits
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(into = "String", try_from = "String")]
-pub(crate) struct Hex(pub(crate) Vec<u8>);
+pub(crate) struct Hex(#[cfg_attr(test, schemars(with = "String"))] pub(crate) Vec<u8>);
 
 impl From<Hex> for String {
     fn from(Hex(bytes): Hex) -> Self {

@@ -6,6 +6,9 @@ mod report;
 mod session;
 mod workload;
 
+#[cfg(test)]
+pub(crate) use report::ProcessReport;
+
 use crate::config;
 use crate::functions::FunctionConfig;
 use crate::output::print_error;
@@ -20,8 +23,7 @@ use tracing::info;
 
 /// Join a 1Pipe network as a process: receive in order, and optionally send scatterings, until Ctrl-C
 ///
-/// The configuration has `[process]`; `understudy plan --out DIR` writes one for each host. Exits with 3 if the port
-/// lost its link and `[runtime] on_link_loss` is "exit", or if its card is to be unplugged.
+/// The configuration has `[process]`; `understudy plan --out DIR` writes one for each host.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Configuration file

@@ -6,7 +6,7 @@ use core::fmt::Write as _;
 use onepipe_host::Handle;
 use onepipe_host::member::Refused;
 use onepipe_host::reliable::{Event, Failed, Failure};
-use serde_json::{Value, json};
+use serde::Serialize;
 use tracing::{info, warn};
 
 /// Names of failure reasons in the output
@@ -17,6 +17,43 @@ const FAILURES: [(Failure, &str); 5] = [
     (Failure::Left, "left"),
     (Failure::NotAdmitted, "not_admitted"),
 ];
+
+/// Section of the JSON report.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct ReliableReport {
+    /// Whether the process is a member
+    admitted: bool,
+    /// Times that it became one
+    admissions: u64,
+    /// Times that it was excluded
+    exclusions: u64,
+    /// Times that the commit barrier stood still
+    stalls: u64,
+    /// Scatterings that were settled
+    settled: u64,
+    /// Messages that were not delivered, by reason
+    failed: Counts,
+    /// Other processes that failed
+    processes_failed: Vec<FailedRow>,
+    /// Last report about the controller, in words
+    controller: Option<String>,
+    /// Counters of the membership that are not zero, by name
+    counters: Counts,
+    /// Messages of controllers that were refused, by reason
+    refused: Counts,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct FailedRow {
+    /// Number of the process
+    id: u32,
+    /// Time up to which its messages count, in 1Pipe's time
+    time_ns: u64,
+    /// Case in which it failed
+    case: u64,
+}
 
 /// Counts of the reliable service's events.
 #[derive(Default)]
@@ -65,22 +102,24 @@ impl ReliableStats {
     }
 
     /// Returns the section of the JSON report.
-    pub(super) fn json(&self, handle: &Handle) -> Value {
-        let failed = self.processes_failed.iter().map(
-            |failed| json!({"id": failed.process.0, "time_ns": failed.timestamp.nanos(), "case": failed.case}),
-        );
-        json!({
-            "admitted": handle.is_admitted(),
-            "admissions": self.admissions,
-            "exclusions": self.exclusions,
-            "stalls": self.stalls,
-            "settled": self.settled,
-            "failed": self.failed,
-            "processes_failed": failed.collect::<Vec<_>>(),
-            "controller": handle.controller_report(),
-            "counters": counters(handle),
-            "refused": refused(handle),
-        })
+    pub(super) fn json(&self, handle: &Handle) -> ReliableReport {
+        let failed = self.processes_failed.iter().map(|failed| FailedRow {
+            id: failed.process.0,
+            time_ns: failed.timestamp.nanos(),
+            case: failed.case,
+        });
+        ReliableReport {
+            admitted: handle.is_admitted(),
+            admissions: self.admissions,
+            exclusions: self.exclusions,
+            stalls: self.stalls,
+            settled: self.settled,
+            failed: self.failed.clone(),
+            processes_failed: failed.collect(),
+            controller: handle.controller_report(),
+            counters: counters(handle),
+            refused: refused(handle),
+        }
     }
 
     /// Adds the section of the text report.

@@ -1,10 +1,10 @@
 //! Report of a 1Pipe process.
 
-use super::reliable::ReliableStats;
+use super::reliable::{ReliableReport, ReliableStats};
 use super::{Counts, FAILURES, Position, list};
 use crate::observe::Values;
 use onepipe_host::{Endpoint, Failure, ProcessId, Refusal, Timestamp};
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -47,28 +47,26 @@ impl ReceiveStats {
         name
     }
 
-    /// Returns the report as JSON. Fields are added, not renamed.
-    pub(super) fn json(&self, endpoint: &Endpoint, scatterings: u64, seconds: f64) -> Value {
+    /// Returns the report as JSON.
+    pub(super) fn json(&self, endpoint: &Endpoint, scatterings: u64, seconds: f64) -> String {
         let (barrier, commit) = endpoint.barriers();
-        let mut report = json!({
-            "seconds": seconds,
-            "process": endpoint.handle().id().0,
-            "scatterings": scatterings,
-            "received": self.received,
-            "received_bytes": self.bytes,
-            "received_by_sender": self.by_sender,
-            "out_of_order": self.out_of_order,
-            "failed": self.failed,
-            "clock_ns": endpoint.timestamp().nanos(),
-            "barrier_ns": barrier.map(Timestamp::nanos),
-            "commit_ns": commit.map(Timestamp::nanos),
-            "counters": counters(endpoint),
-            "refused": refused(endpoint),
-        });
-        if self.has_reliable {
-            report["reliable"] = self.reliable.json(endpoint.handle());
-        }
-        report
+        let report = ProcessReport {
+            seconds,
+            process: endpoint.handle().id().0,
+            scatterings,
+            received: self.received,
+            received_bytes: self.bytes,
+            received_by_sender: &self.by_sender,
+            out_of_order: self.out_of_order,
+            failed: &self.failed,
+            clock_ns: endpoint.timestamp().nanos(),
+            barrier_ns: barrier.map(Timestamp::nanos),
+            commit_ns: commit.map(Timestamp::nanos),
+            counters: counters(endpoint),
+            refused: refused(endpoint),
+            reliable: self.has_reliable.then(|| self.reliable.json(endpoint.handle())),
+        };
+        serde_json::to_string(&report).expect("numbers and text always serialise")
     }
 
     pub(super) fn text(&self, endpoint: &Endpoint, scatterings: u64, seconds: f64) -> String {
@@ -93,6 +91,40 @@ impl ReceiveStats {
         text.truncate(text.trim_end().len());
         text
     }
+}
+
+/// The report as JSON, and a line of `--live`. Fields are added, not renamed.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct ProcessReport<'a> {
+    /// Time since the start
+    seconds: f64,
+    /// Number of this process
+    process: u32,
+    /// Scatterings sent
+    scatterings: u64,
+    /// Messages received
+    received: u64,
+    received_bytes: u64,
+    /// Messages received, by the number of the sender
+    received_by_sender: &'a BTreeMap<u32, u64>,
+    /// Messages received that precede one received before them, which violates the order
+    out_of_order: u64,
+    /// Messages that were not delivered, by reason
+    failed: &'a Counts,
+    /// Time of this process, in 1Pipe's time
+    clock_ns: u64,
+    /// Best-effort barrier, in 1Pipe's time; null if there is none yet
+    barrier_ns: Option<u64>,
+    /// Commit barrier, in 1Pipe's time; null if there is none yet
+    commit_ns: Option<u64>,
+    /// Counters that are not zero, by name
+    counters: Counts,
+    /// Packets that were not accepted, by reason
+    refused: Counts,
+    /// The reliable service; missing without `[controller]`
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reliable: Option<ReliableReport>,
 }
 
 /// Returns the counters that are not zero.

@@ -175,7 +175,7 @@ impl Session<'_> {
         self.take_events();
         let sent = self.workload.sent();
         let text = if self.args.json {
-            self.stats.json(&self.endpoint, sent, seconds).to_string()
+            self.stats.json(&self.endpoint, sent, seconds)
         } else {
             self.stats.text(&self.endpoint, sent, seconds)
         };

@@ -6,6 +6,11 @@ mod schedule;
 mod send;
 mod transfer;
 
+#[cfg(test)]
+pub(crate) use schedule::Printed;
+#[cfg(test)]
+pub(crate) use send::Sent;
+
 use clap::Subcommand;
 use std::process::ExitCode;
 

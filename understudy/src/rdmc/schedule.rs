@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use core::fmt::Write as _;
 use core::num::NonZeroU32;
 use miette::MietteDiagnostic;
-use serde_json::json;
+use serde::Serialize;
 use std::process::ExitCode;
 
 /// Print and draw the schedule of a transfer: sender, receiver and block of each step
@@ -162,19 +162,55 @@ fn json(schedule: &Schedule, only: Option<u32>) -> String {
     let sends = nodes.flat_map(|node| schedule.sends(node).map(move |(step, send)| (step, node, send)));
     let row = |(step, from, send): (u64, u32, ::rdmc::Send)| {
         let to = match send.to {
-            To::Node(to) => json!(to),
-            To::All => json!("all"),
+            To::Node(to) => Receiver::Node(to),
+            To::All => Receiver::All("all"),
         };
-        json!({ "step": step, "from": from, "to": to, "block": send.block })
+        SendRow { step, from, to, block: send.block }
     };
-    let value = json!({
-        "algorithm": schedule.algorithm().name(),
-        "nodes": schedule.nodes(),
-        "blocks": schedule.blocks(),
-        "steps": schedule.steps(),
-        "sends": sends.map(row).collect::<Vec<_>>(),
-    });
-    format!("{value}\n")
+    let printed = Printed {
+        algorithm: schedule.algorithm().name(),
+        nodes: schedule.nodes(),
+        blocks: schedule.blocks(),
+        steps: schedule.steps(),
+        sends: sends.map(row).collect(),
+    };
+    serde_json::to_string(&printed).expect("numbers and text always serialise") + "\n"
+}
+
+/// Result of `--json`. Fields are added, not renamed.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Printed {
+    algorithm: &'static str,
+    /// Nodes, including the sender of the object
+    nodes: u32,
+    /// Blocks of the object
+    blocks: u32,
+    /// Steps until all nodes have all blocks
+    steps: u64,
+    /// Sends of all nodes, or of that of `--node`
+    sends: Vec<SendRow>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct SendRow {
+    /// Number of the step, from 0
+    step: u64,
+    /// Number of the node that sends
+    from: u32,
+    /// Number of the node that receives, or `all` if the switch copies
+    to: Receiver,
+    /// Number of the block, from 0
+    block: u32,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+enum Receiver {
+    Node(u32),
+    All(&'static str),
 }
 
 /// Returns a note for a group that has more receivers than a switch copies to at once.
@@ -311,6 +347,7 @@ fn shades(schedule: &Schedule, node: u32) -> String {
 mod tests {
     use super::*;
     use clap::Parser;
+    use serde_json::json as expected;
 
     #[derive(Parser)]
     struct Cli {
@@ -361,7 +398,7 @@ mod tests {
         assert!(drawing(&args, &schedule).contains("     2  0>3 <1\n"), "{}", drawing(&args, &schedule));
         let value: serde_json::Value = serde_json::from_str(&json(&schedule, None)).unwrap();
         assert_eq!(value["sends"].as_array().unwrap().len(), 8);
-        assert_eq!(value["sends"][0], json!({ "step": 0, "from": 0, "to": 1, "block": 0 }));
+        assert_eq!(value["sends"][0], expected!({ "step": 0, "from": 0, "to": 1, "block": 0 }));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rnic::{App, Rnic};
 use rustix::time::{ClockId, clock_gettime};
-use serde_json::json;
+use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -27,8 +27,7 @@ use tracing::info;
 /// Send a file to many hosts that run `understudy rdmc receive`
 ///
 /// Receivers relay blocks to each other. If one fails, the others continue from where they were and get the
-/// whole file. Exits with 0 if every receiver has the file and has verified its SHA-256, and with 1
-/// otherwise.
+/// whole file.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// File to send
@@ -356,6 +355,34 @@ impl Args {
     }
 }
 
+/// Result of `--json`. Fields are added, not renamed.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Sent {
+    /// Length of the file
+    bytes: u64,
+    /// Time from the start to the last receiver's response
+    seconds: f64,
+    /// SHA-256 of the file, in hexadecimal digits
+    sha256: String,
+    /// Receivers that have the whole file
+    stored: Vec<IpAddr>,
+    /// Receivers that do not have it
+    lost: Vec<LostReceiver>,
+    /// Rounds of the transfer, each with one group: one, and one more after each loss of receivers
+    rounds: u32,
+    /// Algorithm by which blocks were sent at the end
+    algorithm: &'static str,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct LostReceiver {
+    receiver: IpAddr,
+    /// Reason in words
+    why: String,
+}
+
 pub(crate) fn run(args: &Args) -> ExitCode {
     let (report, len, seconds, digest) = match args.send() {
         Ok(sent) => sent,
@@ -364,17 +391,18 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let code = if report.lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     let sum = hex(&digest);
     if args.json {
-        let lost = report.lost.iter().map(|(ip, why)| json!({ "receiver": ip, "why": why.to_string() }));
-        let value = json!({
-            "bytes": len,
-            "seconds": seconds,
-            "sha256": sum,
-            "stored": report.stored,
-            "lost": lost.collect::<Vec<_>>(),
-            "rounds": report.rounds,
-            "algorithm": report.algorithm.name(),
-        });
-        return print(&format!("{value}\n"), code);
+        let lost = report.lost.iter().map(|(ip, why)| LostReceiver { receiver: *ip, why: why.to_string() });
+        let sent = Sent {
+            bytes: len,
+            seconds,
+            sha256: sum,
+            lost: lost.collect(),
+            rounds: report.rounds,
+            algorithm: report.algorithm.name(),
+            stored: report.stored,
+        };
+        let json = serde_json::to_string(&sent).expect("numbers and text always serialise");
+        return print(&format!("{json}\n"), code);
     }
     let rate = len as f64 / seconds / 1e6;
     let mut text = format!(

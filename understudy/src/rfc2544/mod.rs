@@ -18,8 +18,7 @@ use trial::Runner;
 /// Test a device between two ports as in RFC 2544: throughput without loss, latency, loss by rate,
 /// back-to-back frames
 ///
-/// Exits with 1 if the device ended, if the test was interrupted (results so far are printed), if a figure could
-/// not be measured, such as on a busy CPU, or if counters do not add up.
+/// If it is interrupted, the results so far are printed.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Configuration with `[rfc2544]`, such as configs/pktgen/rfc2544.toml

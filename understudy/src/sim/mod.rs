@@ -3,6 +3,9 @@
 mod report;
 mod sweep;
 
+#[cfg(test)]
+pub(crate) use report::{One, Sweep};
+
 use crate::config;
 use crate::output::{print, print_error};
 use core::fmt::Write as _;
@@ -18,8 +21,6 @@ use workloads::scenario::{CaptureTo, Outcome, Planted, Scenario, Shrunk, run as 
 const SHRINK: u32 = 2000;
 
 /// Run a scenario in the simulator, and check every invariant
-///
-/// Exits with 0 if all checks pass, with 1 if one fails, and with 2 if the scenario file is not valid.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Scenario file

@@ -2,32 +2,39 @@
 
 use super::Failure;
 use super::sweep::Summary;
+use crate::observe::Values;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use core::fmt::Display;
-use serde_json::{Value, json};
-use sim::NicCounters;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use sim::{LinkCounters, NicCounters};
+use std::collections::BTreeMap;
 use switch::metrics::Metrics as _;
-use workloads::scenario::{Outcome, to_toml};
+use workloads::scenario::{HostReport, Outcome, to_toml};
+
+/// Counters of a host's NIC that are shown
+const OF_NIC: [&str; 16] = [
+    "received",
+    "sent",
+    "icrc_errors",
+    "duplicates",
+    "forgotten",
+    "out_of_sequence",
+    "naks_sent",
+    "rnr_naks_sent",
+    "retransmitted",
+    "timeouts",
+    "retries_exceeded",
+    "lost_responses",
+    "stale_responses",
+    "cnps_sent",
+    "cnps_received",
+    "ce_marked",
+];
 
 fn nic_counters(counters: &NicCounters) -> [(&'static str, u64); 16] {
-    [
-        ("received", counters.received),
-        ("sent", counters.sent),
-        ("icrc_errors", counters.icrc_errors),
-        ("duplicates", counters.duplicates),
-        ("forgotten", counters.forgotten),
-        ("out_of_sequence", counters.out_of_sequence),
-        ("naks_sent", counters.naks_sent),
-        ("rnr_naks_sent", counters.rnr_naks_sent),
-        ("retransmitted", counters.retransmitted),
-        ("timeouts", counters.timeouts),
-        ("retries_exceeded", counters.retries_exceeded),
-        ("lost_responses", counters.lost_responses),
-        ("stale_responses", counters.stale_responses),
-        ("cnps_sent", counters.cnps_sent),
-        ("cnps_received", counters.cnps_received),
-        ("ce_marked", counters.ce_marked),
-    ]
+    let values = Values::of(counters);
+    OF_NIC.map(|name| (name, values.get(name)))
 }
 
 /// Returns a table with a column for each name that has a number other than 0 in any row.
@@ -119,83 +126,171 @@ pub(super) fn sweep_text(summary: &Summary) -> String {
     )
 }
 
-fn failure_json(failure: Option<&Failure>) -> Value {
-    failure.map_or(Value::Null, |failure| {
-        json!({
-            "seed": failure.seed,
-            "violation": failure.violation,
-            "shrunk": failure.shrunk.as_ref().map(|shrunk| json!({
-                "scenario": to_toml(&shrunk.scenario),
-                "violation": shrunk.outcome.violation,
-                "packets": shrunk.outcome.packets,
-                "tried": shrunk.tried,
-            })),
-        })
-    })
+/// Result of `--json` for one seed. Fields are added, not renamed.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct One {
+    seed: u64,
+    /// Whether all checks passed
+    ok: bool,
+    /// Digest of the whole run, in hexadecimal digits: the same for each run of this seed
+    digest: String,
+    /// Virtual time at the end
+    world_ns: u64,
+    /// Events of the simulator
+    events: u64,
+    /// Frames that arrived at a node
+    packets: u64,
+    /// Operations that completed, by name
+    operations: Counts,
+    /// Ends of connections that failed
+    broken_ends: u64,
+    /// Each direction of each link
+    links: Vec<LinkRow>,
+    hosts: Vec<HostRow>,
+    /// The violation; null if all checks passed
+    failure: Option<FailureRow>,
 }
 
-fn object(counters: &[(&'static str, u64)]) -> Value {
-    counters
-        .iter()
-        .map(|(name, value)| ((*name).to_owned(), json!(value)))
-        .collect::<serde_json::Map<_, _>>()
-        .into()
+type Counts = BTreeMap<&'static str, u64>;
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct LinkRow {
+    #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "crate::reference::metrics::<sim::LinkCounters>"))]
+    counts: Values,
+    /// Node that sends
+    from: String,
+    /// Node that receives
+    to: String,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct HostRow {
+    #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "nic_schema"))]
+    counts: Map<String, Value>,
+    /// Name of the host
+    name: String,
+}
+
+#[cfg(test)]
+fn nic_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    crate::reference::chosen_metrics::<NicCounters>(&OF_NIC)
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct FailureRow {
+    seed: u64,
+    /// First violation in words
+    violation: String,
+    /// Smaller scenario that fails, too; null if there is none, or with `--no-shrink`
+    shrunk: Option<ShrunkRow>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct ShrunkRow {
+    /// The scenario as a file
+    scenario: String,
+    /// Its first violation
+    violation: Option<String>,
+    /// Frames that arrived at a node
+    packets: u64,
+    /// Scenarios that were tried to find it
+    tried: u32,
+}
+
+impl From<&Failure> for FailureRow {
+    fn from(failure: &Failure) -> Self {
+        let shrunk = failure.shrunk.as_ref().map(|shrunk| ShrunkRow {
+            scenario: to_toml(&shrunk.scenario),
+            violation: shrunk.outcome.violation.clone(),
+            packets: shrunk.outcome.packets,
+            tried: shrunk.tried,
+        });
+        Self { seed: failure.seed, violation: failure.violation.clone(), shrunk }
+    }
 }
 
 pub(super) fn one_json(outcome: &Outcome, failure: Option<&Failure>) -> String {
-    let links: Vec<_> = outcome
-        .links
-        .iter()
-        .flat_map(|link| {
-            let [a, b] = &link.ends;
-            [(a, b, link.counters[0]), (b, a, link.counters[1])]
-        })
-        .map(|(from, to, counters)| {
-            let mut row = object(&counters.reported().collect::<Vec<_>>());
-            row["from"] = json!(from);
-            row["to"] = json!(to);
-            row
-        })
-        .collect();
-    let hosts: Vec<_> = outcome
-        .hosts
-        .iter()
-        .map(|host| {
-            let mut row = object(&nic_counters(&host.counters));
-            row["name"] = json!(host.name);
-            row
-        })
-        .collect();
-    let value = json!({
-        "seed": outcome.seed,
-        "ok": outcome.violation.is_none(),
-        "digest": format!("{:016x}", outcome.digest),
-        "world_ns": outcome.time.0,
-        "events": outcome.events,
-        "packets": outcome.packets,
-        "operations": object(&outcome.operations),
-        "broken_ends": outcome.broken,
-        "links": links,
-        "hosts": hosts,
-        "failure": failure_json(failure),
+    let links = outcome.links.iter().flat_map(|link| {
+        let [a, b] = &link.ends;
+        [(a, b, &link.counters[0]), (b, a, &link.counters[1])]
     });
-    format!("{value}\n")
+    let link = |(from, to, counters): (&String, &String, &LinkCounters)| LinkRow {
+        counts: Values::of(counters),
+        from: from.clone(),
+        to: to.clone(),
+    };
+    let host = |host: &HostReport| HostRow {
+        counts: nic_counters(&host.counters)
+            .map(|(name, value)| (name.into(), value.into()))
+            .into_iter()
+            .collect(),
+        name: host.name.clone(),
+    };
+    line(&One {
+        seed: outcome.seed,
+        ok: outcome.violation.is_none(),
+        digest: format!("{:016x}", outcome.digest),
+        world_ns: outcome.time.0,
+        events: outcome.events,
+        packets: outcome.packets,
+        operations: outcome.operations.iter().copied().collect(),
+        broken_ends: outcome.broken,
+        links: links.map(link).collect(),
+        hosts: outcome.hosts.iter().map(host).collect(),
+        failure: failure.map(Into::into),
+    })
+}
+
+/// Result of `--json` for several seeds. Fields are added, not renamed.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Sweep {
+    /// First seed
+    from: u64,
+    /// Seeds that passed all checks
+    passed: u64,
+    /// Whether all did
+    ok: bool,
+    /// Digest of all runs, in hexadecimal digits
+    digest: String,
+    /// Events of the simulator
+    events: u64,
+    /// Frames that arrived at a node
+    packets: u64,
+    /// Operations that completed
+    operations: u64,
+    /// Ends of connections that failed
+    broken_ends: u64,
+    /// Time that the runs took
+    seconds: f64,
+    /// First violation; null if all seeds passed
+    failure: Option<FailureRow>,
 }
 
 pub(super) fn sweep_json(summary: &Summary, failure: Option<&Failure>) -> String {
-    let value = json!({
-        "from": summary.from,
-        "passed": summary.passed,
-        "ok": summary.failed.is_none(),
-        "digest": format!("{:016x}", summary.digest),
-        "events": summary.events,
-        "packets": summary.packets,
-        "operations": summary.operations,
-        "broken_ends": summary.broken,
-        "seconds": summary.time.as_secs_f64(),
-        "failure": failure_json(failure),
-    });
-    format!("{value}\n")
+    line(&Sweep {
+        from: summary.from,
+        passed: summary.passed,
+        ok: summary.failed.is_none(),
+        digest: format!("{:016x}", summary.digest),
+        events: summary.events,
+        packets: summary.packets,
+        operations: summary.operations,
+        broken_ends: summary.broken,
+        seconds: summary.time.as_secs_f64(),
+        failure: failure.map(Into::into),
+    })
+}
+
+fn line(result: &impl Serialize) -> String {
+    serde_json::to_string(result).expect("numbers and text always serialise") + "\n"
 }
 
 /// A time span, printed in a suitable unit.

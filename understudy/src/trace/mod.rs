@@ -238,11 +238,25 @@ fn json(record: &TraceRecord, ports: &[String], snaplen: usize) -> Value {
         if let Some(Value::String(digits)) = object.get_mut("bytes") {
             digits.truncate(2 * snaplen);
         }
-        object.insert("port_name".into(), json!(ports.get(usize::from(port))));
-        object.insert("frame_len".into(), len.into());
-        object.extend(fields(bytes, len));
+        let name = ports.get(usize::from(port)).cloned();
+        let more = json!(FrameFields { port_name: name, frame_len: len, fields: fields(bytes, len) });
+        object.extend(more.as_object().cloned().unwrap_or_default());
     }
     value
+}
+
+/// What `--json` adds to a part that is a frame.
+#[derive(serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct FrameFields {
+    /// Name of the port
+    port_name: Option<String>,
+    /// Length of the frame, in bytes
+    frame_len: usize,
+    /// Fields of `decode --json`
+    #[serde(flatten)]
+    #[cfg_attr(test, schemars(with = "crate::decode::PacketFields"))]
+    fields: serde_json::Map<String, Value>,
 }
 
 /// Returns a line for each part of a traced packet. The first line has its number and time.

@@ -1,6 +1,7 @@
 //! Invalid configuration files, as their authors see them: where each problem is, what is wrong, and what to write.
 
 use crate::commands::{configs, text, understudy};
+use crate::common::json_page::assert_is_on_the_page;
 use serde_json::Value;
 use std::fs;
 use std::process::Output;
@@ -36,6 +37,7 @@ impl Broken {
         let at = at.unwrap_or_else(|| panic!("{} does not contain {:?}", self.config, self.at));
         let line = content[..at].matches('\n').count() + 1;
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_is_on_the_page("`understudy check --json`", &report);
         let errors = report["errors"].as_array().unwrap();
         let first = errors.first().unwrap_or(&Value::Null);
         let contains =

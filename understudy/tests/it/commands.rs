@@ -1,5 +1,6 @@
 //! The command line: exit codes, and what is printed to standard output and standard error.
 
+use crate::common::json_page::assert_is_on_the_page;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -130,6 +131,7 @@ fn check_summarizes_a_valid_file() {
     assert_eq!(text(&output.stderr), "");
     let output = understudy(&["check", "--json", path.to_str().unwrap()]);
     let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_is_on_the_page("`understudy check --json`", &value);
     assert_eq!(value["ok"], true);
     assert_eq!(value["errors"].as_array().map(Vec::len), Some(0));
 }
@@ -260,6 +262,7 @@ fn doctor_succeeds_and_prints_a_verdict() {
     let output = understudy(&["doctor", "--json"]);
     assert!(output.status.success());
     let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_is_on_the_page("`understudy doctor --json`", &value);
     assert_eq!(value["verdict"], last);
     for finding in value["findings"].as_array().unwrap() {
         assert!(["ok", "note", "warning"].contains(&finding["state"].as_str().unwrap()), "{finding}");

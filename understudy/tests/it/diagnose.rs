@@ -1,6 +1,7 @@
 //! `understudy diagnose`: exit codes, standard input, and captures that cannot be read to their end.
 
 use crate::commands::{configs, text, understudy};
+use crate::common::json_page::assert_is_on_the_page;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
@@ -34,6 +35,9 @@ fn several_files_have_a_report_each() {
     let shown = text(&output.stdout);
     let lines: Vec<Value> = shown.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.len(), 2);
+    for line in &lines {
+        assert_is_on_the_page("`understudy diagnose --json`", line);
+    }
     assert_eq!(lines[0]["findings"].as_array().unwrap().len(), 0);
     assert_eq!((lines[0]["packets"].as_u64(), lines[0]["connections"].as_u64()), (Some(40), Some(1)));
     let rejected = &lines[1]["findings"][0];
@@ -157,6 +161,7 @@ fn simulated(folder: &Path, loss: &str, seed: u32) -> BTreeSet<String> {
     let run = understudy(&["sim", scenario, "--seed", &seed.to_string(), "--pcap", capture]);
     assert!(run.status.success(), "{}", text(&run.stderr));
     let found: Value = serde_json::from_slice(&understudy(&["diagnose", "--json", capture]).stdout).unwrap();
+    assert_is_on_the_page("`understudy diagnose --json`", &found);
     let findings = found["findings"].as_array().unwrap().iter();
     findings.map(|finding| finding["kind"].as_str().unwrap().to_owned()).collect()
 }

@@ -1,6 +1,7 @@
 //! Rules of a running instance that change while hosts use a connection through it.
 #![allow(clippy::disallowed_methods, reason = "the tests wait for other processes, with a timeout")]
 
+use crate::common::json_page::assert_is_on_the_page;
 use crate::common::machine::{DEADLINE, Machine};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -54,7 +55,9 @@ impl Line {
     fn impair(&self, arguments: &[&str]) -> Value {
         let output = self.try_impair(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
+        let rules = serde_json::from_slice(&output.stdout).unwrap();
+        assert_is_on_the_page("`understudy impair --json`", &rules);
+        rules
     }
 
     fn try_impair(&self, arguments: &[&str]) -> Output {

@@ -1,6 +1,7 @@
 //! Processes joined by memif. Any of them is killed without notice and started again; the other processes
 //! survive, and accept it again.
 
+use crate::common::json_page::assert_is_on_the_page;
 use crate::common::machine::Machine;
 use serde_json::Value;
 use std::path::PathBuf;
@@ -55,6 +56,7 @@ impl Rack {
         for _ in 0..10 {
             let (succeeded, report) = self.client(20).end();
             let report: Value = serde_json::from_str(&report).unwrap();
+            assert_is_on_the_page("Closing report of `understudy host --json`", &report);
             let service = &report["services"][0];
             if succeeded {
                 assert_eq!(service["finished"], 1, "{report}");

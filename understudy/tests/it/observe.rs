@@ -2,6 +2,7 @@
 //! and packets are shown as they arrive and leave.
 #![allow(clippy::disallowed_methods, reason = "the tests wait for other processes, with a timeout")]
 
+use crate::common::json_page::assert_is_on_the_page;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -61,7 +62,9 @@ const PAIR: &str = "[forward]\npairs = [[\"left\", \"right\"]]\n";
 fn top(config: &Path) -> Value {
     let output = understudy(&["top", "--json", config.to_str().unwrap()]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
+    let state = serde_json::from_slice(&output.stdout).unwrap();
+    assert_is_on_the_page("`understudy top --json`", &state);
+    state
 }
 
 /// Repeats [`top`] until the condition is true.

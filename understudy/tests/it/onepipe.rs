@@ -1,5 +1,6 @@
 //! `understudy run` with `[onepipe]`: what it prints about links, and its report.
 
+use crate::common::json_page::{assert_is_on_the_page, assert_report_is_on_the_page};
 use onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
@@ -39,6 +40,10 @@ fn the_example_runs_and_reports_dead_links() {
         .filter_map(|line| serde_json::from_slice(line).ok())
         .collect();
     let (last, live) = lines.split_last().unwrap();
+    assert_eq!(assert_report_is_on_the_page(last), ["onepipe"]);
+    for line in live {
+        assert_is_on_the_page("Lines of `--live` with `[onepipe]`", line);
+    }
     assert!(!live.is_empty(), "no live lines were printed");
     assert!(live.iter().all(|line| line["onepipe"]["intervals"].is_u64()));
     let onepipe_report = &last["onepipe"];

@@ -1,6 +1,7 @@
 //! `understudy pktgen` on DPDK's virtual devices: a dissector reads what it sends, its counts add up, and
 //! errors are reported.
 
+use crate::common::json_page::assert_is_on_the_page;
 use crate::common::machine::Machine;
 use serde_json::Value;
 use std::path::Path;
@@ -30,8 +31,16 @@ fn file(content: &str) -> (TempDir, String) {
 }
 
 fn report(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {}\n{}", text(&output.stdout), text(&output.stderr)))
+    let report: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}\n{}", text(&output.stdout), text(&output.stderr)));
+    let is_of_check = report.get("ok").is_some();
+    let command = if is_of_check {
+        "`understudy check --json`"
+    } else {
+        "Closing report of `understudy pktgen --json`"
+    };
+    assert_is_on_the_page(command, &report);
+    report
 }
 
 const HOSTS: &str = "src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\n";
@@ -146,7 +155,13 @@ fn a_signal_ends_all_workers() {
     let mut generator = Process::start(program);
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(generator.stdout.take().unwrap()));
     let mut next = || lines.next().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
-    while next().expect("another line")["received"].as_u64() < Some(20) {}
+    loop {
+        let line = next().expect("another line");
+        assert_is_on_the_page("Lines of `--live` with `[pktgen]`", &line);
+        if line["received"].as_u64() >= Some(20) {
+            break;
+        }
+    }
     generator.signal(Signal::INT);
     let report = std::iter::from_fn(next).last().unwrap();
     generator.wait().unwrap();

@@ -1,6 +1,7 @@
 //! `understudy process`: three processes and a switch between them, each a program of its own, joined by
 //! memif.
 
+use crate::common::json_page::assert_is_on_the_page;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs;
@@ -113,6 +114,10 @@ fn exchange(workers: usize, more: &str) -> Vec<Value> {
         let lines: Vec<String> = stdout.lines().map(str::to_owned).collect();
         let report = if n == 1 { fs::read_to_string(&report_file).unwrap() } else { stderr.to_string() };
         let report: Value = serde_json::from_str(report.lines().last().unwrap()).unwrap();
+        assert_is_on_the_page(
+            "Closing report of `understudy process --json`, and its lines of `--live`",
+            &report,
+        );
         assert_eq!(
             (report["process"].as_u64(), report["out_of_order"].as_u64()),
             (Some(n), Some(0)),

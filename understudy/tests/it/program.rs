@@ -1,5 +1,6 @@
 //! The built program: runs end by themselves, replays are identical to the bit, and errors name the remedy.
 
+use crate::common::json_page::assert_is_on_the_page;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -186,7 +187,11 @@ fn decode(path: &Path) -> Vec<Value> {
     let run = understudy(&["decode", "--json", path.to_str().unwrap()]);
     assert!(run.status.success(), "{}: {}", path.display(), String::from_utf8_lossy(&run.stderr));
     let text = String::from_utf8(run.stdout).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for line in &lines {
+        assert_is_on_the_page("`understudy decode --json`", line);
+    }
+    lines
 }
 
 fn opcodes(lines: &[Value]) -> Vec<(u64, u64)> {

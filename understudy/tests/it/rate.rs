@@ -1,6 +1,7 @@
 //! Rates of a running generator that change.
 #![allow(clippy::disallowed_methods, reason = "the tests wait for other processes, with a timeout")]
 
+use crate::common::json_page::assert_is_on_the_page;
 use crate::common::machine::{DEADLINE, Machine};
 use serde_json::Value;
 use std::io::Read as _;
@@ -30,7 +31,9 @@ fn the_report_has_what_was_sent_at_each_rate() {
         |arguments: &[&str]| understudy(&[&["rate", "--json", config.to_str().unwrap()], arguments].concat());
     let state = |output: Output| -> Value {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
+        let state = serde_json::from_slice(&output.stdout).unwrap();
+        assert_is_on_the_page("`understudy rate --json`", &state);
+        state
     };
     // Waits until a stream has sent this many packets.
     let sent = |stream: usize, packets: u64| loop {

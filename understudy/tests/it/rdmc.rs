@@ -1,5 +1,6 @@
 //! File transfers to several hosts: processes at a bridge, joined by memif.
 
+use crate::common::json_page::{assert_is_on_the_page, assert_report_is_on_the_page};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -80,6 +81,7 @@ impl Rack {
     fn sent(self) -> Vec<u64> {
         let (_, report, printed) = self.interrupt();
         let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{printed}"));
+        assert_report_is_on_the_page(&report);
         let ports = report["ports"].as_array().unwrap().iter();
         core::iter::once(0).chain(ports.map(|port| port["rx_bytes"].as_u64().unwrap())).collect()
     }
@@ -148,6 +150,7 @@ fn a_file_is_stored_by_all_receivers() {
     let (succeeded, report, printed) = rack.send(&file, &[2, 3, 4]).end();
     assert!(succeeded, "{report}\n{printed}");
     let report: Value = serde_json::from_str(&report).unwrap();
+    assert_is_on_the_page("`understudy rdmc send --json`", &report);
     assert_eq!(report["stored"].as_array().unwrap().len(), 3, "{report}");
     assert_eq!((&report["bytes"], &report["rounds"]), (&3_000_001.into(), &1.into()));
     for (id, receiver) in (2..).zip(receivers) {
@@ -219,6 +222,7 @@ fn a_switch_copies_a_file_to_all_receivers() {
     let (succeeded, report, printed) = rack.send_by(&file, &[2, 3, 4], &how).end();
     assert!(succeeded, "{report}\n{printed}");
     let report: Value = serde_json::from_str(&report).unwrap();
+    assert_is_on_the_page("`understudy rdmc send --json`", &report);
     assert_eq!(report["stored"].as_array().unwrap().len(), 3, "{report}");
     assert_eq!((&report["algorithm"], &report["rounds"]), (&"in-network".into(), &1.into()), "{report}");
     for (id, receiver) in (2..).zip(receivers) {

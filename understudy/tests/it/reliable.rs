@@ -1,6 +1,7 @@
 //! 1Pipe's reliable service by its programs: a controller, a switch and three processes, joined by memif.
 
 use crate::commands::understudy;
+use crate::common::json_page::assert_is_on_the_page;
 use crate::controller::{Files, Running, states};
 use onepipe::Timestamp;
 use serde_json::Value;
@@ -215,6 +216,10 @@ impl Rack {
         assert!(output.status.success(), "process {id}: {:?}\n{}", output.status, self.logs());
         let report = self.read(&format!("{id}.report"));
         let report: Value = serde_json::from_str(report.lines().last().unwrap()).unwrap();
+        assert_is_on_the_page(
+            "Closing report of `understudy process --json`, and its lines of `--live`",
+            &report,
+        );
         assert_eq!(report["out_of_order"], 0, "{report}");
         (self.printed(id), report)
     }

@@ -1,5 +1,6 @@
 //! `understudy sim`: many seeds, byte-identical replays, captures, and the report of a failure.
 
+use crate::common::json_page::assert_is_on_the_page;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -22,8 +23,11 @@ fn sim(scenario: impl AsRef<Path>, arguments: &[&str]) -> Output {
 
 #[track_caller]
 fn json(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
+    let result: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+    let command = if result.get("seed").is_some() { "sim" } else { "sim --seeds N" };
+    assert_is_on_the_page(&format!("`understudy {command} --json`"), &result);
+    result
 }
 
 /// Checks that `seeds` seeds pass, with more than `operations` operations in total. Returns the report.

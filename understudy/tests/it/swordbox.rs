@@ -1,6 +1,7 @@
 //! `understudy run` with `[swordbox]`: its journal, what it refuses after a restart, and changes of layers
 //! while it runs.
 
+use crate::common::json_page::assert_report_is_on_the_page;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -28,7 +29,9 @@ fn run(config: &Path) -> Output {
 }
 
 fn report(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).unwrap()
+    let report = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(assert_report_is_on_the_page(&report), ["swordbox"]);
+    report
 }
 
 impl TestFolder {

@@ -1,5 +1,6 @@
 //! `understudy run` with `[tunnel]`: decapsulated packets go on to a router or to 1Pipe's switch.
 
+use crate::common::json_page::assert_report_is_on_the_page;
 use core::net::{IpAddr, Ipv4Addr};
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::ipv4::Ipv4;
@@ -122,6 +123,7 @@ fn the_example_runs() {
     let output = { program }.arg("run").arg(config).args(["--for", "0.1", "--json"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(assert_report_is_on_the_page(&report), ["tunnel"]);
     let nothing = serde_json::json!({ "terminated_frames": 0, "terminated_bytes": 0, "refused": {} });
     assert_eq!(report["tunnel"], nothing);
 }

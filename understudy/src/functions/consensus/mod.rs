@@ -102,6 +102,14 @@ impl SwitchFunction for ConsensusConfig {
         summary::lines(self)
     }
 
+    #[cfg(test)]
+    fn json() -> (crate::reference::Part, Option<schemars::Schema>) {
+        (
+            crate::reference::Part::Whole(crate::reference::schema::<run::Printed<'_>>()),
+            Some(crate::reference::schema::<run::Line>()),
+        )
+    }
+
     fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch).map(Into::into)
     }

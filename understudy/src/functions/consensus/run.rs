@@ -4,7 +4,7 @@ use super::{ConsensusConfig, PathStats, Replica, ReplicaStatus, ReplicationPath}
 use crate::functions::host::counters_line;
 use crate::functions::launch::{ClosingReport, Launch};
 use crate::functions::ports::Ports;
-use crate::observe::{FunctionMetrics, Latency as ObservedLatency, Values};
+use crate::observe::{FunctionMetrics, Latency as ObservedLatency, Port, Values};
 use crate::system::{now, random_u64};
 use consensus::{Membership, WaitReason};
 use core::fmt::Write as _;
@@ -12,7 +12,6 @@ use core::time::Duration;
 use dataplane::{ControlHandler, ControlOutput, Live, Mbuf};
 use rnic::{HostFunction, Rnic};
 use serde::Serialize;
-use serde_json::json;
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +25,8 @@ type Host = HostFunction<Replica>;
 /// not renamed. Rates, shares and latencies are those since the previous line; in the report, those of the
 /// whole run.
 #[derive(Serialize)]
-struct Line {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Line {
     /// `live`, or `report` for the last line
     kind: &'static str,
     /// Seconds since the run began
@@ -43,6 +43,7 @@ struct Line {
     refused: u64,
     /// The leader, as far as this server can tell
     leader: Option<u8>,
+    /// Whether this server leads
     leads: bool,
     /// Whether the values that it proposes go through the switch now
     through_switch: bool,
@@ -64,6 +65,7 @@ struct Line {
 
 /// Work of a leader on one replication path.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct LeaderStats {
     /// Time on this path
     seconds: f64,
@@ -72,14 +74,16 @@ struct LeaderStats {
     decided_per_s: f64,
     /// Bytes of these values per second
     goodput: f64,
-    /// Packets that the NIC sent and received per value, including heartbeats
+    /// Packets that the NIC sent per value, including heartbeats
     packets_out: Option<f64>,
+    /// Packets that the NIC received per value, including heartbeats
     packets_in: Option<f64>,
     /// Time from proposal to decision
     latency_us: Option<Latency>,
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Latency {
     p50: f64,
     p90: f64,
@@ -286,6 +290,20 @@ fn metrics_of(status: &ReplicaStatus) -> FunctionMetrics {
     FunctionMetrics { latencies: latencies.collect(), ..base }
 }
 
+/// The serialised form of the closing report.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Printed<'a> {
+    #[serde(flatten)]
+    line: &'a Line,
+    /// Counters of the NIC
+    #[cfg_attr(test, schemars(schema_with = "crate::reference::metrics::<rnic::Counters>"))]
+    nic: Values,
+    /// Why the server could not continue; null if it could
+    error: Option<&'a str>,
+    ports: &'a Vec<Port>,
+}
+
 impl ClosingReport for Report {
     /// Returns failure if the server could not continue.
     fn code(&self) -> ExitCode {
@@ -293,12 +311,13 @@ impl ClosingReport for Report {
     }
 
     fn json(&self) -> String {
-        let line = serde_json::to_value(&self.line);
-        let mut value = line.expect("fields with names are an object");
-        value["nic"] = json!(Values::of(&self.status.counters));
-        value["error"] = self.status.error.clone().into();
-        value["ports"] = json!(self.ports.rows);
-        value.to_string()
+        let printed = Printed {
+            line: &self.line,
+            nic: Values::of(&self.status.counters),
+            error: self.status.error.as_deref(),
+            ports: &self.ports.rows,
+        };
+        serde_json::to_string(&printed).expect("numbers and text always serialise")
     }
 
     fn text(&self) -> String {

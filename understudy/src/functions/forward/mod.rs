@@ -34,6 +34,11 @@ impl SwitchFunction for Config {
         Some(InnerFunction { router_mac, mac: router_mac })
     }
 
+    #[cfg(test)]
+    fn json() -> (crate::reference::Part, Option<schemars::Schema>) {
+        (crate::reference::Part::Forwarding, None)
+    }
+
     fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch).map(Into::into)
     }

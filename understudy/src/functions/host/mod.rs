@@ -94,6 +94,11 @@ impl SwitchFunction for HostConfig {
         summary::lines(self)
     }
 
+    #[cfg(test)]
+    fn json() -> (crate::reference::Part, Option<schemars::Schema>) {
+        (crate::reference::Part::Whole(crate::reference::schema::<run::Printed<'_>>()), None)
+    }
+
     fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch).map(Into::into)
     }

@@ -3,11 +3,11 @@
 use super::{Event, Host, HostConfig, HostStatus, ServiceRow};
 use crate::functions::launch::{ClosingReport, Launch};
 use crate::functions::ports::Ports;
-use crate::observe::{FunctionMetrics, Row, Table, Values, headings};
+use crate::observe::{FunctionMetrics, Port, Row, Table, Values, headings};
 use comfy_table::{Cell, CellAlignment, presets};
 use core::fmt::Write as _;
 use dataplane::{ControlHandler, ControlOutput, Live, Mbuf};
-use serde_json::json;
+use serde::Serialize;
 use std::process::ExitCode;
 use switch::PortId;
 use switch::metrics::Metrics as _;
@@ -56,6 +56,19 @@ fn metrics_of(status: &HostStatus) -> FunctionMetrics {
     FunctionMetrics::default().values(&counters_of(status)).table(Table::of(&ServiceRow::GROUP, services))
 }
 
+/// The serialised form of the closing report. Fields are added, not renamed.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Printed<'a> {
+    /// Length of the run
+    seconds: f64,
+    /// Counters of the NIC
+    #[cfg_attr(test, schemars(schema_with = "crate::reference::metrics2::<rnic::Counters, HostStatus>"))]
+    nic: Values,
+    services: &'a Vec<ServiceRow>,
+    ports: &'a Vec<Port>,
+}
+
 impl ClosingReport for Report {
     /// Returns failure if a service failed.
     fn code(&self) -> ExitCode {
@@ -64,13 +77,13 @@ impl ClosingReport for Report {
     }
 
     fn json(&self) -> String {
-        json!({
-            "seconds": self.seconds,
-            "nic": counters_of(&self.status),
-            "services": self.status.services,
-            "ports": self.ports.rows,
-        })
-        .to_string()
+        let printed = Printed {
+            seconds: self.seconds,
+            nic: counters_of(&self.status),
+            services: &self.status.services,
+            ports: &self.ports.rows,
+        };
+        serde_json::to_string(&printed).expect("numbers and text always serialise")
     }
 
     fn text(&self) -> String {
@@ -117,6 +130,7 @@ pub(in crate::functions) fn counters_line(all: &Values, seconds: f64) -> String 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn dropped_frames_are_in_the_report_of_a_host() {

@@ -62,8 +62,11 @@ impl Kind {
 switch::metrics! {
     /// Results of a service. The serialised form is part of the program's interface.
     #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     pub(crate) struct ServiceRow of service by [service, port] {
+        /// `kind` of the service
         pub(crate) service: &'static str,
+        /// Port of the communication manager, or of TCP
         pub(crate) port: u16,
         /// Connections that were established
         pub(crate) connections: u64 [connections],

@@ -51,6 +51,11 @@ impl SwitchFunction for Config {
         summary::notes(self, workers)
     }
 
+    #[cfg(test)]
+    fn json() -> (crate::reference::Part, Option<schemars::Schema>) {
+        (crate::reference::Part::Section(crate::reference::schema::<report::ImpairReport>()), None)
+    }
+
     fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch).map(Into::into)
     }

@@ -11,27 +11,36 @@ use switch::metrics::Metrics as _;
 
 /// Results of rules, and counts of held frames.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct ImpairReport {
+    /// Rules at the end of the run
     rules: Vec<RuleRow>,
     /// Rules that were removed during the run, or whose action was changed, by this action
     #[serde(skip_serializing_if = "Vec::is_empty")]
     removed: Vec<RemovedRow>,
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "crate::reference::metrics::<Counters>"))]
     counts: Values,
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct RuleRow {
     name: String,
+    /// `drop`, `delay` and so on, as in the configuration
     action: &'static str,
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "crate::reference::metrics::<RuleCounters>"))]
     counts: Values,
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct RemovedRow {
+    /// Action of the rules that were removed
     action: &'static str,
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "crate::reference::metrics::<RemovedCounters>"))]
     counts: Values,
 }
 

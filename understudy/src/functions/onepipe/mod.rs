@@ -69,6 +69,14 @@ impl SwitchFunction for OnePipeConfig {
         Some(InnerFunction { router_mac, mac: router_mac.or(self.mac) })
     }
 
+    #[cfg(test)]
+    fn json() -> (crate::reference::Part, Option<schemars::Schema>) {
+        (
+            crate::reference::Part::Section(crate::reference::schema::<report::OnePipeReport>()),
+            Some(crate::reference::schema::<report::LiveLine>()),
+        )
+    }
+
     fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch).map(Into::into)
     }

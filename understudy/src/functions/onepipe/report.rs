@@ -66,25 +66,40 @@ const LINKS: Group = Group {
 
 /// Barriers, links and counters. Fields are added, not renamed.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct OnePipeReport {
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "crate::reference::metrics2::<Counters, LagCounters>"))]
     counts: Values,
     /// Packets that were not accepted, by reason
     refused: BTreeMap<&'static str, u64>,
-    /// Barriers of the links to above and to below, as last read; null if they were never read
+    /// Barriers of the links to above, as last read; null if they were never read
     above: Option<BarrierRow>,
+    /// Barriers of the links to below, as last read; null if they were never read
     below: Option<BarrierRow>,
     /// Of the reliable service; null without a controller
     controller: Option<ControllerRow>,
     links: Vec<LinkRow>,
 }
 
+/// A line of `--live`.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct LiveLine {
+    /// Time since the run began
+    pub(super) seconds: f64,
+    /// As in the closing report
+    pub(super) onepipe: OnePipeReport,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct ControllerRow {
     /// Controllers that are connected
     connected: usize,
+    /// Latest term of a controller
     term: u64,
-    /// 0 before the controller has given one
+    /// Incarnation of this representative; 0 before the controller has given one
     incarnation: u32,
     /// Version of the state that has taken effect
     version: u64,
@@ -120,19 +135,27 @@ impl From<KeeperStatus> for ControllerRow {
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct BarrierRow {
+    /// Best-effort barrier, in 1Pipe's time; null if there is none yet
     best_effort_ns: Option<u64>,
+    /// Commit barrier, in 1Pipe's time; null if there is none yet
     commit_ns: Option<u64>,
-    /// Link that holds the best-effort barrier, and its name
+    /// Link that holds the best-effort barrier
     holder: Option<u16>,
+    /// Name of this link
     holder_name: Option<String>,
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct LinkRow {
+    /// Number of the link
     link: u16,
     name: String,
+    /// `above` or `below`
     side: &'static str,
+    /// State of the link, such as `alive`
     state: &'static str,
     /// Lead of its register over the barrier; 0 for the link that holds it. Null unless the link is alive
     ahead_ns: Option<u64>,

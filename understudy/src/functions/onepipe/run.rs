@@ -126,7 +126,8 @@ impl Plane<'_> {
             report::switch_report(self.config, lines.counters, self.view.as_ref(), &self.lag, keeper);
         let seconds = self.began.elapsed().as_secs_f64();
         // A closed pipe does not end the switch.
-        _ = writeln!(std::io::stdout(), "{}", serde_json::json!({ "seconds": seconds, "onepipe": report }));
+        let line = serde_json::to_string(&report::LiveLine { seconds, onepipe: report });
+        _ = writeln!(std::io::stdout(), "{}", line.expect("numbers and text always serialise"));
     }
 }
 

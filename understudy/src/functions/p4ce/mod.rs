@@ -44,6 +44,11 @@ impl SwitchFunction for P4ceConfig {
         summary::lines(self)
     }
 
+    #[cfg(test)]
+    fn json() -> (crate::reference::Part, Option<schemars::Schema>) {
+        (crate::reference::Part::Section(crate::reference::schema::<report::P4ceReport>()), None)
+    }
+
     fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch).map(Into::into)
     }

@@ -8,8 +8,13 @@ use serde::Serialize;
 
 /// Groups of P4CE, and their packets.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct P4ceReport {
     #[serde(flatten)]
+    #[cfg_attr(
+        test,
+        schemars(schema_with = "crate::reference::metrics2::<ControlCounters, p4ce::Counters>")
+    )]
     pub(super) counts: Values,
     /// Groups that existed when the run ended
     pub(super) groups: Vec<GroupRow>,
@@ -18,12 +23,19 @@ pub(super) struct P4ceReport {
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct GroupRow {
+    /// Number of the group
     pub(super) group: u32,
+    /// Address of the leader
     pub(super) leader: String,
+    /// Addresses of all replicas
     pub(super) replicas: Vec<String>,
+    /// Replicas that were excluded
     pub(super) excluded: Vec<String>,
+    /// Replicas whose acknowledgements make one for the leader
     pub(super) quorum: usize,
+    /// Whether the leader's connection is established
     pub(super) open: bool,
 }
 

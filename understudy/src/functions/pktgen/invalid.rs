@@ -15,6 +15,7 @@ const LINK_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Reason why the numbers of a run are not valid.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct InvalidReason {
     /// The reason as one word
     pub(crate) reason: &'static str,

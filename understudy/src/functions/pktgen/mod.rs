@@ -70,6 +70,14 @@ impl SwitchFunction for Profile {
         Some("when all packets are sent and received")
     }
 
+    #[cfg(test)]
+    fn json() -> (crate::reference::Part, Option<schemars::Schema>) {
+        (
+            crate::reference::Part::Whole(crate::reference::schema::<report::PktgenReport>()),
+            Some(crate::reference::schema::<run::LiveLine>()),
+        )
+    }
+
     fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch)
     }

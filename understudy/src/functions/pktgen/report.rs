@@ -19,16 +19,20 @@ use switch::metrics::Metrics as _;
 
 /// The closing report. The serialised form is part of the program's interface: fields are added, not renamed.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct PktgenReport {
     /// Length of the run in seconds, from the start of its worker to its end
     seconds: f64,
     /// TSC cycles per second
     tsc_hz: u64,
+    /// Seed of what is drawn at random
     seed: u64,
+    #[cfg_attr(test, schemars(with = "Vec<Printed<'_>>"))]
     streams: Vec<StreamRow>,
     /// Malformed packets received, by fault, including a wrong ICRC; they cannot be attributed to a stream
     malformed: Vec<FaultRow>,
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "crate::reference::metrics::<Counters>"))]
     counts: Values,
     /// Whether packets or responses were still missing when the drain time ended
     drain_expired: bool,
@@ -56,7 +60,9 @@ pub(super) fn metrics_of(profile: &Profile, counters: &Counters) -> FunctionMetr
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct FaultRow {
+    /// The fault as one word
     fault: &'static str,
     packets: u64,
 }
@@ -95,11 +101,17 @@ struct StreamRow {
 
 /// What a stream sent at one rate.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct RateRow {
+    /// Rate, as `understudy rate` takes it
     rate: String,
+    /// Time during which the stream sent at this rate, in seconds
     sending_s: f64,
+    /// Packets sent
     sent_per_s: f64,
+    /// Including preamble, frame check sequence and inter-frame gap
     wire_bits_per_s: f64,
+    /// Packets or bits sent, as a part of those that were due; null if the rate is unlimited
     part_of_rate: Option<f64>,
 }
 
@@ -119,35 +131,89 @@ impl From<AtRate> for RateRow {
 
 impl Serialize for StreamRow {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut row = json!(self.counts);
-        row["name"] = json!(self.name);
-        row["verb"] = json!(self.verb);
-        row["sending_s"] = json!(self.sending_s);
-        row["sent_per_s"] = json!(self.sent_per_s);
-        row["wire_bits_per_s"] = json!(self.wire_bits_per_s);
-        row["part_of_rate"] = json!(self.part_of_rate);
-        if !self.rates.is_empty() {
-            row["rates"] = json!(self.rates);
-            row["rates_omitted"] = json!(self.rates_omitted);
-        }
-        row["reflected"] = json!(self.reflected);
-        row["arrived"]["latency"] = json!(self.latency);
-        row["answers"]["requests"]["round_trip"] = json!(self.round_trip);
+        let mut counts = json!(self.counts);
+        counts["arrived"]["latency"] = json!(self.latency);
+        counts["answers"]["requests"]["round_trip"] = json!(self.round_trip);
         if !self.is_received {
-            row["arrived"] = Value::Null;
+            counts["arrived"] = Value::Null;
         }
         if !self.waits {
-            row["answers"]["requests"] = Value::Null;
+            counts["answers"]["requests"] = Value::Null;
         }
         if !self.has_answers {
-            row["answers"] = Value::Null;
+            counts["answers"] = Value::Null;
         }
-        row.serialize(serializer)
+        let has_rates = !self.rates.is_empty();
+        let printed = Printed {
+            counts,
+            name: &self.name,
+            verb: self.verb,
+            sending_s: self.sending_s,
+            sent_per_s: self.sent_per_s,
+            wire_bits_per_s: self.wire_bits_per_s,
+            part_of_rate: self.part_of_rate,
+            rates: has_rates.then_some(&self.rates),
+            rates_omitted: has_rates.then_some(self.rates_omitted),
+            reflected: self.reflected,
+        };
+        printed.serialize(serializer)
     }
+}
+
+/// The serialised form of a stream's results.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct Printed<'a> {
+    /// Counters, with the times of each section; the sections that the stream does not have are null
+    #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "counts_schema"))]
+    counts: Value,
+    name: &'a str,
+    verb: &'static str,
+    /// Time during which the stream sent, in seconds
+    sending_s: f64,
+    /// Packets sent
+    sent_per_s: f64,
+    /// Including preamble, frame check sequence and inter-frame gap
+    wire_bits_per_s: f64,
+    /// Packets or bits sent, as a part of those that were due; null if the rate is unlimited
+    part_of_rate: Option<f64>,
+    /// What was sent at each rate, if the rate was changed during the run
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rates: Option<&'a Vec<RateRow>>,
+    /// Earlier rates that are not in `rates`
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rates_omitted: Option<u64>,
+    /// Packets that came back to the port that sends; null if nothing is received there
+    reflected: Option<u64>,
+}
+
+/// Returns the counters of a stream with their sections, each of which has times, too.
+#[cfg(test)]
+fn counts_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    let mut schema = crate::reference::metrics::<StreamCounters>(generator);
+    let texts = [
+        ("/properties/arrived", "latency", "Time from sending to receiving; null if none was measured"),
+        (
+            "/properties/answers/properties/requests",
+            "round_trip",
+            "Time from the last packet of a request to its response; null if none was measured",
+        ),
+    ];
+    for (section, name, help) in texts {
+        let mut times = generator.subschema_for::<Option<Times>>();
+        times.insert("description".into(), help.into());
+        let section = schema.pointer_mut(section).expect("the counters have this section");
+        section["properties"][name] = times.to_value();
+        section["type"] = json!(["object", "null"]);
+    }
+    schema.pointer_mut("/properties/answers").expect("a section")["type"] = json!(["object", "null"]);
+    schema
 }
 
 /// Quantiles in nanoseconds. The worker reads the time once per iteration.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Times {
     count: u64,
     min_ns: u64,

@@ -182,6 +182,28 @@ impl ControlHandler<Pktgen> for Plane<'_> {
     }
 }
 
+/// A line of `--live`: packets of all streams together. Fields are added, not renamed.
+#[derive(serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct LiveLine {
+    /// Time since sending began
+    seconds: f64,
+    /// Packets sent since then
+    sent: u64,
+    /// Packets received since then, without duplicates
+    received: u64,
+    /// Packets lost since then: later ones of their queue pairs arrived
+    lost: u64,
+    /// Packets sent and neither received nor lost yet, such as those in flight
+    unseen: u64,
+    /// Packets received more than once since then
+    duplicates: u64,
+    /// Packets sent, since the previous line
+    sent_per_s: f64,
+    /// Packets received, since the previous line
+    received_per_s: f64,
+}
+
 impl Lines {
     fn every(&self) -> Duration {
         self.json.unwrap_or(PROGRESS_INTERVAL)
@@ -207,10 +229,17 @@ impl Lines {
         self.last = (sent, received, now);
         let seconds = now.duration_since(began).as_secs_f64();
         if self.json.is_some() {
-            let line = serde_json::json!({
-                "seconds": seconds, "sent": sent, "received": received, "lost": lost, "unseen": unseen,
-                "duplicates": duplicates, "sent_per_s": tx, "received_per_s": rx,
-            });
+            let line = LiveLine {
+                seconds,
+                sent,
+                received,
+                lost,
+                unseen,
+                duplicates,
+                sent_per_s: tx,
+                received_per_s: rx,
+            };
+            let line = serde_json::to_string(&line).expect("numbers always serialise");
             // A closed pipe does not end the run.
             _ = writeln!(std::io::stdout(), "{line}");
         } else {

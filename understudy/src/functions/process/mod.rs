@@ -37,6 +37,11 @@ impl SwitchFunction for Settings {
         summary::lines(self)
     }
 
+    #[cfg(test)]
+    fn json() -> (crate::reference::Part, Option<schemars::Schema>) {
+        (crate::reference::Part::Whole(crate::reference::schema::<crate::process::ProcessReport<'_>>()), None)
+    }
+
     fn run(&self, _launch: Launch<'_>) -> Result<Closing, Report> {
         unreachable!("`run` rejects a function of another command")
     }

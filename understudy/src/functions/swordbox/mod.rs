@@ -61,6 +61,11 @@ impl SwitchFunction for SwordboxConfig {
         summary::notes(self)
     }
 
+    #[cfg(test)]
+    fn json() -> (crate::reference::Part, Option<schemars::Schema>) {
+        (crate::reference::Part::Section(crate::reference::schema::<report::SwordboxReport>()), None)
+    }
+
     fn run(&self, launch: Launch<'_>) -> Result<Closing, Report> {
         run::run(self, launch).map(Into::into)
     }

@@ -11,12 +11,20 @@ use swordbox::{Counters, Usage};
 
 /// Connections of memory servers, and results of their operations.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct SwordboxReport {
     /// Layers that were on at the end
     pub(super) layers: String,
     #[serde(flatten)]
+    #[cfg_attr(
+        test,
+        schemars(
+            schema_with = "crate::reference::metrics3::<Counters, swordbox::ConnectCounters, super::run::JournalCounters>"
+        )
+    )]
     pub(super) counts: Values,
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "crate::reference::metrics::<Usage>"))]
     pub(super) usage: Values,
     /// Memory of full tables, in bytes
     pub(super) memory_bytes: BTreeMap<&'static str, usize>,

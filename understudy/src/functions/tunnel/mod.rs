@@ -10,5 +10,11 @@ pub(in crate::functions) use run::run;
 pub(crate) use summary::lines;
 pub(crate) use types::TunnelConfig;
 
+/// Returns the form of the tunnels' part of the closing report.
+#[cfg(test)]
+pub(crate) fn json() -> schemars::Schema {
+    crate::reference::schema::<run::TunnelReport>()
+}
+
 /// The table `[tunnel]`
 pub(crate) const TABLE: &settings::declare::TableSpec = &config::Keys::TABLE;

@@ -44,8 +44,10 @@ where
 
 /// Counts of decapsulated and dropped packets. Fields are added, not renamed.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(in crate::functions) struct TunnelReport {
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "crate::reference::metrics::<Counters>"))]
     terminated: Values,
     /// Packets that were dropped, by reason
     refused: BTreeMap<&'static str, u64>,

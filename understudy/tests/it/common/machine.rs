@@ -1,5 +1,6 @@
 //! The program as a child process that tests observe, signal, or kill.
 
+use crate::common::json_page::{assert_is_on_the_page, assert_report_is_on_the_page};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
@@ -103,6 +104,12 @@ impl Machine {
         let printed = Arc::clone(&self.printed);
         let (succeeded, report) = self.end();
         assert!(succeeded, "{}{report}", printed.0.lock().unwrap().text);
-        serde_json::from_str(&report).unwrap()
+        let report: Value = serde_json::from_str(&report).unwrap();
+        if report.get("services").is_some() {
+            assert_is_on_the_page("Closing report of `understudy host --json`", &report);
+        } else {
+            assert_report_is_on_the_page(&report);
+        }
+        report
     }
 }

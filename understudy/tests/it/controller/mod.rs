@@ -5,6 +5,7 @@ mod etcd;
 mod nodes;
 
 use crate::commands::{text, understudy};
+use crate::common::json_page::assert_is_on_the_page;
 use management::Secret;
 use nodes::{Network, Rack};
 use onepipe::Timestamp;
@@ -106,7 +107,9 @@ impl Files {
     pub(crate) fn status(&self, at: SocketAddr) -> Value {
         let output = self.ask(&["status"], at, "secret");
         assert!(output.status.success(), "{}", text(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
+        let status = serde_json::from_slice(&output.stdout).unwrap();
+        assert_is_on_the_page("`understudy controller status --json`", &status);
+        status
     }
 
     /// Asks for the state until it is as expected.
@@ -156,6 +159,7 @@ fn a_killed_controller_that_starts_again_decides_the_same() {
     let output = files.ask(&["fail", "2"], at, "secret");
     assert!(output.status.success(), "{}", text(&output.stderr));
     let decided: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_is_on_the_page("`understudy controller fail --json`", &decided);
     let time = decided["time_ns"].as_u64().unwrap();
     assert!(decided["case"] == 1 && time > before, "{decided}");
     let status = files.status(at);
@@ -196,6 +200,7 @@ fn a_killed_controller_that_starts_again_decides_the_same() {
     let output = second.process.finish();
     assert!(output.status.success(), "{:?}", output.status);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_is_on_the_page("`understudy controller --json`", &report);
     assert_eq!((&report["term"], &report["counters"]["failed"]), (&2.into(), &1.into()), "{report}");
     let log = second.log.join().unwrap();
     assert!(log.contains("Case 2: process 3 has failed"), "{log}");

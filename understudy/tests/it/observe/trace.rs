@@ -1,6 +1,7 @@
 //! `understudy trace`: packets as they arrive and as they leave.
 
 use super::*;
+use crate::common::json_page::assert_is_on_the_page;
 use understudy_tests::processes::{self, Process, Signal, command};
 
 const HOP: &str = "02:00:00:00:00:01";
@@ -26,6 +27,21 @@ fn bytes(part: &Value) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
+/// Asserts that the fields of a packet are those on the page about JSON.
+fn compare_with_the_page(packet: &Value) {
+    let mut record = packet.clone();
+    for part in record["parts"].as_array_mut().unwrap() {
+        // What the trace has of the part itself, and what the command adds to it.
+        let (own, added) =
+            core::mem::take(part.as_object_mut().unwrap()).into_iter().partition::<serde_json::Map<_, _>, _>(
+                |(name, _)| ["what", "port", "len", "bytes"].contains(&&**name),
+            );
+        *part = own.into();
+        assert_is_on_the_page("Fields of frames in `parts[]`", &added.into());
+    }
+    assert_is_on_the_page("`understudy trace --json`", &record);
+}
+
 #[test]
 fn packets_are_shown_as_they_arrive_and_as_they_leave() {
     let test_folder = TestFolder::new();
@@ -48,6 +64,7 @@ fn packets_are_shown_as_they_arrive_and_as_they_leave() {
     let mut times = Vec::new();
     for (at, line) in lines.lines().enumerate() {
         let packet: Value = serde_json::from_str(line).unwrap();
+        compare_with_the_page(&packet);
         assert_eq!(packet["number"], at as u64 + 1);
         times.push(packet["time_ns"].as_u64().unwrap());
         let parts = packet["parts"].as_array().unwrap();
