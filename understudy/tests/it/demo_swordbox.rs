@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader};
+use std::path::Path;
 use std::process::Stdio;
 use understudy_tests::processes::{self, Process};
 
@@ -38,6 +39,11 @@ fn contended_locks_are_taken_faster_with_swordbox() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let printed = String::from_utf8(output.stdout).unwrap();
     println!("{printed}");
+    // The simulation repeats exactly, so the page shows this output word by word.
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let block = format!("```\n{}\n```\n", printed.trim_end());
+    assert!(page.contains(&block), "README.md shows another output; paste this one");
     let rows: Vec<_> = printed.lines().filter_map(Row::parse).collect();
     assert_eq!(rows.len(), 6);
     for pair in rows.chunks(2) {
@@ -105,6 +111,7 @@ fn the_demonstration_of_onepipe_ends_with_its_result() {
     assert!(stated.is_some_and(|stated| (stated - stall).abs() < 0.1), "{headline}, expected {stall}");
     let headline = begins(format!("{} best-effort and {} reliable messages", sum(&both, 2), sum(&both, 3)));
     assert!(headline.contains(&format!("{} processes failed", sum(&both, 5))), "{headline}");
+    assert_eq!(printed.trim_end().lines().last(), Some(headline.as_str()), "the result is the last line");
 
     // The simulation repeats exactly, so lines of JSON have the same numbers, up to the first of both services.
     let mut json = demo("onepipe", &["--json"]);
