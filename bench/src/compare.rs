@@ -62,8 +62,10 @@ pub(crate) struct Entry {
 
 /// Result of one program with one traffic.
 #[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub(crate) struct Figure {
     program: String,
+    /// Frames that it handles
     traffic: String,
     /// Million frames per second of CPU time: median, least, most. Null when the thread was preempted in too
     /// many samples.
@@ -103,16 +105,22 @@ impl Figures {
 
 /// A ratio of medians, and its goal.
 #[derive(Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub(crate) struct Ratio {
+    /// The two programs, and the traffic
     pub(crate) what: String,
     pub(crate) value: Option<f64>,
     /// Goal; 0 if the ratio is only reported
     pub(crate) at_least: f64,
 }
 
+/// Result of `--json`. Fields are added, not renamed.
 #[derive(Serialize)]
-struct Comparison {
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Comparison {
+    /// Rates of each program with each traffic
     figures: Vec<Figure>,
+    /// Rates in relation to each other
     ratios: Vec<Ratio>,
 }
 

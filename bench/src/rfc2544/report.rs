@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 /// A median with the range of its repeats; `None` if a repeat was no evidence about the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Figure {
     /// Median of all repeats
     pub median: Option<f64>,
@@ -90,6 +91,7 @@ impl Figure {
 
 /// Results for one frame length.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FrameReport {
     /// Length of a frame in bytes, with its check sequence
     pub frame: u32,
@@ -126,6 +128,7 @@ impl FrameReport {
 
 /// Loss at one rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Loss {
     /// Rate as a fraction of the maximum
     pub part_of_most: f64,
@@ -139,6 +142,7 @@ pub struct Loss {
 
 /// Latency at one rate, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Latency {
     /// Rate as a fraction of the throughput
     pub part_of_throughput: f64,
@@ -160,6 +164,7 @@ pub struct Latency {
 
 /// The longest burst.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BackToBack {
     /// Longest burst that was tried, in frames
     pub longest: u64,
@@ -178,6 +183,7 @@ fn append(text: &mut String, title: &str, table: &comfy_table::Table) {
 
 /// Results of all tests.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Report {
     /// Options of the tests
     pub settings: Settings,

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 /// Options of the tests.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Settings {
     /// Frame lengths in bytes, with check sequences, as the RFC counts them
     pub frames: Vec<u32>,
@@ -28,6 +29,7 @@ pub struct Settings {
 
 /// The highest rate that is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum MaxRate {
     /// Rate of the wire in bits a second: each frame takes 20 bytes more
@@ -49,6 +51,7 @@ impl MaxRate {
 
 /// Purpose of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Test {
     /// Find what the generator can send
@@ -66,6 +69,7 @@ pub enum Test {
 
 /// Load of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Load {
     /// As fast as the port takes frames
@@ -78,6 +82,7 @@ pub enum Load {
 
 /// A trial to run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Trial {
     /// Purpose
     pub test: Test,
@@ -94,6 +99,7 @@ pub struct Trial {
 
 /// Outcome of a trial.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Outcome {
     /// Frames sent
     pub sent: u64,
@@ -168,6 +174,7 @@ impl Outcome {
 
 /// Reason why no greater rate was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
     /// The generator did not send the requested load, or lost frames itself
@@ -194,6 +201,7 @@ impl Limit {
 
 /// Reason why a trial is no evidence about the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum DiscardReason {
     /// The polling thread waited for its CPU for too much of the time
@@ -210,6 +218,7 @@ pub enum DiscardReason {
 
 /// Latency in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Times {
     /// Median
     pub p50_ns: u64,
@@ -223,6 +232,7 @@ pub struct Times {
 
 /// A trial with its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TrialResult {
     /// The trial
     #[serde(flatten)]

@@ -37,9 +37,9 @@ them as floating-point numbers loses the last digits of identifiers and times.
 const MISSING: &str = "
 ## Not on this page
 
-The JSON of `understudy bench` and `understudy demo` is not described here: `bench rfc2544 --json` is in \
-[Packet generator](pktgen.md), the results of `bench paper` are in [The papers' figures](results.md), the others print the rows of \
-their tables. `understudy plan` writes files for switches (`sonic.json`) in the formats of those.
+The JSON of `understudy demo`, and of `understudy bench consensus`, and of `swordbox` and `onepipe` with `--simulated`, has the rows of \
+their tables, whose columns name the fields. The results of `bench paper` are described in [The papers' figures](results.md). \
+`understudy plan` writes files for switches (`sonic.json`) in the formats of those.
 ";
 
 /// Appends a section with a table of the fields of an output.
@@ -75,6 +75,10 @@ fn fields(object: &Value, path: &str, rows: &mut Vec<Row>) {
     let of_variants = variants(object).map(|variant| {
         let mut rows = Vec::new();
         fields(variant, path, &mut rows);
+        // A variant that is one field is described in place of the field.
+        if let Some(first) = rows.first_mut().filter(|first| first.meaning.is_empty()) {
+            first.meaning = description(variant);
+        }
         rows
     });
     rows.extend(merged(&of_variants.collect::<Vec<_>>()));
@@ -150,6 +154,12 @@ fn kind(schema: &Value) -> String {
     }
 }
 
+/// Returns the documentation of a field or a value.
+fn description(schema: &Value) -> String {
+    let text = schema["description"].as_str().unwrap_or_default();
+    text.replace(['\n', '|'], " ").replace("`None`", "null")
+}
+
 /// Appends the row of a field, and those of what it contains.
 fn field(schema: &Value, path: &str, optional: bool, rows: &mut Vec<Row>) {
     let mut kind = kind(schema);
@@ -157,9 +167,8 @@ fn field(schema: &Value, path: &str, optional: bool, rows: &mut Vec<Row>) {
     if is_nullable(schema) && (!optional || schema["x-null"] == true) {
         kind += " or null";
     }
-    let words = |schema: &Value| schema["description"].as_str().unwrap_or_default().replace(['\n', '|'], " ");
-    let mut meaning = words(schema);
-    let choices: Vec<_> = choices(schema).collect();
+    let mut meaning = description(schema);
+    let choices = choices(schema);
     if !choices.is_empty() {
         let separator = if meaning.is_empty() { "" } else { ": " };
         _ = write!(meaning, "{separator}{}", choices.join(", "));
@@ -192,18 +201,14 @@ fn plain_items(list: &Value) -> Option<&Value> {
 }
 
 /// Returns the values that a text may have, each with its meaning.
-fn choices(schema: &Value) -> impl Iterator<Item = String> {
+fn choices(schema: &Value) -> Vec<String> {
     let name = |value: &Value| value.as_str().map(|value| format!("`{value}`"));
     let plain = schema["enum"].as_array().into_iter().flatten().filter_map(name);
-    let own = schema.get("const").and_then(name);
-    let described = variants(schema).filter_map(move |variant| {
-        let value = name(variant.get("const")?)?;
-        Some(match variant["description"].as_str() {
-            Some(meaning) => format!("{value} ({meaning})"),
-            None => value,
-        })
+    let own = schema.get("const").and_then(name).map(|value| match description(schema).as_str() {
+        "" => value,
+        meaning => format!("{value} ({meaning})"),
     });
-    own.into_iter().chain(plain).chain(described)
+    own.into_iter().chain(plain).chain(variants(schema).flat_map(choices)).collect()
 }
 
 fn page() -> String {
@@ -274,6 +279,10 @@ fn commands(page: &mut String) {
     let text = "Those of RoCEv2 packets; another frame has `roce` (false) and `other` (a short description) in place of those \
                 behind `frame_len`.";
     section(page, "Fields of frames in `parts[]`", text, &schema::<trace::FrameFields>());
+    let text = "One object, when all tests are complete or interrupted.";
+    section(page, "`understudy bench rfc2544 --json`", text, &schema::<bench::rfc2544::Report>());
+    let text = "Also of the other benchmarks that compare programs on the same frames.";
+    section(page, "`understudy bench peers --json`", text, &schema::<bench::compare::Comparison>());
     let text = "The rules of a running instance.";
     section(page, "`understudy impair --json`", text, &schema::<observe::steer::RulesState>());
     let text = "The rates of a running generator.";

@@ -1,6 +1,7 @@
 //! `understudy bench rfc2544` on DPDK's virtual devices, with short trials: whatever capacity it finds on
 //! this machine, its report adds up, and errors are reported.
 
+use crate::common::json_page::assert_is_on_the_page;
 use serde_json::Value;
 use std::path::Path;
 use std::process::Output;
@@ -72,8 +73,11 @@ fn adds_up(report: &Value, frames: &[u64]) {
 }
 
 fn report(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {}\n{}", text(&output.stdout), text(&output.stderr)))
+    let report: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}\n{}", text(&output.stdout), text(&output.stderr)));
+    let command = if report.get("ok").is_some() { "check" } else { "bench rfc2544" };
+    assert_is_on_the_page(&format!("`understudy {command} --json`"), &report);
+    report
 }
 
 #[test]
