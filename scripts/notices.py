@@ -43,6 +43,13 @@ def metadata():
     return json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
+def without_tests():
+    """Returns names and versions of the packages that a build has, without those that only features of tests bring."""
+    command = ["cargo", "tree", "--locked", "--workspace", "--edges", "normal", "--prefix", "none", "--format", "{p}"]
+    tree = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return set(re.findall(r"^(\S+) v(\S+)", tree, re.MULTILINE))
+
+
 def linked(graph):
     """Returns the packages of other projects that the programs link, sorted by name."""
     packages = {package["id"]: package for package in graph["packages"]}
@@ -59,7 +66,9 @@ def linked(graph):
             is_macro = any("proc-macro" in target["kind"] for target in packages[dependency["pkg"]]["targets"])
             if not is_macro and any(kind["kind"] is None for kind in dependency["dep_kinds"]):
                 open_ids.append(dependency["pkg"])
+    built = without_tests()
     others = (packages[id] for id in found - own)
+    others = (package for package in others if (package["name"], package["version"]) in built)
     return sorted(others, key=lambda package: (package["name"], package["version"]))
 
 
