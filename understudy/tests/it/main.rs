@@ -21,6 +21,7 @@ mod program;
 mod rate;
 mod rdmc;
 mod reliable;
+mod reports;
 mod rfc2544;
 mod service;
 mod sim;

@@ -2,6 +2,7 @@
 //! switch has two representatives, which are killed in turn, or leave. Everything is joined by memif.
 
 use crate::commands::{text, understudy};
+use crate::common::json_page::assert_is_on_the_page;
 use crate::reliable::Printed;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -314,6 +315,7 @@ fn a_representative_is_killed_and_one_leaves_and_no_process_fails() {
     let drained = network.ask(&["drain", "0"]);
     assert!(drained.status.success(), "{}\n{}", text(&drained.stderr), network.logs());
     let drained: Value = serde_json::from_slice(&drained.stdout).unwrap();
+    assert_is_on_the_page("`understudy controller drain --json`", &drained);
     assert_eq!(drained["switch"], 0, "{drained}");
     let ended = network.running.remove("q1").unwrap().finish();
     assert!(ended.status.success(), "{:?}\n{}", ended.status, network.logs());
