@@ -9,27 +9,30 @@ use std::path::Path;
 
 const HEAD: &str = "# Exit codes and JSON
 
-What scripts rely on. Exit codes and fields keep their meaning from version to version; fields are added, not renamed.
+What scripts rely on. Exit codes and fields keep their meaning from version to version; fields are added, not \
+renamed.
 
-The program's own definitions are the origin of this page: \
-`UPDATE=1 cargo test -p understudy --bin understudy reference` writes it, and a test fails if the page differs. \
-`understudy COMMAND --help` and the manual pages end with the same exit codes.
+The program's own definitions are the origin of this page: `UPDATE=1 cargo test -p understudy --bin understudy \
+reference` writes it, and a test fails if the page differs. `understudy COMMAND --help` and the manual pages end \
+with the same exit codes.
 
 ## Exit codes
 
-101 is the code of a panic, which is a bug of understudy: please report it. A program that a signal ends has no code of its \
-own, but SIGINT and SIGTERM are handled: a run then ends with its report and the code that it has anyway.
+101 is the code of a panic, which is a bug of understudy: please report it. A program that a signal ends has no \
+code of its own, but SIGINT and SIGTERM are handled: a run then ends with its report and the code that it has \
+anyway.
 
 ";
 
 const FIELDS: &str = "
 ## Fields
 
-Each object is printed on one line. `a.b` is the field `b` of the object `a`, `a[]` an element of the list `a`, and `a.*` a value \
-of the map `a`, whose keys are not fixed. \"Or null\": the field is there, without a value. \"May be missing\": the field is left \
-out if it does not apply. Names ending in `_s`, `_us` and `_ns` are times in seconds, microseconds and nanoseconds, `_per_s` are \
-rates, `seconds` are seconds; a unit in brackets is what an integer counts. Integers have up to 64 bits: a parser that reads \
-them as floating-point numbers loses the last digits of identifiers and times.
+Each object is printed on one line. `a.b` is the field `b` of the object `a`, `a[]` an element of the list `a`, \
+and `a.*` a value of the map `a`, whose keys are not fixed. \"Or null\": the field is there, without a value. \
+\"May be missing\": the field is left out if it does not apply. Names ending in `_s`, `_us` and `_ns` are times \
+in seconds, microseconds and nanoseconds, `_per_s` are rates, `seconds` are seconds; a unit in brackets is what \
+an integer counts. Integers have up to 64 bits: a parser that reads them as floating-point numbers loses the \
+last digits of identifiers and times.
 
 `--log off` keeps events away from standard error; standard output has the JSON only.
 ";
@@ -37,9 +40,10 @@ them as floating-point numbers loses the last digits of identifiers and times.
 const MISSING: &str = "
 ## Not on this page
 
-The JSON of `understudy demo`, and of `understudy bench consensus`, and of `swordbox` and `onepipe` with `--simulated`, has the rows of \
-their tables, whose columns name the fields. The results of `bench paper` are described in [The papers' figures](results.md). \
-`understudy plan` writes files for switches (`sonic.json`) in the formats of those.
+The JSON of `understudy demo`, and of `understudy bench consensus`, and of `swordbox` and `onepipe` with \
+`--simulated`, has the rows of their tables, whose columns name the fields. The results of `bench paper` are \
+described in [The papers' figures](results.md). `understudy plan` writes files for switches (`sonic.json`) in \
+the formats of those.
 ";
 
 /// Appends a section with a table of the fields of an output.
