@@ -52,7 +52,8 @@ const BY_COMMAND: &[(&str, Codes)] = &[
             ),
             (
                 FAILED,
-                "DPDK, a port or a worker could not be started, or a file could not be written; with `[pktgen]`: as \
+                "DPDK, a port or a worker could not be started, or a file could not be written; a configuration in etcd \
+                  could not be read, or is not valid yet; with `[pktgen]`: as \
                   `understudy pktgen`; with `[nic]`: as `understudy host`.",
             ),
             RUN[0],
@@ -118,7 +119,14 @@ const BY_COMMAND: &[(&str, Codes)] = &[
             ),
         ],
     ),
-    ("check", &[(DONE, "The file is valid."), (INVALID, "The command line or the file is not valid.")]),
+    (
+        "check",
+        &[
+            (DONE, "The configuration is valid."),
+            (FAILED, "The configuration in etcd could not be read."),
+            (INVALID, "The command line or the configuration is not valid."),
+        ],
+    ),
     (
         "plan",
         &[

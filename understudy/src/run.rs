@@ -36,8 +36,6 @@ use versions::Follower;
 pub(crate) const LINK_LOST: u8 = 3;
 
 /// Run a switch function on the ports of a configuration, until Ctrl-C
-///
-/// Exits with 3 if a port lost its link and `[runtime] on_link_loss` is "exit", or if a port's card is to be unplugged.
 #[derive(Args)]
 pub(crate) struct RunArgs {
     /// Configuration: a file, or a key in etcd (etcd://HOST:PORT/KEY) [default: a built-in demonstration that needs no
@@ -86,9 +84,6 @@ struct Extra {
 }
 
 /// Send RoCEv2 traffic according to a configuration with `[pktgen]`, and check what becomes of it
-///
-/// Exits with 1 if the numbers are not valid: a rate was not reached, a port went down, or frames were lost
-/// on this side.
 #[derive(Args)]
 pub(crate) struct PktgenArgs {
     /// Configuration file with `[pktgen]`, such as configs/pktgen/null.toml

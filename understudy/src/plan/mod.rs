@@ -19,8 +19,7 @@ use std::process::ExitCode;
 /// Plan the representatives of a network's switches for 1Pipe, and their beacons' detours
 ///
 /// Prints the representative of each switch, the beacons that need a detour, and the rules by which switches
-/// end their tunnels. The exit status is 2 if the file is invalid, for example because of a loop or a link
-/// without a representative.
+/// end their tunnels.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Topology of the network
