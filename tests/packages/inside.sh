@@ -67,7 +67,7 @@ first() {
     await logged demo err 'qqs'
     sed -i 's/^qqs = 4/qps = 8/' /etc/understudy/demo.toml
     systemctl reload understudy@demo
-    await logged demo warning "demo.toml: `pktgen.stream.writes.qps` takes effect when the instance is started again"
+    await logged demo warning "demo.toml: .pktgen.stream.writes.qps. takes effect when the instance is started again"
     mv /etc/understudy/demo.toml.good /etc/understudy/demo.toml
     [ "$(property demo MainPID)" = "$process" ]
     systemctl is-active understudy@demo > /dev/null
@@ -156,8 +156,9 @@ END
     (umask 077 && head -c 32 /dev/urandom | base64 > /tmp/network/plan/secret)
     sh /tmp/network/plan/install.sh --controller
     sh /tmp/network/plan/install.sh a
+    [ "$(stat -c %a:%U /etc/understudy/secret)" = 600:understudy ]
     joined() {
-        understudy controller status --at 127.0.0.1:7070 --secret-file /etc/understudy/secret --json | grep -q '"connected": *true'
+        understudy controller status --at 127.0.0.1:7070 --secret-file /var/lib/understudy-controller/secret --json | grep -q '"connected": *true'
     }
     await joined
     process=$(property tor1.representative MainPID)
@@ -178,8 +179,8 @@ END
     [ ! -e /etc/understudy/tor1.representative.toml ]
     sh /tmp/network/plan/install.sh b
     systemctl disable --quiet --now understudy-controller understudy@tor1.representative
-    rm -r /tmp/network /etc/systemd/system/understudy-controller.service /etc/understudy/*.representative.toml \
-        /etc/understudy/*.process.toml /etc/understudy/secret
+    rm -r /tmp/network /var/lib/understudy-controller /etc/systemd/system/understudy-controller.service /etc/understudy/*.representative.toml \
+        /etc/understudy/secret
     ok "install.sh of a plan: representative and controller as services (${exposure#*:}), again, and with another plan"
 
     fails systemctl start understudy@missing

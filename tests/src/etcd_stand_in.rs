@@ -43,7 +43,7 @@ struct State {
     value: Option<Vec<u8>>,
     /// Revision of the cluster, and that of the value
     revision: u64,
-    of_value: u64,
+    value_revision: u64,
     cluster: u64,
     fault: Option<Fault>,
     reads: usize,
@@ -69,21 +69,21 @@ impl StandIn {
         let state = State {
             value: None,
             revision: 1,
-            of_value: 0,
+            value_revision: 0,
             cluster: 0xdead_beef_0000_0001,
             fault: None,
             reads: 0,
             is_closed: false,
         };
         let state = Arc::new(Mutex::new(state));
-        let of_thread = Arc::clone(&state);
+        let shared = Arc::clone(&state);
         let expected = json!({ "key": BASE64.encode(key) });
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                if lock(&of_thread).is_closed {
+                if lock(&shared).is_closed {
                     break;
                 }
-                let (state, expected) = (Arc::clone(&of_thread), expected.clone());
+                let (state, expected) = (Arc::clone(&shared), expected.clone());
                 // A client that has left is no error.
                 thread::spawn(move || drop(serve(&stream, &state, &expected)));
             }
@@ -105,7 +105,7 @@ impl StandIn {
     pub fn put(&self, value: Option<&str>) -> u64 {
         let mut state = lock(&self.state);
         state.revision += 1;
-        state.of_value = state.revision;
+        state.value_revision = state.revision;
         state.value = value.map(|value| value.as_bytes().to_vec());
         state.revision
     }
@@ -114,7 +114,7 @@ impl StandIn {
     pub fn restore(&self, value: &str) {
         let mut state = lock(&self.state);
         state.revision = 1 + state.revision / 2;
-        state.of_value = state.revision;
+        state.value_revision = state.revision;
         state.cluster += 1;
         state.value = Some(value.as_bytes().to_vec());
     }
@@ -215,7 +215,8 @@ fn answer(state: &State) -> Value {
     match &state.value {
         None => json!({ "header": header }),
         Some(value) => {
-            let mut pair = json!({ "key": "", "mod_revision": state.of_value.to_string(), "version": "1" });
+            let mut pair =
+                json!({ "key": "", "mod_revision": state.value_revision.to_string(), "version": "1" });
             if !value.is_empty() {
                 pair["value"] = BASE64.encode(value).into();
             }

@@ -15,7 +15,7 @@ use crate::functions::{self, Closing, FunctionConfig, Launch, Options, Versions}
 use crate::observe::Instance;
 use crate::output::print_error;
 use crate::service;
-use crate::system::{catch_signals, catch_signals_except_hangup, parse_seconds};
+use crate::system::{catch_signals, catch_signals_except_hangup, hangup_is_ignored, parse_seconds};
 use clap::Args;
 use core::cell::Cell;
 use dataplane::Stop;
@@ -136,7 +136,7 @@ pub(crate) fn host(args: HostArgs) -> ExitCode {
     run_with(Some(config), options, Extra { bootstrap, ..Extra::default() }, demand)
 }
 
-/// Returns exit code 2 for an invalid configuration, and 1 for run-time errors.
+/// Runs a configuration, or the demonstration. The exit codes are those of `exit`.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
     let demand = |config: &Config| match (config.function.name(), config.function.command()) {
         (_, "run") => Ok(()),
@@ -224,8 +224,10 @@ fn run_source(
 
 /// Returns a flag that SIGINT and SIGTERM set. SIGHUP sets `hangup`.
 fn catch_all(hangup: &Arc<AtomicBool>) -> Result<Stop, Report> {
-    signal_hook::flag::register(SIGHUP, Arc::clone(hangup))
-        .map_err(|error| miette::miette!("cannot catch signals: {error}"))?;
+    if !hangup_is_ignored() {
+        signal_hook::flag::register(SIGHUP, Arc::clone(hangup))
+            .map_err(|error| miette::miette!("cannot catch signals: {error}"))?;
+    }
     catch_signals_except_hangup()
 }
 

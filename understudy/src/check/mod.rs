@@ -43,6 +43,10 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Some(Source::File(path)) => summary_of(path),
         Some(Source::Etcd(address)) => match value_of(address) {
             Ok(value) => summary_of_value(&address.to_string(), value),
+            Err(why) if args.json => {
+                let error = Error { line: 1, column: 1, message: &why, help: "" };
+                return print(&json(&Verdict { ok: false, errors: vec![error] }), ExitCode::FAILURE);
+            }
             Err(why) => {
                 print_error(why);
                 return ExitCode::FAILURE;

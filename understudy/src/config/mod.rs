@@ -98,7 +98,7 @@ pub(crate) fn target(path: &Path) -> Result<Target, String> {
     let argument = path.to_string_lossy();
     if Address::is_meant(&argument) {
         return Err(format!(
-            "{argument}: name the socket of the instance, which `socket` in its [observe] sets"
+            "{argument} is a key in etcd, not an instance; name its socket, which `socket` in its [observe] sets"
         ));
     }
     if !path.is_file() {

@@ -24,6 +24,11 @@ impl Address {
     pub(crate) fn is_meant(argument: &str) -> bool {
         argument.starts_with(SCHEME)
     }
+
+    /// Returns the servers as `etcdctl --endpoints` takes them.
+    pub(crate) fn endpoints(&self) -> String {
+        self.servers.join(",")
+    }
 }
 
 impl FromStr for Address {
@@ -73,7 +78,7 @@ fn server(text: &str) -> Option<String> {
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{SCHEME}{}{}", self.servers.join(","), self.key)
+        write!(f, "{SCHEME}{}{}", self.endpoints(), self.key)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Reads a key through etcd's HTTP interface.
 
 use super::Address;
+use crate::system::random_u64;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use core::time::Duration;
@@ -19,7 +20,7 @@ const MAX_ANSWER: u64 = 16 << 20;
 pub(crate) struct Version {
     /// Value; `None` if there is no such key
     pub(crate) value: Option<Vec<u8>>,
-    /// Revision of etcd that wrote the value; that of the answer if there is no such key
+    /// Revision of etcd that wrote the value; that of etcd if there is no such key
     pub(crate) revision: u64,
     /// Revision of etcd at the time of the answer
     pub(super) now: u64,
@@ -44,7 +45,10 @@ impl Client {
             .max_redirects(0)
             .proxy(None)
             .build();
-        Self { agent: config.into(), address, server: 0 }
+        // Instances that start together ask different servers first, and one that starts again does not wait for the same
+        // server.
+        let server = (random_u64() % address.servers.len() as u64) as usize;
+        Self { agent: config.into(), address, server }
     }
 
     /// Asks for the key: each server at most once, beginning with the one that answered last. The error is a text for

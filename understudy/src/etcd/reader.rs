@@ -34,6 +34,8 @@ struct State {
     reads: u64,
     /// Whether to read at once
     is_urgent: bool,
+    /// Whether to return the next version in any case
+    is_requested: bool,
     is_ended: bool,
 }
 
@@ -47,12 +49,12 @@ impl Reader {
     /// Starts the thread.
     pub(crate) fn start(address: Address) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
-        let of_thread = Arc::clone(&shared);
-        thread::Builder::new().name("etcd".into()).spawn(move || read_on(&address, &of_thread))?;
+        let state = Arc::clone(&shared);
+        thread::Builder::new().name("etcd".into()).spawn(move || read_on(&address, &state))?;
         Ok(Self { shared })
     }
 
-    /// Returns the newest version that was read, if it differs in its value from the one that was returned before.
+    /// Returns the newest version that was read, if it is another one than before, or was requested.
     pub(crate) fn take(&self) -> Option<Version> {
         self.shared.state().version.take()
     }
@@ -67,9 +69,11 @@ impl Reader {
         self.shared.state().error.clone()
     }
 
-    /// Reads at once.
+    /// Reads at once. [`Self::take`] returns what is read, although it may be the same version as before.
     pub(crate) fn read_now(&self) {
-        self.shared.state().is_urgent = true;
+        let mut state = self.shared.state();
+        (state.is_urgent, state.is_requested) = (true, true);
+        drop(state);
         self.shared.changed.notify_one();
     }
 }
@@ -85,29 +89,39 @@ fn read_on(address: &Address, shared: &Shared) {
     let mut client = Client::new(address.clone());
     let mut last: Option<Version> = None;
     loop {
+        let is_requested = core::mem::take(&mut shared.state().is_requested);
         let answer = client.read();
+        // Logging may block, which must not hold up the control thread.
+        let had_error = shared.state().error.is_some();
+        match &answer {
+            Ok(version) => {
+                if had_error {
+                    info!("etcd answers again.");
+                }
+                if let Some(before) = &last {
+                    warn_of_restores(before, version);
+                }
+            }
+            // The reason may change from one read to the next.
+            Err(error) if !had_error => {
+                warn!("Cannot read {address}: {error}. Reading it again every two seconds.");
+            }
+            Err(_) => {}
+        }
         let mut state = shared.state();
         state.reads += 1;
         match answer {
             Ok(version) => {
-                if state.error.take().is_some() {
-                    info!("etcd answers again.");
-                }
-                if let Some(before) = &last {
-                    warn_of_another_past(before, &version);
-                }
+                state.error = None;
                 state.answered_at = Some(now());
-                if last.as_ref().is_none_or(|last| last.value != version.value) {
+                if is_requested || last.as_ref().is_none_or(|last| is_another(last, &version)) {
                     state.version = Some(version.clone());
                 }
                 last = Some(version);
             }
             Err(error) => {
-                // The reason may change from one read to the next.
-                if state.error.is_none() {
-                    warn!("Cannot read {address}: {error}. Reading it again every two seconds.");
-                }
                 state.error = Some(error);
+                state.is_requested |= is_requested;
             }
         }
         let until = now() + INTERVAL + Duration::from_nanos(random_u64() % (INTERVAL.as_nanos() as u64 / 4));
@@ -124,8 +138,15 @@ fn read_on(address: &Address, shared: &Shared) {
     }
 }
 
-/// Warns of an answer that cannot follow `before` in the same cluster. Its value counts in any case.
-fn warn_of_another_past(before: &Version, version: &Version) {
+/// Returns whether an answer has another version than the one before. Revisions count only beside a value: that of a
+/// missing key is etcd's own, which rises with every other key.
+fn is_another(last: &Version, version: &Version) -> bool {
+    let rewritten = (last.revision, last.cluster) != (version.revision, version.cluster);
+    last.value != version.value || version.value.is_some() && rewritten
+}
+
+/// Warns of an answer that is not a continuation of `before`. Its value counts in any case.
+fn warn_of_restores(before: &Version, version: &Version) {
     if version.cluster != before.cluster {
         warn!("etcd is another cluster now ({:x}, before {:x}).", version.cluster, before.cluster);
     } else if version.now < before.now {
@@ -158,7 +179,8 @@ mod tests {
         let count = |reader: &Reader| reader.shared.state().reads;
         let before = count(reader);
         wait_for(|| {
-            reader.read_now();
+            reader.shared.state().is_urgent = true;
+            reader.shared.changed.notify_one();
             // One may have been under way.
             (count(reader) >= before + 2).then_some(())
         });
@@ -217,6 +239,10 @@ mod tests {
             assert!(read.iter().all(|value| rest.any(|other| other == *value)), "seed {seed}: {read:?}");
             assert!(read.windows(2).all(|two| two[0] != two[1]), "seed {seed}: {read:?}");
             assert!(reader.error().is_none() && reader.answered_at().is_some());
+            // It is the same, and is returned on request.
+            assert_eq!(reader.take(), None);
+            reader.read_now();
+            assert_eq!(wait_for(|| reader.take()).value, *read.last().unwrap());
         }
     }
 

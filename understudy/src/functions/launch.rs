@@ -101,7 +101,8 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// What goes on beside a function in its run: observers, the service manager, newer versions of the configuration.
+/// Work of the control thread that does not depend on the function: observers, the service manager, newer versions of the
+/// configuration.
 pub(super) struct Supervision<'a> {
     observer: Option<Observer>,
     manager: Manager,

@@ -9,7 +9,7 @@ switch::metrics! {
     pub(crate) struct ConfigState of config by [source] {
         /// Versions read since the start of the run
         pub(crate) versions: u64 [versions as _ / versions],
-        /// Of these, versions that are not valid, or that the function has refused, or that the key is missing
+        /// Versions that were not valid, that the function has refused, or of which the key was missing
         pub(crate) refused: u64 [versions as _ / refused],
         pub(crate) revision: u64,
         pub(crate) hash: u32,
@@ -19,9 +19,9 @@ switch::metrics! {
         pub(crate) silent_s: u64,
     }
     also {
-        /// Revision of etcd that is in effect; 0 for a file and for a cached version
+        /// Revision of etcd of the last version that was entirely in effect; 0 for a file and for a cached version
         Gauge revision [number as _ / revision] = |config| config.revision,
-        /// First 32 bits of the SHA-256 of the configuration in effect
+        /// First 32 bits of the SHA-256 of the last version that was entirely in effect
         Gauge hash [number as _ / hash] = |config| config.hash.into(),
         /// 1 if the last version is refused, and an earlier one is in effect
         Gauge is_refused [number as _ / is_refused] = |config| config.is_refused.into(),

@@ -146,7 +146,7 @@ impl Change {
         Self { request: request(response), outcome: Box::new(outcome) }
     }
 
-    /// Puts the request into the queue of the function. Returns what its outcome is known by, or the change if the
+    /// Puts the request into the queue of the function. Returns its outcome, or the change if the
     /// queue is full.
     pub(crate) fn send(self, queue: &Sender<Steering>) -> Result<Outcome, Self> {
         match queue.try_send(self.request) {

@@ -1,7 +1,7 @@
 //! A file with the last configuration that was read from etcd and was in effect, for a start without etcd.
 //!
-//! Its first line is a TOML comment with the key, the revision, and the length and hash of what follows. A file without
-//! such a line, which an operator has written, is for any key.
+//! Its first line is a TOML comment with the key, the revision, and the length and hash of the file. An operator may write
+//! a file without that line, which is for any key.
 
 use sha2::{Digest as _, Sha256};
 use std::fs::{self, File, OpenOptions};
@@ -31,10 +31,14 @@ pub(super) fn read(path: &Path, key: &str) -> Result<Option<String>, String> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(format!("cannot read {shown}: {error}")),
     };
-    if !content.starts_with(HEAD) {
-        return Ok(Some(content));
-    }
     let (line, text) = content.split_once('\n').unwrap_or((&content, ""));
+    if !line.starts_with(HEAD) {
+        return if line.contains(", SHA-256 ") {
+            Err(format!("{shown} is damaged"))
+        } else {
+            Ok(Some(content))
+        };
+    }
     let revision = line.split(", revision ").nth(1).and_then(|rest| rest.split(',').next()?.parse().ok());
     let expected = head(key, revision.unwrap_or(0), text);
     if expected.trim_end() == line {
@@ -49,17 +53,14 @@ pub(super) fn read(path: &Path, key: &str) -> Result<Option<String>, String> {
 /// Replaces the configuration. After a crash the file is either the old or the new one.
 pub(super) fn write(path: &Path, key: &str, revision: u64, text: &str) -> io::Result<()> {
     let mut new_path = path.as_os_str().to_owned();
-    new_path.push(format!(".{}", std::process::id()));
+    new_path.push(".new");
     let new_path = Path::new(&new_path);
-    let create = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(new_path);
-    let file = match create() {
-        // Of a process with the same ID that has crashed
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            fs::remove_file(new_path)?;
-            create()
-        }
-        created => created,
-    };
+    // A crash may have left one.
+    match fs::remove_file(new_path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new_path);
     let written = file.and_then(|mut file| {
         file.write_all(head(key, revision, text).as_bytes())?;
         file.write_all(text.as_bytes())?;
@@ -94,6 +95,12 @@ mod tests {
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no other file is left");
         let error = read(&path, "/understudy/rack2").unwrap_err();
         assert!(error.contains("of another key"), "{error}");
+        fs::write(folder.path().join("cache.toml.new"), "of a crash").unwrap();
+        write(&path, KEY, 8, "a = 2").unwrap();
+        assert_eq!(read(&path, KEY), Ok(Some("a = 2".into())));
+        let damaged = fs::read_to_string(&path).unwrap().replace("Written", "Wrttten");
+        fs::write(&path, damaged).unwrap();
+        assert!(read(&path, KEY).unwrap_err().contains("is damaged"));
         fs::write(&path, "[runtime]\n").unwrap();
         assert_eq!(read(&path, KEY), Ok(Some("[runtime]\n".into())), "an operator has written it");
         assert!(read(folder.path(), KEY).unwrap_err().contains("cannot read"));

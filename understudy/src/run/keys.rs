@@ -2,56 +2,85 @@
 
 use toml::{Table, Value};
 
-/// Returns the keys whose values differ, as in `runtime.workers` and `port.a.mtu`: of an array of tables, each table is
-/// known by its `name`, or by its position. A table that only one of the texts has is one key.
-pub(super) fn changed(before: &str, after: &str) -> Vec<String> {
+/// A key whose values differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Key {
+    /// The key, as in `runtime.workers` and `port.a.mtu`: a table of an array is known by its `name`
+    pub(super) name: String,
+    /// The same without names of tables, as in `port.mtu`
+    path: String,
+}
+
+impl Key {
+    fn below(&self, key: &str) -> Self {
+        let joined =
+            |parent: &str| if parent.is_empty() { key.to_owned() } else { format!("{parent}.{key}") };
+        Self { name: joined(&self.name), path: joined(&self.path) }
+    }
+
+    /// Returns whether it is one of these keys, or below one.
+    pub(super) fn is_one_of(&self, keys: &[&str]) -> bool {
+        let is_in = |key: &&str| {
+            self.path.strip_prefix(*key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        keys.iter().any(is_in)
+    }
+}
+
+/// Returns the keys whose values differ. A table that only one of the texts has is one key, and so is an array whose
+/// tables are in another order.
+pub(super) fn changed(before: &str, after: &str) -> Vec<Key> {
     let parsed = |text: &str| text.parse::<Table>().unwrap_or_default();
     let mut changed = Vec::new();
-    compare_tables("", &parsed(before), &parsed(after), &mut changed);
+    let root = Key { name: String::new(), path: String::new() };
+    compare_tables(&root, &parsed(before), &parsed(after), &mut changed);
     changed
 }
 
-fn compare_tables(path: &str, before: &Table, after: &Table, changed: &mut Vec<String>) {
+fn compare_tables(parent: &Key, before: &Table, after: &Table, changed: &mut Vec<Key>) {
     let added = after.iter().filter(|(key, _)| !before.contains_key(*key));
     for (key, _) in before.iter().chain(added) {
-        let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-        compare(path, before.get(key), after.get(key), changed);
+        compare(parent.below(key), before.get(key), after.get(key), changed);
     }
 }
 
-fn compare(path: String, before: Option<&Value>, after: Option<&Value>, changed: &mut Vec<String>) {
+fn compare(key: Key, before: Option<&Value>, after: Option<&Value>, changed: &mut Vec<Key>) {
     match (before, after) {
         (before, after) if before == after => {}
         (Some(Value::Table(before)), Some(Value::Table(after))) => {
-            compare_tables(&path, before, after, changed);
+            compare_tables(&key, before, after, changed);
         }
-        (Some(Value::Array(before)), Some(Value::Array(after))) if is_named(before) && is_named(after) => {
-            compare_tables(&path, &by_name(before), &by_name(after), changed);
-        }
-        _ => changed.push(path),
+        (Some(Value::Array(before)), Some(Value::Array(after))) => match (names(before), names(after)) {
+            (Some(old), Some(new)) => compare_named(key, (&old, before), (&new, after), changed),
+            _ => changed.push(key),
+        },
+        _ => changed.push(key),
     }
 }
 
-fn name(value: &Value) -> Option<&str> {
-    value.get("name")?.as_str()
+/// Compares arrays of tables with names.
+fn compare_named(
+    key: Key,
+    (old, before): (&[&str], &[Value]),
+    (new, after): (&[&str], &[Value]),
+    changed: &mut Vec<Key>,
+) {
+    let number = changed.len();
+    let find = |names: &[&str], name: &str| names.iter().position(|other| *other == name);
+    let added = new.iter().filter(|name| find(old, name).is_none());
+    for name in old.iter().chain(added) {
+        let (before, after) = (find(old, name).map(|at| &before[at]), find(new, name).map(|at| &after[at]));
+        let key = Key { name: format!("{}.{name}", key.name), path: key.path.clone() };
+        compare(key, before, after, changed);
+    }
+    if old != new && changed.len() == number {
+        changed.push(key);
+    }
 }
 
-/// Returns whether these are tables with names.
-fn is_named(values: &[Value]) -> bool {
-    values.iter().all(|value| name(value).is_some())
-}
-
-fn by_name(values: &[Value]) -> Table {
-    values.iter().filter_map(|value| Some((name(value)?.to_owned(), value.clone()))).collect()
-}
-
-/// Returns whether a key is one of these, or below one. In those, names of tables are left out.
-pub(super) fn is_one_of(key: &str, keys: &[&str]) -> bool {
-    let parts: Vec<_> = key.split('.').collect();
-    keys.iter().any(|wanted| {
-        let mut parts = parts.iter();
-        wanted.split('.').all(|part| parts.any(|other| *other == part))
-    })
+/// Returns the names of tables, if all have one.
+fn names(values: &[Value]) -> Option<Vec<&str>> {
+    values.iter().map(|value| value.get("name")?.as_str()).collect()
 }
 
 #[cfg(test)]
@@ -73,23 +102,36 @@ mod tests {
             ("0.5", "0.25", &["impair.rule.x.share"]),
             ("name = \"x\"\n", "", &["impair.rule"]),
             ("[impair]", "[observe]\nsocket = \"s\"\n[impair]", &["observe"]),
+            (
+                "[[port]]\nname = \"a\"\nring = {}\n[[port]]\nname = \"b\"\n",
+                "[[port]]\nname = \"b\"\nring = {}\n[[port]]\nname = \"a\"\n",
+                &["port"],
+            ),
         ] {
             let after = BEFORE.replacen(from, to, 1);
-            assert_eq!(changed(BEFORE, &after), expected, "{from:?} {to:?}");
+            let names: Vec<_> = changed(BEFORE, &after).into_iter().map(|key| key.name).collect();
+            assert_eq!(names, expected, "{from:?} {to:?}");
         }
     }
 
     #[test]
-    fn a_key_below_one_is_found_with_and_without_names() {
-        for (key, expected) in [
-            ("impair.rule", true),
-            ("impair.rule.x.share", true),
-            ("impair.pairs", false),
-            ("pktgen.stream.big.rate.packets_per_s", true),
-            ("pktgen.stream.big.size", false),
-            ("pktgen.stream.big", false),
+    fn names_of_tables_are_no_parts_of_a_path() {
+        let text = |rate: u32, size: u32| {
+            format!(
+                "[[pktgen.stream]]\nname = \"rate\"\nsize = {size}\nrate = {{ packets_per_s = {rate} }}\n"
+            )
+        };
+        for (after, expected) in [
+            (text(2, 1), &[("pktgen.stream.rate.rate.packets_per_s", true)][..]),
+            (text(1, 2), &[("pktgen.stream.rate.size", false)]),
+            (String::new(), &[("pktgen", false)]),
         ] {
-            assert_eq!(is_one_of(key, &["impair.rule", "pktgen.stream.rate"]), expected, "{key}");
+            let found = changed(&text(1, 1), &after);
+            let found: Vec<_> = found
+                .iter()
+                .map(|key| (&*key.name, key.is_one_of(&["impair.rule", "pktgen.stream.rate"])))
+                .collect();
+            assert_eq!(found, expected);
         }
     }
 }

@@ -103,9 +103,10 @@ pub(super) fn load_key(
             }
         }
         Some(Version { value: None, .. }) => {
-            let key = &address.key;
+            let (key, endpoints) = (&address.key, address.endpoints());
             format!(
-                "etcd has no key `{key}`; write it with `etcdctl put {key} < CONFIG.toml`, or name another one"
+                "etcd has no key `{key}`; write it with `etcdctl --endpoints {endpoints} put {key} < CONFIG.toml`, or name \
+                 another one"
             )
         }
         None => {

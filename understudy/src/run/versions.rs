@@ -1,8 +1,9 @@
-//! Newer versions of a configuration during a run: what can change is taken over, an invalid version is refused, and the
+//! Newer versions of a configuration during a run: what can change takes effect, an invalid version is refused, and the
 //! keys that need a restart are named.
 //!
 //! Each version is compared with the configuration of the start, and what can change with what is in effect. So it does
-//! not matter which versions were seen between, and a return to the configuration of the start is complete.
+//! not matter which versions were read in between. A return to the configuration of the start needs no restart, except
+//! to a ramp of `[pktgen]`, which no request can state.
 
 use super::source::{self, Demand, Loaded};
 use super::{cache, keys};
@@ -23,9 +24,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// Time after which a configuration in effect is written to the cache, if etcd has answered since: one that ends the
-/// program, or that cuts it off from etcd, is not one to start with
-const PROVEN_AFTER: Duration = Duration::from_secs(10);
+/// Time in effect, with an answer of etcd at its end, after which a configuration is written to the cache: one that ends
+/// the program, or that cuts it off from etcd, must not be there
+const CACHED_AFTER: Duration = Duration::from_secs(10);
 
 /// A version that was read, or why it is not valid, and its revision.
 type Read = (Result<(Config, String), String>, u64);
@@ -38,27 +39,44 @@ struct Accepted {
     restart: Option<Vec<String>>,
 }
 
+/// What a version has changed in the function.
+enum Taken {
+    Nothing,
+    /// It is in effect, as described
+    Everywhere(String),
+    /// Some workers have not adopted it yet, as described
+    NotEverywhere(String),
+}
+
 /// A version that changes the function, until that has an outcome.
 struct Pending {
     version: Accepted,
     /// The function's configuration with the change
     function: FunctionConfig,
     progress: Progress,
+    /// Whether it was reported that it waits for an earlier change
+    is_reported: bool,
 }
 
+/// Progress of a change.
 enum Progress {
     Unsent(Change),
     Sent(Outcome),
 }
 
+/// A configuration for the cache: its revision, its text, and since when it is in effect, if it is yet.
+type Unwritten = (u64, String, Option<Instant>);
+
 /// The file in which the last configuration in effect is kept.
 struct Cache {
     path: PathBuf,
     key: String,
-    /// Revision and text of the configuration in effect, and since when it is, until it is written
-    unwritten: Option<(u64, String, Instant)>,
-    /// Result of the thread that writes
-    written: Option<Receiver<io::Result<()>>>,
+    /// The configuration in effect, until it is written
+    unwritten: Option<Unwritten>,
+    /// The configuration that a thread writes, and its result
+    writing: Option<(Unwritten, Receiver<io::Result<()>>)>,
+    /// Whether the last write failed
+    has_failed: bool,
 }
 
 /// Follows the versions of a configuration.
@@ -98,8 +116,9 @@ impl<'a> Follower<'a> {
             (Source::Etcd(address), Some(path)) => Some(Cache {
                 path: path.to_owned(),
                 key: address.key.clone(),
-                unwritten: revision.map(|revision| (revision, text.clone(), began)),
-                written: None,
+                unwritten: revision.map(|revision| (revision, text.clone(), None)),
+                writing: None,
+                has_failed: false,
             }),
             _ => None,
         };
@@ -147,7 +166,7 @@ impl<'a> Follower<'a> {
                 }
                 let Some(version) = reader.take() else { return };
                 let Some(value) = version.value else {
-                    let why = format!("etcd has no key `{}`", address.key);
+                    let why = format!("etcd has no key `{}`; write it again", address.key);
                     return self.refuse(&why, version.revision);
                 };
                 let (origin, demand) = (self.source.origin(), Arc::clone(&self.demand));
@@ -158,7 +177,7 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// Reads a version in a thread: the control thread has more urgent things to do.
+    /// Reads a version in a thread, because the control thread must not wait for files.
     fn read(&mut self, read: impl FnOnce() -> Read + Send + 'static) {
         let (result, received) = bounded(1);
         let spawned = thread::Builder::new().name("config".into()).spawn(move || drop(result.send(read())));
@@ -185,33 +204,33 @@ impl<'a> Follower<'a> {
         let version = Accepted { text, revision, restart };
         match change.filter(|_| follows) {
             Some(change) => {
-                self.pending = Some(Pending { version, function, progress: Progress::Unsent(change) });
+                let progress = Progress::Unsent(change);
+                self.pending = Some(Pending { version, function, progress, is_reported: false });
             }
-            None => self.accept(version, None),
+            None => self.accept(version, &Taken::Nothing),
         }
     }
 
-    /// Returns the keys of a version that need a restart. `follows` is whether what can change is taken over.
+    /// Returns the keys of a version that need a restart. `follows` is whether what can change takes effect.
     fn restart_keys(&self, text: &str, follows: bool) -> Vec<String> {
         let changeable = self.start.function.changeable();
-        let can_change = |key: &String| keys::is_one_of(key, changeable);
         let mut found = keys::changed(self.start_text, text);
-        found.retain(|key| !can_change(key));
+        found.retain(|key| !key.is_one_of(changeable));
         if !follows {
-            found.extend(keys::changed(&self.text, text).into_iter().filter(can_change));
+            found.extend(keys::changed(&self.text, text).into_iter().filter(|key| key.is_one_of(changeable)));
         }
-        found
+        found.into_iter().map(|key| key.name).collect()
     }
 
     /// Carries on with a version that changes the function.
     fn carry_on(&mut self, pending: Pending, steering: &Sender<Steering>) {
-        let Pending { version, function, progress } = pending;
+        let Pending { version, function, progress, is_reported } = pending;
         let mut outcome = match progress {
             Progress::Unsent(change) => match change.send(steering) {
                 Ok(outcome) => outcome,
                 Err(change) => {
                     let progress = Progress::Unsent(change);
-                    self.pending = Some(Pending { version, function, progress });
+                    self.pending = Some(Pending { version, function, progress, is_reported });
                     return;
                 }
             },
@@ -219,36 +238,48 @@ impl<'a> Follower<'a> {
         };
         match outcome.poll() {
             None => {
-                self.pending = Some(Pending { version, function, progress: Progress::Sent(outcome) });
+                let progress = Progress::Sent(outcome);
+                self.pending = Some(Pending { version, function, progress, is_reported });
             }
             Some(Ok(in_effect)) => {
                 self.function = function;
-                self.accept(version, Some(&in_effect));
+                self.accept(version, &Taken::Everywhere(in_effect));
             }
             Some(Err(error @ SteerError::Late { .. })) => {
-                warn!("Reloaded {}: {error}.", self.source);
                 self.function = function;
-                self.accept(version, Some("the rest is in effect"));
+                self.accept(version, &Taken::NotEverywhere(error.to_string()));
             }
-            // A request of `understudy impair` or `understudy rate` has not been carried out yet.
-            Some(Err(SteerError::Busy { .. })) => {
-                let change = self.function.clone().follow(&function, &self.start.runtime.ports);
-                self.pending =
-                    change.map(|change| Pending { version, function, progress: Progress::Unsent(change) });
+            Some(Err(error @ SteerError::Busy { .. })) => {
+                if !is_reported {
+                    warn!("{} waits: {error}.", self.named(version.revision));
+                }
+                self.look();
+                // A version that is read meanwhile replaces this one.
+                if self.reading.is_none() {
+                    let change = self.function.clone().follow(&function, &self.start.runtime.ports);
+                    let is_reported = true;
+                    self.pending = change.map(|change| Pending {
+                        version,
+                        function,
+                        progress: Progress::Unsent(change),
+                        is_reported,
+                    });
+                }
             }
             Some(Err(SteerError::Ending)) => {}
             Some(Err(error)) => self.refuse(&error.to_string(), version.revision),
         }
     }
 
-    /// Notes a version of which everything is in effect that can change in a run: `in_effect`, if it changed something.
-    fn accept(&mut self, version: Accepted, in_effect: Option<&str>) {
+    /// Reports a version of which everything has been requested that can change in a run, and makes it the one in effect.
+    fn accept(&mut self, version: Accepted, taken: &Taken) {
         let Accepted { text, revision, restart } = version;
         let named = self.named(revision);
-        match in_effect {
-            Some(in_effect) => info!("Reloaded {named}: {in_effect}."),
-            None if restart.is_none() => info!("Reloaded {named}: nothing has changed."),
-            None => {}
+        match taken {
+            Taken::Everywhere(in_effect) => info!("Reloaded {named}: {in_effect}."),
+            Taken::NotEverywhere(error) => warn!("Reloaded {named}: {error}."),
+            Taken::Nothing if restart.is_none() => info!("Reloaded {named}: nothing has changed."),
+            Taken::Nothing => {}
         }
         self.state.versions += 1;
         self.state.is_refused = false;
@@ -264,17 +295,20 @@ impl<'a> Follower<'a> {
         } else {
             self.state.revision = revision;
             self.state.hash = short_hash(&text);
+        }
+        let has_changed = !matches!(taken, Taken::Nothing);
+        if is_complete || has_changed {
+            // What is in effect is no longer what was to be written, or is written.
             self.state.is_cached = false;
             if let Some(cache) = &mut self.cache {
-                cache.unwritten = Some((revision, text.clone(), now()));
+                let is_whole = is_complete && !matches!(taken, Taken::NotEverywhere(_));
+                cache.unwritten = is_whole.then(|| (revision, text.clone(), Some(now())));
             }
-        }
-        if in_effect.is_some() || is_complete {
             self.text = text;
         }
     }
 
-    /// Notes a version that changes nothing, and why.
+    /// Reports a version that changes nothing, and why.
     fn refuse(&mut self, why: &str, revision: u64) {
         self.state.versions += 1;
         self.state.refused += 1;
@@ -286,36 +320,50 @@ impl<'a> Follower<'a> {
     fn named(&self, revision: u64) -> String {
         match &self.source {
             Source::File(path) => path.display().to_string(),
-            Source::Etcd(address) => format!("{address}, revision {revision},"),
+            Source::Etcd(address) => format!("{address} (revision {revision})"),
         }
     }
 
-    /// Writes the configuration in effect to the cache, if it is proven.
+    /// Writes the configuration in effect to the cache when it has been in effect for long enough.
     fn write_cache(&mut self) {
         let Some(cache) = &mut self.cache else { return };
-        if let Some(written) = &cache.written {
-            let failed = match written.try_recv() {
+        if let Some((unwritten, result)) = &cache.writing {
+            let failed = match result.try_recv() {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error.to_string()),
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => Some("the thread that writes it has failed".into()),
             };
-            cache.written = None;
-            // A newer version may be in effect by now.
-            self.state.is_cached = failed.is_none() && cache.unwritten.is_none();
-            if let Some(error) = failed {
-                warn!("Cannot write {}, which is for a start without etcd: {error}.", cache.path.display());
+            // Another version may be in effect by now.
+            let is_in_effect = unwritten.1 == self.text && cache.unwritten.is_none();
+            self.state.is_cached = failed.is_none() && is_in_effect;
+            if let Some(error) = &failed {
+                if !cache.has_failed {
+                    warn!(
+                        "Cannot write {}, which is for a start without etcd: {error}.",
+                        cache.path.display()
+                    );
+                }
+                if is_in_effect {
+                    cache.unwritten = Some((unwritten.0, unwritten.1.clone(), None));
+                }
             }
+            cache.has_failed = failed.is_some();
+            cache.writing = None;
         }
+        let Some((.., since)) = &mut cache.unwritten else { return };
+        let since = *since.get_or_insert_with(now);
         let answered_at = self.reader.as_ref().and_then(Reader::answered_at);
-        let is_proven = |since: Instant| answered_at.is_some_and(|answered| answered >= since + PROVEN_AFTER);
-        if let Some((revision, text, _)) = cache.unwritten.take_if(|(.., since)| is_proven(*since)) {
-            let (path, key) = (cache.path.clone(), cache.key.clone());
-            let (result, received) = bounded(1);
-            let write = move || drop(result.send(cache::write(&path, &key, revision, &text)));
+        if answered_at.is_none_or(|answered| answered < since + CACHED_AFTER) {
+            return;
+        }
+        if let Some(unwritten) = cache.unwritten.take() {
+            let (path, key, (revision, text, _)) = (cache.path.clone(), cache.key.clone(), unwritten.clone());
+            let (sender, result) = bounded(1);
+            let write = move || drop(sender.send(cache::write(&path, &key, revision, &text)));
             // Without a thread, the channel is disconnected.
             _ = thread::Builder::new().name("cache".into()).spawn(write);
-            cache.written = Some(received);
+            cache.writing = Some((unwritten, result));
         }
     }
 }

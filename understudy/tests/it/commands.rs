@@ -104,7 +104,7 @@ fn help_of_commands_that_need_a_file_promises_no_demonstration() {
     for (command, promises) in [("run", true), ("host", false), ("pktgen", false)] {
         let help = text(&understudy(&[command, "--help"]).stdout);
         assert_eq!(help.contains("demonstration"), promises, "{help}");
-        assert_eq!(help.contains("<CONFIG.toml>"), !promises, "{help}");
+        assert_eq!(help.contains("<CONFIG>"), !promises, "{help}");
     }
 }
 
@@ -196,15 +196,17 @@ fn plan_describes_a_network_and_writes_its_configurations() {
         "Of 96 directions of links, 40 need a detour.",
         "ip decap-group onepipe",
         "\"tunnel_type\": \"IPINIP\"",
-        "`--out DIR` writes these, and 42 configurations",
+        "`--out DIR` writes these, 42 configurations",
     ] {
         assert!(shown.contains(words), "{words:?} is missing in\n{shown}");
     }
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("new/folder");
     let output = understudy(&["plan", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
-    assert!(text(&output.stdout).contains("Wrote 52 files"), "{}", text(&output.stdout));
-    for name in ["tor1.representative.toml", "tor1.eos", "spine1.sonic.json", "h32.process.toml"] {
+    assert!(text(&output.stdout).contains("Wrote 53 files"), "{}", text(&output.stdout));
+    for name in
+        ["tor1.representative.toml", "install.sh", "tor1.eos", "spine1.sonic.json", "h32.process.toml"]
+    {
         assert!(out.join(name).is_file(), "{name}");
     }
     let own = folder.path().join("own.toml");

@@ -89,7 +89,7 @@ fn a_run_follows_what_can_change_and_names_what_needs_a_restart() {
         revision
     };
 
-    let third = now(Some(&folder.wire("", &["one", "two"])), "revision REVISION,: rules one, two.");
+    let third = now(Some(&folder.wire("", &["one", "two"])), "(revision REVISION): rules one, two.");
     assert_eq!(folder.rules(), ["one", "two"]);
     let state = folder.state();
     assert_eq!((&state["revision"], &state["is_refused"]), (&json!(third.to_string()), &json!("0")));
@@ -97,13 +97,13 @@ fn a_run_follows_what_can_change_and_names_what_needs_a_restart() {
 
     now(
         Some("[[port]]\nnome = \"a\"\n"),
-        "revision REVISION, is refused, and the run goes on as before: it is not valid:",
+        "(revision REVISION) is refused, and the run goes on as before: it is not valid:",
     );
     machine.wait_for("`nome`", 1);
-    now(Some("[process]\nid = 1\n"), "revision REVISION, is refused");
+    now(Some("[process]\nid = 1\n"), "(revision REVISION) is refused");
     now(
         None,
-        &format!("revision REVISION, is refused, and the run goes on as before: etcd has no key `{KEY}`"),
+        &format!("(revision REVISION) is refused, and the run goes on as before: etcd has no key `{KEY}`"),
     );
     assert_eq!(folder.rules(), ["one", "two"]);
     let state = folder.state();
@@ -111,7 +111,7 @@ fn a_run_follows_what_can_change_and_names_what_needs_a_restart() {
     assert_eq!(state["revision"], third.to_string(), "{state}");
 
     let runtime = "control_queue = 64\n";
-    now(Some(&folder.wire(runtime, &["three"])), "revision REVISION,: rules three.");
+    now(Some(&folder.wire(runtime, &["three"])), "(revision REVISION): rules three.");
     machine.wait_for("`runtime.control_queue` takes effect when the instance is started again.", 1);
     assert_eq!(folder.rules(), ["three"]);
     let state = folder.state();
@@ -120,7 +120,7 @@ fn a_run_follows_what_can_change_and_names_what_needs_a_restart() {
     // Rules that were changed meanwhile stay until a version states others.
     let socket = folder.path("observe.sock");
     assert!(understudy(&["impair", socket.to_str().unwrap(), "remove", "three"]).status.success());
-    now(Some(&(folder.wire("", &["three"]) + "# more\n")), "revision REVISION,: nothing has changed.");
+    now(Some(&(folder.wire("", &["three"]) + "# more\n")), "(revision REVISION): nothing has changed.");
     assert_eq!(folder.rules(), [""; 0]);
     assert_eq!(folder.state()["needs_restart"], "0");
     server.restore(&folder.wire("", &[]));
@@ -135,35 +135,38 @@ fn a_run_follows_what_can_change_and_names_what_needs_a_restart() {
 fn a_run_starts_without_etcd_if_it_has_a_cache() {
     let (folder, server) = (Folder::new(), StandIn::start(KEY));
     let (address, cache) = (server.address(), folder.path("cache.toml"));
-    let run = |cache: &[&str]| understudy(&[&["run", &address, "--wait", "0.2"][..], cache].concat());
+    let run =
+        |wait: &str, cache: &[&str]| understudy(&[&["run", &address, "--wait", wait][..], cache].concat());
     let with_cache = ["--cache", cache.to_str().unwrap()];
 
-    let output = run(&[]);
+    let output = run("30", &[]);
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.contains(&format!("etcd has no key `{KEY}`; write it with `etcdctl put {KEY}")), "{error}");
+    let remedy =
+        format!("etcd has no key `{KEY}`; write it with `etcdctl --endpoints {} put {KEY}", server.server());
+    assert!(error.contains(&remedy), "{error}");
     server.set_fault(Some(Fault::HasNoLeader));
-    let error = text(&run(&with_cache).stderr);
-    assert!(error.contains("within 0.2 s") && error.contains("etcdserver: no leader"), "{error}");
+    let error = text(&run("4", &with_cache).stderr);
+    assert!(error.contains("within 4 s") && error.contains("etcdserver: no leader"), "{error}");
     assert!(error.contains(&format!("there is no {}", cache.display())), "{error}");
     server.set_fault(None);
     server.put(Some("[[port]\n"));
-    let output = run(&[]);
+    let output = run("30", &[]);
     // The value may be valid at the next attempt, so it is not the exit code of a file with mistakes.
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     fs::write(&cache, "[[port]]\n").unwrap();
-    let error = text(&run(&with_cache).stderr);
+    let error = text(&run("30", &with_cache).stderr);
     assert!(error.contains("is not valid, in revision 2:") && error.contains("cache.toml"), "{error}");
 
     // An operator has written the file.
     fs::write(&cache, folder.wire("", &["cached"])).unwrap();
     let started = Instant::now();
-    let machine = Machine::ready(&format!("run --wait 0.2 --cache {}", cache.display()), Path::new(&address));
+    let machine = Machine::ready(&format!("run --wait 30 --cache {}", cache.display()), Path::new(&address));
     machine.wait_for(&format!("The run starts with the configuration in {}.", cache.display()), 1);
     assert_eq!(folder.rules(), ["cached"]);
     assert_eq!(folder.state()["is_refused"], "1");
     let revision = server.put(Some(&folder.wire("", &["new"])));
-    machine.wait_for(&format!("revision {revision},: rules new."), 1);
+    machine.wait_for(&format!("(revision {revision}): rules new."), 1);
     wait_until("the new version is cached", || folder.state()["is_cached"] == "1");
     assert!(started.elapsed() > Duration::from_secs(10));
     let written = fs::read_to_string(&cache).unwrap();
@@ -199,7 +202,12 @@ fn a_version_in_etcd_is_checked_as_a_file_is() {
     let output = check(&[]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains(&format!("etcd has no key `{KEY}`")));
+    server.set_fault(Some(Fault::Closes));
     server.put(Some(&folder.wire("", &["one"])));
+    let output = check(&["--json"]);
+    server.set_fault(None);
+    let errors: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(output.status.code() == Some(1) && errors["ok"] == false, "{errors}");
     let output = check(&[]);
     assert!(output.status.success() && text(&output.stdout).contains(&format!("{address} is valid.")));
     server.put(Some(&folder.wire("workers = []\n", &[])));
@@ -211,7 +219,7 @@ fn a_version_in_etcd_is_checked_as_a_file_is() {
         (&["run", "etcd://127.0.0.1"][..], 2, "has no key"),
         (&["run", "a.toml", "--wait", "1"], 2, "is a file"),
         (&["pktgen", &address], 1, "workers"),
-        (&["top", "--once", &address], 2, "name the socket of the instance"),
+        (&["top", "--once", &address], 2, "name its socket"),
     ] {
         let output = understudy(arguments);
         let error = text(&output.stderr);
@@ -294,12 +302,16 @@ fn a_run_follows_while_servers_of_etcd_fail() {
         }
     }
     // Without a majority nothing changes.
+    let count = |words: &str| machine.printed().matches(words).count();
+    let answers = "etcd answers again.";
+    wait_until("the last fault is over", || count(answers) == count("Cannot read etcd://"));
+    let faults = count(answers);
     etcd.kill(0);
     etcd.kill(1);
-    machine.wait_for("Cannot read etcd://", 1);
+    machine.wait_for("Cannot read etcd://", faults + 1);
     assert_eq!(folder.rules(), ["step-3"]);
     etcd.restart(0);
-    machine.wait_for("etcd answers again.", 1);
+    machine.wait_for(answers, faults + 1);
     put(&etcd.urls()[2], &folder.wire("", &["last"]));
     machine.wait_for("rules last.", 1);
     machine.interrupt();

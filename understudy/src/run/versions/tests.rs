@@ -224,7 +224,7 @@ fn only_a_configuration_that_leaves_etcd_within_reach_is_cached() {
     let (config, text_of_start) = parsed.unwrap();
     let loaded = Loaded { config, text: text_of_start, revision: Some(2), is_refused: false };
     let mut follower = Follower::new(source, &loaded, Some(reader), demand, None, Some(&cached));
-    let (steer, _requests) = crate::observe::steer::queue();
+    let (steer, requests) = crate::observe::steer::queue();
     let tick_until = |follower: &mut Follower<'_>, is_done: &dyn Fn(&Follower<'_>) -> bool| {
         let began = now();
         while !is_done(follower) {
@@ -233,12 +233,14 @@ fn only_a_configuration_that_leaves_etcd_within_reach_is_cached() {
             thread::sleep(Duration::from_millis(1));
         }
     };
+    // Before the first turn, the ports may not be open.
+    assert_eq!(follower.cache.as_ref().unwrap().unwritten.as_ref().unwrap().2, None);
     // The first value is that of the start, so nothing changes.
-    tick_until(&mut follower, &|follower| follower.state.versions == 1);
+    tick_until(&mut follower, &|follower| follower.state.versions > 0);
     let answered = |follower: &Follower<'_>| follower.reader.as_ref().unwrap().answered_at();
     let before = answered(&follower);
     let set_age = |follower: &mut Follower<'_>, age: Duration| {
-        follower.cache.as_mut().unwrap().unwritten.as_mut().unwrap().2 = now().checked_sub(age).unwrap();
+        follower.cache.as_mut().unwrap().unwritten.as_mut().unwrap().2 = now().checked_sub(age);
     };
     // etcd answers, and the configuration is new.
     follower.reader.as_ref().unwrap().read_now();
@@ -248,7 +250,7 @@ fn only_a_configuration_that_leaves_etcd_within_reach_is_cached() {
     server.set_fault(Some(Fault::Closes));
     follower.reader.as_ref().unwrap().read_now();
     tick_until(&mut follower, &|follower| follower.reader.as_ref().unwrap().error().is_some());
-    set_age(&mut follower, PROVEN_AFTER);
+    set_age(&mut follower, CACHED_AFTER);
     let began = now();
     tick_until(&mut follower, &|_| began.elapsed() > Duration::from_millis(50));
     assert!(!cached.exists() && !follower.state.is_cached);
@@ -260,14 +262,62 @@ fn only_a_configuration_that_leaves_etcd_within_reach_is_cached() {
     // The next version that is in effect replaces it in time.
     server.put(Some(&(text(1, Difference::Nothing) + "# more\n")));
     follower.reader.as_ref().unwrap().read_now();
-    tick_until(&mut follower, &|follower| follower.state.versions == 2);
+    tick_until(&mut follower, &|follower| follower.text.ends_with("# more\n"));
     assert!(!follower.state.is_cached);
-    // One that needs a restart does not.
+    // One that needs a restart does not: the one before stays in effect, and is written.
     server.put(Some(&text(1, Difference::Held)));
     follower.reader.as_ref().unwrap().read_now();
-    tick_until(&mut follower, &|follower| follower.state.versions == 3);
-    set_age(&mut follower, PROVEN_AFTER);
+    tick_until(&mut follower, &|follower| follower.state.needs_restart);
+    set_age(&mut follower, CACHED_AFTER);
     follower.reader.as_ref().unwrap().read_now();
     tick_until(&mut follower, &|follower| follower.state.is_cached);
     assert_eq!(cache::read(&cached, KEY), Ok(Some(text(1, Difference::Nothing) + "# more\n")));
+    // Of a version that is in effect in part, neither it nor the one before is written.
+    server.put(Some(&text(2, Difference::Runtime)));
+    follower.reader.as_ref().unwrap().read_now();
+    let respond = |follower: &mut Follower<'_>| {
+        follower.on_tick(&steer);
+        if let Ok(Steering::Layers(layers, response)) = requests.try_recv() {
+            response.send(Ok(layers)).unwrap();
+        }
+    };
+    while follower.state.is_cached {
+        respond(&mut follower);
+    }
+    assert!(follower.state.needs_restart && follower.cache.as_ref().unwrap().unwritten.is_none());
+    // A write that fails is repeated.
+    follower.cache.as_mut().unwrap().path = folder.path().join("none/cache.toml");
+    let whole = text(2, Difference::Nothing);
+    server.put(Some(&whole));
+    follower.reader.as_ref().unwrap().read_now();
+    tick_until(&mut follower, &|follower| !follower.state.needs_restart);
+    set_age(&mut follower, CACHED_AFTER);
+    follower.reader.as_ref().unwrap().read_now();
+    tick_until(&mut follower, &|follower| follower.cache.as_ref().unwrap().has_failed);
+    assert!(!follower.state.is_cached);
+    follower.cache.as_mut().unwrap().path.clone_from(&cached);
+    set_age(&mut follower, CACHED_AFTER);
+    follower.reader.as_ref().unwrap().read_now();
+    tick_until(&mut follower, &|follower| follower.state.is_cached);
+    assert_eq!(cache::read(&cached, KEY), Ok(Some(whole)));
+}
+
+/// A ramp cannot be requested, so a return to one needs a restart.
+#[test]
+fn a_ramp_of_the_generator_does_not_take_effect_in_a_run() {
+    let config = |rate: &str| {
+        let ports = "[[port]]\nname = \"a\"\nring = {}\n[pktgen]\nsend = \"a\"\nreceive = \"a\"\n";
+        let stream = "[[pktgen.stream]]\nname = \"writes\"\nverb = \"write\"\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\n";
+        let text = format!("{ports}{stream}rate = {rate}\n");
+        crate::config::parse(&text, "my.toml", Path::new(""))
+            .unwrap_or_else(|report| panic!("{}", report.render()))
+    };
+    let [steady, fast, ramp] =
+        ["{ packets_per_s = 5 }", "{ bits_per_s = 5_000_000 }", "{ packets_per_s = [1, 9], over_s = 2 }"]
+            .map(config);
+    for (from, to, follows) in [(&steady, &fast, true), (&ramp, &steady, true), (&steady, &ramp, false)] {
+        let mut function = from.function.clone();
+        let change = function.follow(&to.function, &to.runtime.ports);
+        assert_eq!((change.is_some(), function == to.function), (follows, follows));
+    }
 }
