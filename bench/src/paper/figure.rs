@@ -246,24 +246,58 @@ impl Series {
     }
 }
 
+/// Unit of the points on an axis. Labels have the unit of the same kind that fits the range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unit {
+    /// Counts and ratios
+    Number,
+    /// Millions of a count
+    Millions,
+    /// Percent
+    Percent,
+    /// Microseconds
+    Us,
+    /// Milliseconds
+    Ms,
+    /// Seconds
+    S,
+    /// Bytes
+    Bytes,
+    /// 1,024 bytes
+    KiB,
+    /// Gigabits a second
+    Gbps,
+}
+
 /// An axis.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Axis {
-    /// Quantity and unit
+    /// Quantity
     pub label: String,
+    /// Unit of the points
+    pub unit: Unit,
     /// Whether it is logarithmic
     pub log: bool,
+    /// Position of zero on a logarithmic axis, if it has one
+    pub zero: Option<f64>,
 }
 
 impl Axis {
     /// Returns a linear axis.
-    pub fn linear(label: &str) -> Self {
-        Self { label: label.into(), log: false }
+    pub fn linear(label: &str, unit: Unit) -> Self {
+        Self { label: label.into(), unit, log: false, zero: None }
     }
 
     /// Returns a logarithmic axis.
-    pub fn log(label: &str) -> Self {
-        Self { label: label.into(), log: true }
+    pub fn log(label: &str, unit: Unit) -> Self {
+        Self { label: label.into(), unit, log: true, zero: None }
+    }
+
+    /// Returns this axis with a tick that stands for zero.
+    #[must_use]
+    pub fn with_zero_at(self, position: f64) -> Self {
+        Self { zero: Some(position), ..self }
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod reliable;
 
-use super::figure::{Axis, Distribution, Figure, Outcome, Paper, Series, Settings};
+use super::figure::{Axis, Distribution, Figure, Outcome, Paper, Series, Settings, Unit};
 use super::shape;
 use crate::onepipe::demo::failures;
 use crate::onepipe::simulated::{HOSTS_PER_RACK, LOSSES, RATE_BPS, lossy, name, scale};
@@ -223,7 +223,12 @@ fn idle(settings: &Settings) -> Result<Outcome, Report> {
         paper("paper, chip", [4.5, 5.67, 7.03, 7.37]),
         paper("paper, host", [5.84, 10.23, 14.58, 15.97]),
     ]);
-    outcome.plot("Latency, best effort", Axis::log("processes"), Axis::linear("us"), curves);
+    outcome.plot(
+        "Latency, best effort",
+        Axis::log("processes", Unit::Number),
+        Axis::linear("latency", Unit::Us),
+        curves,
+    );
     Ok(outcome)
 }
 
@@ -261,6 +266,11 @@ fn counts(took: &[u64]) -> Vec<(u64, u64)> {
 
 /// Position of "no loss" on a logarithmic axis
 const NO_LOSS: f64 = 1e-9;
+
+/// Returns the axis of a loss probability.
+fn loss_axis() -> Axis {
+    Axis::log("loss", Unit::Number).with_zero_at(NO_LOSS)
+}
 
 fn loss(settings: &Settings) -> Result<Outcome, Report> {
     let hosts_per_rack = settings.choose(8, HOSTS_PER_RACK);
@@ -312,7 +322,7 @@ fn loss(settings: &Settings) -> Result<Outcome, Report> {
     }
     let paper = LOSSES.iter().filter_map(|(loss, us)| Some((loss.max(NO_LOSS), (*us)?)));
     curves.push(Series::paper("paper, host", paper));
-    outcome.plot("Latency, best effort", Axis::log("loss (leftmost: none)"), Axis::linear("us"), curves);
+    outcome.plot("Latency, best effort", loss_axis(), Axis::linear("latency", Unit::Us), curves);
     Ok(outcome)
 }
 
@@ -383,11 +393,16 @@ fn bandwidth(settings: &Settings) -> Result<Outcome, Report> {
     ];
     outcome.plot(
         "Share of a link",
-        Axis::log("Gb/s of the link"),
-        Axis::log("%"),
+        Axis::log("rate of the link", Unit::Gbps),
+        Axis::log("share of the link", Unit::Percent),
         vec![rates, Series::paper("paper", [(100.0, 0.3)])],
     );
-    outcome.plot("Share of a link of 100 Gb/s", Axis::log("hosts"), Axis::linear("%"), vec![sizes]);
+    outcome.plot(
+        "Share of a link of 100 Gb/s",
+        Axis::log("hosts", Unit::Number),
+        Axis::linear("share of the link", Unit::Percent),
+        vec![sizes],
+    );
     Ok(outcome)
 }
 
@@ -410,6 +425,11 @@ fn larger(settings: &Settings) -> Result<Outcome, Report> {
         shape::flat("latency is the same in trees with the same number of layers", &mean, 1.3),
         shape::flat("the cost of ordering is the same at any size of the network", &overhead, 1.25),
     ];
-    outcome.plot("Latency, best effort", Axis::log("hosts"), Axis::linear("us"), vec![mean, overhead]);
+    outcome.plot(
+        "Latency, best effort",
+        Axis::log("hosts", Unit::Number),
+        Axis::linear("latency", Unit::Us),
+        vec![mean, overhead],
+    );
     Ok(outcome)
 }

@@ -1,6 +1,6 @@
 //! P4CE: the figures of its section V.
 
-use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
+use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings, Unit};
 use super::shape;
 use crate::consensus::{PauseComparison, RATE, RateComparison, simulation_error};
 use miette::Report;
@@ -121,7 +121,12 @@ fn goodput(settings: &Settings) -> Result<Outcome, Report> {
         all.extend([direct, switch]);
     }
     all.push(Series::paper("paper, switch, from 500 B on", [(512.0, 88.0), (8192.0, 88.0)]));
-    outcome.plot("Goodput", Axis::log("bytes of a value"), Axis::linear("% of the link"), all);
+    outcome.plot(
+        "Goodput",
+        Axis::log("size of a value", Unit::Bytes),
+        Axis::linear("goodput, of the link", Unit::Percent),
+        all,
+    );
     Ok(outcome)
 }
 
@@ -163,8 +168,8 @@ fn packets(settings: &Settings) -> Result<Outcome, Report> {
     let series = vec![out, into];
     outcome.plot(
         "Packets that the leader sends for a value",
-        Axis::linear("replicas"),
-        Axis::linear("packets"),
+        Axis::linear("replicas", Unit::Number),
+        Axis::linear("packets", Unit::Number),
         series,
     );
     Ok(outcome)
@@ -217,8 +222,8 @@ fn latency(settings: &Settings) -> Result<Outcome, Report> {
         ));
         outcome.plot(
             &format!("Latency, {replicas} replicas"),
-            Axis::linear("million decisions a second"),
-            Axis::log("us"),
+            Axis::linear("decisions a second", Unit::Millions),
+            Axis::log("latency", Unit::Us),
             vec![direct, switch],
         );
     }
@@ -255,8 +260,8 @@ fn bursts(settings: &Settings) -> Result<Outcome, Report> {
     outcome.checks.push(shape::rises("latency grows with the length of the burst", &direct, 0.0));
     outcome.plot(
         "Latency of a burst",
-        Axis::log("values proposed at once"),
-        Axis::log("us"),
+        Axis::log("values proposed at once", Unit::Number),
+        Axis::log("latency", Unit::Us),
         vec![direct, switch],
     );
     Ok(outcome)

@@ -1,7 +1,7 @@
 //! RDMC: the figures and the table of its section 5.
 #![allow(clippy::unnecessary_wraps, reason = "an experiment may fail; a model does not")]
 
-use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
+use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings, Unit};
 use super::shape;
 use crate::consensus::simulation_error;
 use miette::Report;
@@ -178,8 +178,8 @@ fn groups(_settings: &Settings, bytes: u64) -> Outcome {
     }
     outcome.plot(
         "Time of a transfer",
-        Axis::linear("group size"),
-        Axis::log("ms"),
+        Axis::linear("group size", Unit::Number),
+        Axis::log("time", Unit::Ms),
         vec![sequential, tree, chain, pipeline],
     );
     outcome
@@ -222,7 +222,12 @@ fn delayed(settings: &Settings) -> Result<Outcome, Report> {
         most,
         1.0..=110.0,
     ));
-    outcome.plot("Time added", Axis::linear("us after the beginning"), Axis::linear("us"), vec![added]);
+    outcome.plot(
+        "Time added",
+        Axis::linear("beginning of the pause", Unit::Us),
+        Axis::linear("time added", Unit::Us),
+        vec![added],
+    );
     Ok(outcome)
 }
 
@@ -281,7 +286,7 @@ fn block_sizes(settings: &Settings) -> Result<Outcome, Report> {
         Some("about 1000 (the authors' README)"),
         best.last(),
     );
-    outcome.plot("Bandwidth", Axis::log("KB of a block"), Axis::linear("Gb/s"), all);
+    outcome.plot("Bandwidth", Axis::log("block size", Unit::KiB), Axis::linear("bandwidth", Unit::Gbps), all);
     Ok(outcome)
 }
 
@@ -302,7 +307,12 @@ fn tiny_messages(settings: &Settings) -> Result<Outcome, Report> {
         slower,
         4.0..=8.0,
     ));
-    outcome.plot("Messages of one byte", Axis::linear("group size"), Axis::linear("a second"), vec![rates]);
+    outcome.plot(
+        "Messages of one byte",
+        Axis::linear("group size", Unit::Number),
+        Axis::linear("messages a second", Unit::Number),
+        vec![rates],
+    );
     Ok(outcome)
 }
 
@@ -330,8 +340,8 @@ fn hundreds(_settings: &Settings) -> Result<Outcome, Report> {
     );
     outcome.plot(
         "Time until all members have the object",
-        Axis::log("nodes"),
-        Axis::log("s"),
+        Axis::log("nodes", Unit::Number),
+        Axis::log("time", Unit::S),
         vec![sequential, pipeline],
     );
     Ok(outcome)
@@ -364,7 +374,7 @@ fn like_cosmos(settings: &Settings) -> Result<Outcome, Report> {
             .map(|share| (quantile(&latencies, share) * 1e3, 100.0 * share));
         curves.push(Series::ours(algorithm.name(), points));
     }
-    outcome.plot("Latencies", Axis::log("ms"), Axis::linear("% of objects"), curves);
+    outcome.plot("Latencies", Axis::log("latency", Unit::Ms), Axis::linear("objects", Unit::Percent), curves);
     Ok(outcome)
 }
 
@@ -410,8 +420,8 @@ fn overlapping(settings: &Settings) -> Result<Outcome, Report> {
     ];
     outcome.plot(
         "Aggregate bandwidth, 100 MB",
-        Axis::linear("group size"),
-        Axis::linear("Gb/s"),
+        Axis::linear("group size", Unit::Number),
+        Axis::linear("bandwidth", Unit::Gbps),
         vec![all, half, one],
     );
     Ok(outcome)

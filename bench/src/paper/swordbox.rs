@@ -4,7 +4,7 @@
 //! parameter of the clients is fitted to the success rate without Swordbox. So the comparison is between two
 //! switches under the same clients.
 
-use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
+use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings, Unit};
 use super::shape;
 use crate::consensus::simulation_error;
 use crate::swordbox::simulated::{Contention, SwitchKind};
@@ -237,8 +237,8 @@ fn success(settings: &Settings) -> Result<Outcome, Report> {
     ];
     outcome.plot(
         "Operations that succeed",
-        Axis::linear("threads"),
-        Axis::log("%"),
+        Axis::linear("threads", Unit::Number),
+        Axis::log("operations that succeed", Unit::Percent),
         vec![without, with, paper],
     );
     Ok(outcome)
@@ -295,7 +295,12 @@ fn throughput(settings: &Settings) -> Result<Outcome, Report> {
             series.push(Series::paper("paper, without", [(x, y[0])]));
             series.push(Series::paper("paper, Swordbox", [(x, y[1])]));
         }
-        outcome.plot(title, Axis::linear("threads"), Axis::log("million operations a second"), series);
+        outcome.plot(
+            title,
+            Axis::linear("threads", Unit::Number),
+            Axis::log("operations a second", Unit::Millions),
+            series,
+        );
     }
     Ok(outcome)
 }
@@ -334,8 +339,8 @@ fn bandwidth(settings: &Settings) -> Result<Outcome, Report> {
     ));
     outcome.plot(
         "Bytes of an operation",
-        Axis::linear("% updates"),
-        Axis::log("bytes"),
+        Axis::linear("updates", Unit::Percent),
+        Axis::log("bytes of an operation", Unit::Bytes),
         vec![without, with, Series::paper("paper, without", before), Series::paper("paper, Swordbox", after)],
     );
     Ok(outcome)
@@ -370,8 +375,8 @@ fn tails(settings: &Settings) -> Result<Outcome, Report> {
         let [before, after] = paper.map(|us| which.iter().map(|n| f64::from(*n)).zip(us).collect::<Vec<_>>());
         outcome.plot(
             &format!("99th percentile of {name}s"),
-            Axis::linear("% updates"),
-            Axis::log("us"),
+            Axis::linear("updates", Unit::Percent),
+            Axis::log("latency", Unit::Us),
             vec![
                 without,
                 with,
@@ -415,8 +420,8 @@ fn partial(settings: &Settings) -> Result<Outcome, Report> {
     let paper = [(0.0, 0.126), (8.0, 1.20), (64.0, 3.43), (128.0, 3.99)];
     outcome.plot(
         "Throughput, Zipf 1.5",
-        Axis::linear("keys steered"),
-        Axis::log("million operations a second"),
+        Axis::linear("keys steered", Unit::Number),
+        Axis::log("operations a second", Unit::Millions),
         vec![rates, Series::paper("paper", paper)],
     );
     Ok(outcome)
@@ -448,8 +453,8 @@ fn contention(settings: &Settings) -> Result<Outcome, Report> {
     let paper = |name: &str, ends: [f64; 2]| Series::paper(name, [0.0, 1.5].into_iter().zip(ends));
     outcome.plot(
         "Throughput, half updates",
-        Axis::linear("Zipf's parameter"),
-        Axis::log("million operations a second"),
+        Axis::linear("Zipf's parameter", Unit::Number),
+        Axis::log("operations a second", Unit::Millions),
         vec![without, with, paper("paper, without", [3.64, 0.41]), paper("paper, Swordbox", [28.4, 20.0])],
     );
     Ok(outcome)
@@ -476,8 +481,8 @@ fn payload(settings: &Settings) -> Result<Outcome, Report> {
     let paper = |name: &str, values: [f64; 4]| Series::paper(name, sizes.into_iter().zip(values));
     outcome.plot(
         "Throughput, half updates",
-        Axis::log("bytes of a node"),
-        Axis::log("million operations a second"),
+        Axis::log("size of a node", Unit::Bytes),
+        Axis::log("operations a second", Unit::Millions),
         vec![
             without,
             with,

@@ -1,4 +1,4 @@
-use super::figure::{Axis, Distribution, Outcome, Series, Verdict};
+use super::figure::{Axis, Distribution, Outcome, Series, Unit, Verdict};
 use super::report::{self, Content};
 use super::*;
 use std::collections::BTreeSet;
@@ -28,8 +28,8 @@ fn outcome(holds: bool) -> Outcome {
     outcome.value("a | b <i>", Some("<1>"), 1e-9);
     outcome.plot(
         "P < Q",
-        Axis::log("x & y"),
-        Axis::linear("<y>"),
+        Axis::log("x & y", Unit::Number),
+        Axis::linear("<y>", Unit::Number),
         vec![series, Series::paper("p", [(1.0, 2.0)])],
     );
     outcome.histograms = vec![Distribution { name: "h".into(), counts: vec![(1_000, 3), (2_000, 1)] }];

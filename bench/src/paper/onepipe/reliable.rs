@@ -3,9 +3,9 @@
 //! All are measured with the real processes, representatives and controllers, in virtual time, in which hosts
 //! take 200 ns for each frame and the controller as long for each message. A missed goal is a check that fails.
 
-use super::{BOTH, NO_LOSS};
+use super::{BOTH, NO_LOSS, loss_axis};
 use crate::onepipe::simulated::name;
-use crate::paper::figure::{Axis, Outcome, Series, Settings};
+use crate::paper::figure::{Axis, Outcome, Series, Settings, Unit};
 use crate::paper::shape;
 use miette::{Report, miette};
 use representative::Incarnation;
@@ -55,7 +55,12 @@ pub(super) fn idle(settings: &Settings) -> Result<Outcome, Report> {
     for (name, us) in PAPER {
         curves.push(Series::paper(format!("{name}, reliable"), [8.0, 16.0, 32.0].into_iter().zip(us)));
     }
-    outcome.plot("Latency, both services", Axis::log("processes"), Axis::linear("us"), curves);
+    outcome.plot(
+        "Latency, both services",
+        Axis::log("processes", Unit::Number),
+        Axis::linear("latency", Unit::Us),
+        curves,
+    );
     Ok(outcome)
 }
 
@@ -90,7 +95,7 @@ pub(super) fn loss(settings: &Settings) -> Result<Outcome, Report> {
     outcome.checks.push(shape::rises("latency grows with the loss", &curve, 0.05));
     let paper = LOSSES.iter().filter_map(|(loss, us)| Some((loss.max(NO_LOSS), (*us)?)));
     let curves = vec![curve, Series::paper("paper, host", paper)];
-    outcome.plot("Latency, reliable", Axis::log("loss (leftmost: none)"), Axis::linear("us"), curves);
+    outcome.plot("Latency, reliable", loss_axis(), Axis::linear("latency", Unit::Us), curves);
     Ok(outcome)
 }
 
@@ -177,9 +182,9 @@ pub(super) fn reorder(settings: &Settings) -> Result<Outcome, Report> {
         let measured = measured.map_err(|what| miette!("{delay} ns: {what}"))?;
         let us = 2.0 * delay as f64 / 1e3;
         rate.points.push((us, measured.rate / 1e6));
-        memory.points.push((us, measured.held as f64 / 1e6));
+        memory.points.push((us, measured.held as f64));
         let bytes = (load.payload + onepipe::process::PACKET_COST) as f64;
-        product.points.push((us, measured.rate * measured.delay_ns / 1e9 * bytes / 1e6));
+        product.points.push((us, measured.rate * measured.delay_ns / 1e9 * bytes));
     }
     let share = rate.last() / rate.points[0].1;
     outcome.value("rate at a one-way delay of 125 us / at 1 us", Some("0.70"), share);
@@ -189,14 +194,14 @@ pub(super) fn reorder(settings: &Settings) -> Result<Outcome, Report> {
     outcome.checks.push(shape::within("memory is rate times delay, within 30 %", used, 0.7..=1.3));
     outcome.plot(
         "Reliable messages of a host",
-        Axis::log("one-way delay (us)"),
-        Axis::linear("million/s"),
+        Axis::log("one-way delay", Unit::Us),
+        Axis::linear("messages a second", Unit::Millions),
         vec![rate],
     );
     outcome.plot(
         "Buffered messages",
-        Axis::log("one-way delay (us)"),
-        Axis::log("MB"),
+        Axis::log("one-way delay", Unit::Us),
+        Axis::log("buffered", Unit::Bytes),
         vec![memory, product],
     );
     Ok(outcome)

@@ -1,6 +1,7 @@
 //! The report of the papers' figures: as one HTML page, as Markdown and as JSON, with the same content; and
 //! histogram files.
 
+mod axis;
 mod html;
 mod markdown;
 mod plot;

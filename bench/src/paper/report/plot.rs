@@ -1,8 +1,8 @@
 //! Plots as SVG whose colours are CSS variables of the page that contains them.
 
 use super::super::figure::{Axis, Origin, Plot, Series};
+use super::axis::Scale;
 use miette::{Report, miette};
-use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
 use plotters::style::ShapeStyle;
 
@@ -34,53 +34,26 @@ pub(super) fn colour(plot: &Plot, series: usize) -> usize {
 /// Draws a plot as SVG.
 pub(super) fn svg(plot: &Plot) -> Result<String, Report> {
     let failed = |error: String| miette!("\"{}\" cannot be drawn: {error}", plot.title);
-    let (x, y) = (range(plot, |point| point.0, &plot.x), range(plot, |point| point.1, &plot.y));
+    let of = |coordinate: fn(&(f64, f64)) -> f64| -> Vec<f64> {
+        plot.series.iter().flat_map(|series| series.points.iter().map(coordinate)).collect()
+    };
+    let (x, y) = (Scale::new(&plot.x, &of(|point| point.0)), Scale::new(&plot.y, &of(|point| point.1)));
     let mut text = String::new();
     {
         let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
-        let drawn = match (plot.x.log, plot.y.log) {
-            (false, false) => draw(&area, plot, x.0..x.1, y.0..y.1),
-            (true, false) => draw(&area, plot, (x.0..x.1).log_scale(), y.0..y.1),
-            (false, true) => draw(&area, plot, x.0..x.1, (y.0..y.1).log_scale()),
-            (true, true) => draw(&area, plot, (x.0..x.1).log_scale(), (y.0..y.1).log_scale()),
-        };
-        drawn.map_err(failed)?;
+        draw(&area, plot, x, y).map_err(failed)?;
         area.present().map_err(|error| failed(error.to_string()))?;
     }
     Ok(themed(&text))
 }
 
-/// Returns the range of an axis: the least to the greatest value, with a margin.
-fn range(plot: &Plot, of: fn(&(f64, f64)) -> f64, axis: &Axis) -> (f64, f64) {
-    let values = plot.series.iter().flat_map(|series| series.points.iter().map(of));
-    let values = values.filter(|value| value.is_finite() && (!axis.log || *value > 0.0));
-    let (least, most) = values
-        .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| (least.min(value), most.max(value)));
-    if least > most {
-        return if axis.log { (0.1, 10.0) } else { (0.0, 1.0) };
-    }
-    if axis.log {
-        let around = (most / least).powf(0.05).max(1.1);
-        (least / around, most * around)
-    } else {
-        // Ranges that are not narrow begin at 0, so that lengths can be compared.
-        let low = if least >= 0.0 && least < 0.6 * most { 0.0 } else { least - 0.1 * least.abs() };
-        (low, if most > low { most + 0.06 * (most - low) } else { low + 1.0 })
-    }
-}
-
-fn draw<X, Y>(
+fn draw(
     area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
     plot: &Plot,
-    x: X,
-    y: Y,
-) -> Result<(), String>
-where
-    X: AsRangedCoord<Value = f64>,
-    Y: AsRangedCoord<Value = f64>,
-    X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
-    Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
-{
+    x: Scale,
+    y: Scale,
+) -> Result<(), String> {
+    let titles = (x.title().to_owned(), y.title().to_owned());
     let to_text = |error: DrawingAreaErrorKind<_>| format!("{error}");
     let mut chart = ChartBuilder::on(area)
         .margin(6)
@@ -92,18 +65,13 @@ where
     let font = ("sans-serif", 16).into_font().color(&TEXT);
     chart
         .configure_mesh()
-        .x_labels(6)
-        .y_labels(6)
-        .max_light_lines(0)
         .bold_line_style(GRID)
-        .light_line_style(GRID)
+        .light_line_style(GRID.mix(0.4))
         .axis_style(GRID)
         .label_style(font.clone())
         .axis_desc_style(font)
-        .x_label_formatter(&|value| tick(*value))
-        .y_label_formatter(&|value| tick(*value))
-        .x_desc(&plot.x.label)
-        .y_desc(&plot.y.label)
+        .x_desc(titles.0)
+        .y_desc(titles.1)
         .draw()
         .map_err(to_text)?;
     for (n, series) in plot.series.iter().enumerate() {
@@ -142,14 +110,6 @@ fn points(series: &Series, plot: &Plot) -> Vec<(f64, f64)> {
     series.points.iter().copied().filter(|point| shown(point.0, &plot.x) && shown(point.1, &plot.y)).collect()
 }
 
-fn tick(value: f64) -> String {
-    match value.abs() {
-        0.0 => "0".into(),
-        size if !(1e-3..1e6).contains(&size) => format!("{value:.0e}"),
-        _ => super::number(value),
-    }
-}
-
 /// Replaces the placeholder colours by the page's variables, and the fixed size by the page's width.
 fn themed(svg: &str) -> String {
     let mut text = svg.to_owned();
@@ -167,10 +127,11 @@ fn themed(svg: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::figure::Unit;
     use super::*;
 
     fn plot(log: bool) -> Plot {
-        let axis = |label: &str| Axis { label: label.into(), log };
+        let axis = |label: &str| Axis { label: label.into(), unit: Unit::Number, log, zero: None };
         let points = [(1.0, 2.0), (10.0, 20.0), (100.0, f64::NAN), (0.0, 5.0)];
         let series =
             vec![Series::ours("a", points), Series::paper("b", points), Series::ours("c", [(5.0, 7.0)])];
@@ -203,22 +164,5 @@ mod tests {
         let mut empty = plot(true);
         empty.series.clear();
         assert!(svg(&empty).unwrap().contains("right"));
-    }
-
-    #[test]
-    fn ranges_include_zero_unless_narrow_or_logarithmic() {
-        let of = |values: &[f64], log| {
-            let series = vec![Series::ours("", values.iter().map(|value| (1.0, *value)))];
-            let axis = Axis { label: String::new(), log };
-            range(
-                &Plot { title: String::new(), x: axis.clone(), y: axis.clone(), series },
-                |point| point.1,
-                &axis,
-            )
-        };
-        assert!(of(&[1.0, 10.0], false).0.abs() < 1e-9);
-        assert!(of(&[95.0, 100.0], false).0 > 80.0);
-        assert!(of(&[1.0, 100.0], true).0 > 0.5 && of(&[3.0, 3.0], true).1 > 3.0);
-        assert!(of(&[0.0, 0.0], false).1 > 0.0);
     }
 }
