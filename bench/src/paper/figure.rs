@@ -76,6 +76,17 @@ pub struct Figure {
     pub paper_result: &'static str,
     /// How it is reproduced here
     pub reproduction: Reproduction,
+    /// Why it does not hold in all checks, if it does not
+    pub in_part: Option<Reason>,
+}
+
+/// Why a figure does not hold in all checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Reason {
+    /// Reason
+    pub why: &'static str,
+    /// What has to change for it to hold
+    pub plan: &'static str,
 }
 
 /// How a figure is reproduced.
@@ -135,6 +146,7 @@ impl Figure {
             title,
             paper_result,
             reproduction: Reproduction::Measured { how, random: true, source: NumberSource::Packets, run },
+            in_part: None,
         }
     }
 
@@ -151,6 +163,7 @@ impl Figure {
             title,
             paper_result,
             reproduction: Reproduction::Measured { how, random: false, source: NumberSource::Model, run },
+            in_part: None,
         }
     }
 
@@ -167,6 +180,7 @@ impl Figure {
             title,
             paper_result,
             reproduction: Reproduction::Measured { how, random: true, source: NumberSource::Model, run },
+            in_part: None,
         }
     }
 
@@ -176,7 +190,7 @@ impl Figure {
         paper_result: &'static str,
         why: &'static str,
     ) -> Self {
-        Self { paper, id, title, paper_result, reproduction: Reproduction::Omitted(why) }
+        Self { paper, id, title, paper_result, reproduction: Reproduction::Omitted(why), in_part: None }
     }
 
     /// Returns the command that measures this figure, unless there is a result.

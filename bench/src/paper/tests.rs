@@ -188,10 +188,13 @@ fn written() -> tempfile::TempDir {
     for figure in &measured[2..] {
         store.save(figure, &record("one", figure)).unwrap();
     }
+    let in_part = Record { outcome: outcome(false), ..record("one", measured[2]) };
+    store.save(measured[2], &in_part).unwrap();
     let failed = [(measured[0], "it <fell> & broke".to_owned())];
     let summary = report::write(figures(), &store, &SETTINGS, &machine, &failed).unwrap();
     assert!(
-        summary.contains("failed") && summary.contains("holds") && summary.contains("report.html"),
+        summary.contains("figures hold, 1 in part, 1 failed, 1 not measured yet\n\n1pipe")
+            && summary.contains("report.html"),
         "{summary}"
     );
     let content = Content::new(figures(), &store, &SETTINGS, &machine, &failed);
@@ -232,6 +235,38 @@ fn the_page_is_well_formed_and_self_contained() {
     }
     assert!(texts.contains("it <fell> & broke") && texts.contains("a CPU <of its own> & more"));
     assert!(page.contains("prefers-color-scheme:dark") && page.contains("width=device-width"));
+}
+
+/// In every form of the report, the first thing is how many figures hold.
+#[test]
+fn the_report_begins_with_the_number_of_figures_that_hold() {
+    let folder = written();
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    let all = figures().filter(|figure| matches!(figure.reproduction, Reproduction::Measured { .. })).count();
+    let headline = format!("{} of {all} figures hold, 1 in part, 1 failed, 1 not measured yet", all - 3);
+    assert!(read("report.md").starts_with(&format!("# {headline}\n")));
+    let page = read("report.html");
+    let body = page.split("<body>").nth(1).unwrap();
+    assert!(body.trim_start().starts_with(&format!("<h1>{headline}</h1>")), "{body:.200}");
+    let json: serde_json::Value = serde_json::from_str(&read("report.json")).unwrap();
+    assert_eq!(json["headline"], headline);
+    assert_eq!((&json["verdicts"]["holds"], &json["verdicts"]["partly"]), (&(all - 3).into(), &1.into()));
+}
+
+/// Beside a figure that does not hold in all checks, there are a reason and a plan, and beside no other one.
+#[test]
+fn figures_in_part_have_a_reason_and_a_plan() {
+    let folder = written();
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&read("report.json")).unwrap();
+    let figures = json["figures"].as_array().unwrap();
+    let with: Vec<_> = figures.iter().filter(|figure| !figure["reason"].is_null()).collect();
+    assert!(with.len() == 1 && with[0]["verdict"] == "partly", "{with:?}");
+    for part in ["why", "plan"] {
+        assert!(!with[0]["reason"][part].as_str().unwrap().is_empty(), "{with:?}");
+    }
+    assert_eq!(read("report.html").matches(">Why<").count(), 1);
+    assert_eq!(read("report.md").matches("- Plan: ").count(), 1);
 }
 
 #[test]

@@ -18,9 +18,9 @@ fn wording(state: &State) -> &'static str {
     }
 }
 
-/// Returns a line for each figure that was measured or failed.
+/// Returns the headline, and a line for each figure that was measured or failed.
 pub(super) fn summary(content: &Content<'_>) -> String {
-    let mut text = String::new();
+    let mut text = format!("{}\n\n", content.tally());
     for (figure, state) in
         content.figures.iter().filter(|(_, state)| !matches!(state, State::Omitted(_) | State::Pending))
     {
@@ -38,12 +38,12 @@ pub(super) fn summary(content: &Content<'_>) -> String {
 
 /// Returns the whole report.
 pub(super) fn text(content: &Content<'_>) -> String {
-    let mut text = format!("# The papers' figures, in software\n\n{PREFACE}\n\n| | |\n|---|---|\n");
+    let mut text = format!("# {}\n\n{PREFACE}\n\n| | |\n|---|---|\n", content.tally());
     for (name, fact) in content.facts() {
         _ = writeln!(text, "| {name} | {} |", cell(&fact));
     }
     for paper in Paper::ALL {
-        _ = write!(text, "\n## {}\n", paper.name());
+        _ = write!(text, "\n## {}\n\n{}\n", paper.name(), content.tally_of(paper));
         for (figure, state) in content.of(paper).filter(|(_, state)| !matches!(state, State::Omitted(_))) {
             section(&mut text, figure, state, content);
         }
@@ -68,6 +68,11 @@ fn section(text: &mut String, figure: &Figure, state: &State, content: &Content<
     _ = writeln!(text, "- Paper: {}", figure.paper_result);
     if let Reproduction::Measured { how, source, .. } = figure.reproduction {
         _ = writeln!(text, "- {}: {how}", source.heading());
+    }
+    if let State::Measured(record) = state
+        && let Some(reason) = super::reason(figure, &record.outcome)
+    {
+        _ = writeln!(text, "- Why: {}\n- Plan: {}", reason.why, reason.plan);
     }
     let State::Measured(record) = state else {
         _ = match state {

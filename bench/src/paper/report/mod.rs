@@ -7,12 +7,14 @@ mod markdown;
 mod plot;
 mod style;
 
-use super::figure::{Figure, NumberSource, Paper, Reproduction, Settings};
+use super::figure::{Figure, NumberSource, Outcome, Paper, Reason, Reproduction, Settings, Verdict};
 use super::machine::Machine;
 use super::results::{self, Record, Store};
 use super::shape;
+use core::fmt;
 use hdrhistogram::Histogram;
 use miette::{IntoDiagnostic as _, Report, WrapErr as _};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -30,6 +32,55 @@ pub(super) enum State {
     Failed(String),
     /// Not reproduced, for this reason
     Omitted(&'static str),
+}
+
+/// Numbers of figures by their state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Tally {
+    holds: usize,
+    partly: usize,
+    no: usize,
+    failed: usize,
+    not_measured: usize,
+    not_shown: usize,
+}
+
+impl Tally {
+    fn of<'a>(states: impl Iterator<Item = &'a State>) -> Self {
+        let mut tally = Self::default();
+        for state in states {
+            let count = match state {
+                State::Measured(record) => match record.outcome.verdict() {
+                    Verdict::Holds => &mut tally.holds,
+                    Verdict::Partly => &mut tally.partly,
+                    Verdict::No => &mut tally.no,
+                },
+                State::Failed(_) => &mut tally.failed,
+                State::Pending => &mut tally.not_measured,
+                State::Omitted(_) => &mut tally.not_shown,
+            };
+            *count += 1;
+        }
+        tally
+    }
+}
+
+/// Writes the headline of the report: how many of the figures that can be shown hold.
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { holds, partly, no, failed, not_measured, .. } = *self;
+        write!(
+            f,
+            "{holds} of {} figures hold, {partly} in part",
+            holds + partly + no + failed + not_measured
+        )?;
+        for (count, what) in [(no, "not at all"), (failed, "failed"), (not_measured, "not measured yet")] {
+            if count > 0 {
+                write!(f, ", {count} {what}")?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Content of a report: every figure, in the papers' order.
@@ -70,6 +121,16 @@ impl<'a> Content<'a> {
 
     pub(super) fn of(&self, paper: Paper) -> impl Iterator<Item = &(&'static Figure, State)> {
         self.figures.iter().filter(move |(figure, _)| figure.paper == paper)
+    }
+
+    /// Returns how many figures hold.
+    pub(super) fn tally(&self) -> Tally {
+        Tally::of(self.figures.iter().map(|figure| &figure.1))
+    }
+
+    /// Returns how many of a paper's figures hold.
+    pub(super) fn tally_of(&self, paper: Paper) -> Tally {
+        Tally::of(self.of(paper).map(|figure| &figure.1))
     }
 
     /// Returns the properties of the run, by name.
@@ -120,6 +181,17 @@ pub(super) fn write(
     Ok(summary)
 }
 
+/// Reason for a figure that has none
+const NO_REASON: Reason = Reason {
+    why: "not known: the figure holds in all checks with seed 1, both in full and with --quick",
+    plan: "none yet",
+};
+
+/// Returns the reason why a figure does not hold in all checks, or `None` if it does.
+pub(super) fn reason(figure: &Figure, outcome: &Outcome) -> Option<Reason> {
+    (outcome.verdict() != Verdict::Holds).then(|| figure.in_part.unwrap_or(NO_REASON))
+}
+
 fn histograms(store: &Store, content: &Content<'_>) -> Result<usize, Report> {
     let folder = store.folder().join("histograms");
     let mut written = 0;
@@ -157,6 +229,7 @@ fn json(content: &Content<'_>) -> Value {
                     value["computed"] = json!(source == NumberSource::Model);
                 }
                 value["verdict"] = json!(record.outcome.verdict());
+                value["reason"] = json!(reason(figure, &record.outcome));
                 value["command"] = json!(record.command);
                 value["cpu_seconds"] = json!(record.cpu_seconds);
                 value["outcome"] = json!({
@@ -172,6 +245,8 @@ fn json(content: &Content<'_>) -> Value {
         value
     };
     json!({
+        "headline": content.tally().to_string(),
+        "verdicts": content.tally(),
         "machine": content.machine,
         "settings": content.settings,
         "figures": content.figures.iter().map(figure).collect::<Vec<_>>(),
