@@ -6,6 +6,7 @@ use miette::{IntoDiagnostic as _, Report, miette};
 use representative::Incarnation;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use switch::Nanos;
 use workloads::onepipe::{BEACON_INTERVAL, FatTree, Latency, Network, Span};
@@ -136,6 +137,36 @@ fn cpu_s() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
+/// Returns the mean time from arrival to delivery (ns) of messages over the longest path of a tree, which were sent
+/// within a span of the world's time: the cost of ordering where all paths have the same delay (1Pipe, section 4.2).
+/// Messages over a shorter path also wait for the barriers that come over the longest one.
+pub(crate) fn cost_of_ordering(tree: &FatTree, network: &Network, span: Span) -> f64 {
+    let below_top = match (tree.pods, tree.racks) {
+        (1, 1) => 1,
+        (1, _) => tree.hosts,
+        _ => tree.racks * tree.hosts,
+    };
+    let sent = Network::time(span.warm_up)..Network::time(span.warm_up + span.lasts);
+    let (mut count, mut sum) = (0_u64, 0);
+    for host in network.each_host() {
+        // Arrivals have no sender; those of two senders with the same timestamp are left out.
+        let mut arrived = BTreeMap::new();
+        for &(at, ns) in &host.arrived {
+            arrived.entry(at).and_modify(|arrival| *arrival = None).or_insert(Some(ns));
+        }
+        let own = host.number();
+        for (&(at, from, _), &ns) in host.delivered.iter().zip(&host.latencies_ns) {
+            if from / below_top != own / below_top
+                && sent.contains(&at)
+                && let Some(&Some(arrival)) = arrived.get(&at)
+            {
+                (count, sum) = (count + 1, sum + ns - arrival);
+            }
+        }
+    }
+    sum as f64 / count as f64
+}
+
 /// A network, and its delivery latency
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
@@ -147,6 +178,8 @@ pub struct Scale {
     pub links: usize,
     /// Delivery latency
     pub latency: Latency,
+    /// Mean cost of ordering for messages over the longest path (ns)
+    pub ordering_ns: f64,
     /// Percentage of a link's bandwidth that switches' beacons take
     pub beacons_percent: f64,
 }
@@ -174,6 +207,7 @@ pub fn scale(hosts: usize, rate_bps: u64, seed: u64) -> Result<Scale, Report> {
         switches: made.representatives.len(),
         links: made.access.len() + made.uplinks.len(),
         latency,
+        ordering_ns: cost_of_ordering(&tree, &made, span),
         beacons_percent: beacon_percent(&tree, &made),
     })
 }
