@@ -193,6 +193,11 @@ impl Figure {
         Self { paper, id, title, paper_result, reproduction: Reproduction::Omitted(why), in_part: None }
     }
 
+    /// Returns this figure with the reason why it does not hold in all checks, and with what has to change.
+    pub(super) const fn in_part(self, why: &'static str, plan: &'static str) -> Self {
+        Self { in_part: Some(Reason { why, plan }), ..self }
+    }
+
     /// Returns the command that measures this figure, unless there is a result.
     pub fn command(&self, settings: &Settings) -> String {
         let mut command = format!("understudy bench paper {} --only {}", self.paper.key(), self.id);

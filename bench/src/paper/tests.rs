@@ -269,6 +269,31 @@ fn figures_in_part_have_a_reason_and_a_plan() {
     assert_eq!(read("report.md").matches("- Plan: ").count(), 1);
 }
 
+/// The figures with a reason are those with a check that fails in a quick run (`tests/report.txt`, which
+/// `scripts/check_report.py` compares with a run) or in the full run that `docs/results.md` describes.
+#[test]
+fn the_figures_with_failing_checks_have_a_reason() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let mut failing: BTreeSet<String> = BTreeSet::new();
+    failing.extend(read("tests/report.txt").lines().map(|line| line.split(':').next().unwrap().to_owned()));
+    assert!(failing.len() > 3, "{failing:?}");
+    let results = read("docs/results.md");
+    let table = results.split("### Checks that do not hold").nth(1).unwrap();
+    let rows = table.trim_start().lines().take_while(|line| line.starts_with('|')).skip(2);
+    failing.extend(rows.map(|row| {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let paper = Paper::ALL.into_iter().find(|paper| paper.name() == cells[1]).unwrap();
+        format!("{} {}", paper.key(), cells[2].trim_matches('`'))
+    }));
+    let with_reason: BTreeSet<_> =
+        figures().filter(|figure| figure.in_part.is_some()).map(ToString::to_string).collect();
+    assert_eq!(with_reason, failing);
+    for reason in figures().filter_map(|figure| figure.in_part) {
+        assert!(reason.why.len() > 40 && !reason.plan.is_empty(), "{reason:?}");
+    }
+}
+
 #[test]
 fn markdown_and_json_have_every_figure() {
     let folder = written();
