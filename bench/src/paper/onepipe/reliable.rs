@@ -47,11 +47,10 @@ pub(super) fn idle(settings: &Settings) -> Result<Outcome, Report> {
             let what = format!("{}, {hops} hops: reliable less best effort", name(incarnation));
             let paper = (paper_reliable[n] - paper_best_effort[n]) / (2.0 * UNORDERED[n]);
             outcome.value(format!("{what} (round trips)"), Some(&format!("{paper:.2}")), added);
-            // The paper's own numbers are between 1.00 and 1.18 round trips.
             outcome.checks.push(shape::within(
-                format!("{what}: a round trip, within 18 % as in the paper"),
+                format!("{what}: a round trip, within 10 %"),
                 added,
-                0.82..=1.18,
+                0.9..=1.1,
             ));
             reliable.points.push((hosts as f64, measured.reliable_ns / 1e3));
             best_effort.points.push((hosts as f64, measured.best_effort_ns / 1e3));
