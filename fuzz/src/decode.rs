@@ -4,6 +4,9 @@
 #[path = "../../understudy/src/decode/dissect.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod dissect;
+#[path = "../../understudy/src/decode/fields.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod fields;
 
 use dissect::{Dissection, Link, dissect};
 
@@ -18,7 +21,7 @@ pub(crate) fn run(input: &[u8]) {
         _ => Link { len: 0, ethertype: 0x86dd },
     };
     if let Dissection::Roce(roce) = dissect(frame, link, how & 4 == 0) {
-        let json = serde_json::to_string(&roce.fields()).expect("always serialises");
+        let json = serde_json::to_string(&roce.packet_fields()).expect("always serialises");
         assert!(!json.contains('\n'));
         let strict =
             matches!(rocev2::packet::classify_ip(frame, link.len, link.ethertype), rocev2::Class::Roce(_));
