@@ -115,6 +115,8 @@ END
     systemctl restart understudy@central
     await logged central warning "The run starts with the configuration in cache.toml"
     systemctl stop understudy@central
+    rm -r "$(dirname "$drop_in")"
+    systemctl daemon-reload
     ok "a configuration in etcd: new versions, one with a mistake, one that needs a restart, and a start without etcd"
 
     for side in a b; do
@@ -131,6 +133,8 @@ listen = "127.0.0.1:7070"
 secret_file = "secret"
 [[switch]]
 name = "tor1"
+tunnel = "10.255.0.1"
+mac = "02:00:00:00:01:01"
 representative = "a"
 [[host]]
 name = "a"
@@ -150,12 +154,15 @@ END
     plan() {
         understudy plan /tmp/network/network.toml --out /tmp/network/plan > /tmp/network/printed
     }
+    install_on() {
+        sh /tmp/network/plan/install.sh "$1" >> /tmp/network/printed
+    }
     plan
-    fails sh /tmp/network/plan/install.sh c
-    fails sh /tmp/network/plan/install.sh a
+    fails install_on c
+    fails install_on a
     (umask 077 && head -c 32 /dev/urandom | base64 > /tmp/network/plan/secret)
-    sh /tmp/network/plan/install.sh --controller
-    sh /tmp/network/plan/install.sh a
+    install_on --controller
+    install_on a
     [ "$(stat -c %a:%U /etc/understudy/secret)" = 600:understudy ]
     joined() {
         understudy controller status --at 127.0.0.1:7070 --secret-file /var/lib/understudy-controller/secret --json | grep -q '"connected": *true'
@@ -163,21 +170,21 @@ END
     await joined
     process=$(property tor1.representative MainPID)
     controller=$(systemctl show --value --property MainPID understudy-controller)
-    sh /tmp/network/plan/install.sh a
-    sh /tmp/network/plan/install.sh --controller
+    install_on a
+    install_on --controller
     [ "$(property tor1.representative MainPID)" = "$process" ]
     [ "$(systemctl show --value --property MainPID understudy-controller)" = "$controller" ]
     exposure=$(systemd-analyze security --no-pager understudy-controller | tail -n 1)
     systemd-analyze security --no-pager --threshold=20 understudy-controller > /dev/null
     sed -i 's/^representative = "a"/representative = "b"/' /tmp/network/network.toml
     plan
-    sh /tmp/network/plan/install.sh b
+    install_on b
     systemctl is-active understudy@tor1.representative > /dev/null
     [ "$(property tor1.representative MainPID)" != "$process" ]
-    sh /tmp/network/plan/install.sh a
+    install_on a
     fails systemctl is-active understudy@tor1.representative
     [ ! -e /etc/understudy/tor1.representative.toml ]
-    sh /tmp/network/plan/install.sh b
+    install_on b
     systemctl disable --quiet --now understudy-controller understudy@tor1.representative
     rm -r /tmp/network /var/lib/understudy-controller /etc/systemd/system/understudy-controller.service /etc/understudy/*.representative.toml \
         /etc/understudy/secret
