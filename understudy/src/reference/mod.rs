@@ -9,7 +9,22 @@ mod page;
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
+use std::path::Path;
 use switch::metrics::{Group, Metrics};
+
+/// Compares a page of the docs with what the declarations make of it. With UPDATE in the environment, writes the page.
+pub(crate) fn assert_is_written(name: &str, page: String) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name);
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, page).unwrap();
+        return;
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        written == page,
+        "docs/{name} is out of date; run UPDATE=1 cargo test -p understudy --bin understudy reference"
+    );
+}
 
 /// Part of a function in the closing report.
 pub(crate) enum Part {

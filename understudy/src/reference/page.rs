@@ -1,11 +1,10 @@
 //! Text of the page.
 
-use super::{Part, schema};
+use super::{Part, assert_is_written, schema};
 use crate::{check, controller, decode, diagnose, doctor, exit, functions, observe, rdmc, sim, trace};
 use core::fmt::Write as _;
 use schemars::Schema;
 use serde_json::Value;
-use std::path::Path;
 
 const HEAD: &str = "# Exit codes and JSON
 
@@ -308,17 +307,7 @@ fn commands(page: &mut String) {
 /// With UPDATE in the environment, rewrites the page instead of comparing it.
 #[test]
 fn the_page_of_exit_codes_and_json_matches_the_declarations() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/json.md");
-    let page = page();
-    if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(&path, page).unwrap();
-        return;
-    }
-    let written = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        written == page,
-        "docs/json.md is out of date; run UPDATE=1 cargo test -p understudy --bin understudy reference"
-    );
+    assert_is_written("json.md", page());
 }
 
 #[test]

@@ -149,7 +149,7 @@ impl<'a> Follower<'a> {
     }
 
     /// Begins to read a version, if there may be a newer one.
-    fn look(&mut self) {
+    fn read_newer(&mut self) {
         let is_hangup = self.hangup.as_ref().is_some_and(|hangup| hangup.swap(false, Ordering::Relaxed));
         match (&self.source, &self.reader) {
             (Source::File(path), _) if is_hangup => {
@@ -253,7 +253,7 @@ impl<'a> Follower<'a> {
                 if !is_reported {
                     warn!("{} waits: {error}.", self.named(version.revision));
                 }
-                self.look();
+                self.read_newer();
                 // A version that is read meanwhile replaces this one.
                 if self.reading.is_none() {
                     let change = self.function.clone().follow(&function, &self.start.runtime.ports);
@@ -375,7 +375,7 @@ impl Versions for Follower<'_> {
             return self.carry_on(pending, steering);
         }
         let read = match &self.reading {
-            None => return self.look(),
+            None => return self.read_newer(),
             Some(reading) => reading.try_recv(),
         };
         match read {

@@ -19,7 +19,8 @@ pub(crate) fn configs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs")
 }
 
-fn file(content: &str) -> (tempfile::TempDir, String) {
+/// Writes a file with this content to a temporary folder.
+pub(crate) fn file(content: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("my.toml");
     std::fs::write(&path, content).unwrap();

@@ -1,24 +1,19 @@
 //! Configurations in etcd: the start with and without it, and what a run does with newer versions.
 #![allow(clippy::disallowed_methods, reason = "the tests wait for other processes, with a timeout")]
 
-use crate::commands::text;
+use crate::commands::{text, understudy};
 use crate::common::machine::{DEADLINE, Machine};
 use crate::hangup::RING;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use understudy_tests::etcd::Etcd;
 use understudy_tests::etcd_stand_in::{Fault, StandIn};
-use understudy_tests::processes::{Signal, command};
+use understudy_tests::processes::Signal;
 
 const KEY: &str = "/understudy/rack1";
-
-fn understudy(arguments: &[&str]) -> Output {
-    command(env!("CARGO_BIN_EXE_understudy")).args(arguments).output().unwrap()
-}
 
 /// A folder with the socket of an instance.
 struct Folder(TempDir);

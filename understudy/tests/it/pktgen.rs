@@ -1,34 +1,13 @@
 //! `understudy pktgen` on DPDK's virtual devices: a dissector reads what it sends, its counts add up, and
 //! errors are reported.
 
+use crate::commands::{file, text, understudy};
 use crate::common::json_page::assert_is_on_the_page;
 use crate::common::machine::Machine;
 use serde_json::Value;
 use std::path::Path;
 use std::process::Output;
-use tempfile::TempDir;
-use understudy_tests::processes::{self, Process, Signal, command};
-
-fn understudy(arguments: &[&str]) -> Output {
-    processes::command(env!("CARGO_BIN_EXE_understudy"))
-        .args(arguments)
-        .env("NO_COLOR", "1")
-        .output()
-        .expect("the program runs")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-/// Writes a file with this content to a temporary folder.
-fn file(content: &str) -> (TempDir, String) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("my.toml");
-    std::fs::write(&path, content).unwrap();
-    let path = path.to_str().unwrap().to_owned();
-    (folder, path)
-}
+use understudy_tests::processes::{Process, Signal, command};
 
 fn report(output: &Output) -> Value {
     let report: Value = serde_json::from_slice(&output.stdout)
@@ -112,13 +91,13 @@ fn tshark_agrees(capture: &Path, packets: usize) {
         "frame.len",
     ];
     // By default, it interprets payloads of SENDs by their first bytes.
-    let mut command = processes::command("tshark");
-    command.args(["--disable-protocol", "rpcordma", "-T", "fields", "-r"]).arg(capture);
+    let mut tshark = command("tshark");
+    tshark.args(["--disable-protocol", "rpcordma", "-T", "fields", "-r"]).arg(capture);
     for field in fields {
-        command.args(["-e", field]);
+        tshark.args(["-e", field]);
     }
     let output =
-        command.output().expect("cannot run tshark; install Debian's package tshark (scripts/deps.sh test)");
+        tshark.output().expect("cannot run tshark; install Debian's package tshark (scripts/deps.sh test)");
     let shown = text(&output.stdout);
     assert_eq!(shown.lines().count(), packets, "{}", text(&output.stderr));
     for line in shown.lines() {

@@ -3,10 +3,10 @@
 use super::text::{BUSY_SECONDS, DROPPED, INFO, LATENCY, UPTIME, series};
 use crate::functions;
 use crate::observe::ConfigState;
+use crate::reference::assert_is_written;
 use core::fmt::Write as _;
 use dataplane::counters::{PortCounters, WorkerCounters};
 use dataplane::{DeviceCounters, PortState};
-use std::path::Path;
 use switch::forward::Counters as Forwarded;
 use switch::forward::counters::{QpCounter, RxCounters};
 use switch::forward::health::Health;
@@ -107,17 +107,7 @@ fn page() -> String {
 /// With UPDATE in the environment, rewrites the page instead of comparing it.
 #[test]
 fn the_reference_page_matches_the_declarations() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
-    let page = page();
-    if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(&path, page).unwrap();
-        return;
-    }
-    let written = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        written == page,
-        "docs/metrics.md is out of date; run UPDATE=1 cargo test -p understudy --bin understudy reference"
-    );
+    assert_is_written("metrics.md", page());
 }
 
 /// A declared metric has a help text and a unit, no two of a function have the same name, and no section of the
