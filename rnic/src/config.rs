@@ -2,6 +2,7 @@
 
 use crate::congestion::Dcqcn;
 use crate::neighbour::Interface;
+use crate::part::Part;
 use crate::path::PathMtu;
 use switch::Nanos;
 
@@ -10,7 +11,8 @@ use switch::Nanos;
 pub struct Config {
     /// Port and addresses
     pub interface: Interface,
-    /// Limit of queue pairs
+    /// Limit of queue pairs, at most [`MAX_QPS`](crate::part::MAX_QPS) divided by the number of parts, rounded up to a
+    /// power of two
     pub max_qps: usize,
     /// Limit of memory regions, and of buffers
     pub max_regions: usize,
@@ -34,6 +36,8 @@ pub struct Config {
     /// Seed of the `L_Key`s and `R_Key`s, if it differs from `seed`: a NIC may assign the same keys again
     /// after a restart
     pub key_seed: Option<u64>,
+    /// Which of several parts of a host's NIC this is
+    pub part: Part,
     /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<Bug>,
 }
@@ -54,6 +58,7 @@ impl Config {
             congestion: None,
             seed: 0,
             key_seed: None,
+            part: Part::WHOLE,
             bug: None,
         }
     }

@@ -100,7 +100,7 @@ pub(crate) struct Connections {
 
 /// Returns the configuration of the NIC's communication manager.
 pub(crate) fn cm_config(config: &Config) -> cm::Config {
-    cm::Config { capacity: config.max_qps.max(1024) * 2, ..cm::Config::default() }
+    cm::Config { capacity: config.max_qps.max(1024) * 2, ids: config.part.ids(), ..cm::Config::default() }
 }
 
 impl Connections {

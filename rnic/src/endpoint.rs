@@ -4,6 +4,7 @@
 
 use crate::cm::{self, AddressPair, Cm};
 use crate::neighbour::{Interface, Neighbours};
+use crate::part::{Notice, Part};
 use crate::path::Path;
 use crate::wire::{PathHeaderFields, PathHeaders, src_port};
 use core::net::IpAddr;
@@ -53,6 +54,31 @@ impl Endpoint {
             dropped: 0,
             path_salt: 0,
         }
+    }
+
+    /// Makes it the endpoint of a part of a NIC, whose communication IDs its configuration sets.
+    #[must_use]
+    pub(crate) fn of_part(mut self, part: Part) -> Self {
+        self.neighbours = self.neighbours.of_part(part);
+        self
+    }
+
+    /// Returns the next notice for the other parts.
+    pub(crate) fn poll_notice(&mut self) -> Option<Notice> {
+        self.neighbours.poll_notice().or_else(|| self.cm.poll_notice())
+    }
+
+    /// Processes a notice of another part. Returns whether a neighbour was resolved.
+    pub(crate) fn on_notice(&mut self, notice: Notice, now: Nanos) -> bool {
+        let Notice::Neighbour { ip, mac, create } = notice else {
+            self.cm.on_notice(notice, now);
+            return false;
+        };
+        let resolved = self.neighbours.learn(ip, mac, create, now);
+        if resolved {
+            self.retry_waiting();
+        }
+        resolved
     }
 
     /// Returns its addresses.

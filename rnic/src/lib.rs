@@ -36,6 +36,7 @@ mod host_function;
 pub mod memory;
 mod neighbour;
 mod nic;
+pub mod part;
 mod path;
 mod qp;
 mod queue;
@@ -51,6 +52,7 @@ pub use host_function::{App, HostCall, HostFunction, Outbox};
 pub use memory::{Access, AccessError, Buffer, MemoryError, Mr, Pd, Region};
 pub use neighbour::Interface;
 pub use nic::{ResourceCounts, Rnic};
+pub use part::{Notice, Part};
 pub use path::{Path, PathMtu};
 pub use qp::{Event, Modify, QpError, QpInit, ReadyToReceive, ReadyToSend, State, Transport};
 pub use queue::{

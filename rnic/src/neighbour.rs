@@ -1,6 +1,7 @@
 //! Address resolution: ARP (RFC 826) for IPv4 and neighbour discovery (RFC 4861) for IPv6, as requester and
 //! as responder. ICMP echo requests are answered, too, so that `ping` works.
 
+use crate::part::{Notice, Part};
 use crate::path::Path;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rocev2::checksum::Sum;
@@ -138,6 +139,10 @@ pub(crate) struct Neighbours {
     dropped: u64,
     /// Version of the table: incremented whenever an address changes or an entry is removed
     version: u64,
+    part: Part,
+    /// Addresses of which the other parts have not been told, with the MAC address, and whether to add them to the table;
+    /// the last announcement of each
+    announced: BTreeMap<IpAddr, (MacAddr, bool)>,
     /// Entries that were examined, for tests of the cost
     #[cfg(test)]
     examined: usize,
@@ -153,9 +158,22 @@ impl Neighbours {
             frames: VecDeque::new(),
             dropped: 0,
             version: 0,
+            part: Part::WHOLE,
+            announced: BTreeMap::new(),
             #[cfg(test)]
             examined: 0,
         }
+    }
+
+    /// Makes it the table of a part of a NIC.
+    pub(crate) fn of_part(self, part: Part) -> Self {
+        Self { part, ..self }
+    }
+
+    /// Returns the next notice for the other parts.
+    pub(crate) fn poll_notice(&mut self) -> Option<Notice> {
+        let (ip, (mac, create)) = self.announced.pop_first()?;
+        Some(Notice::Neighbour { ip, mac, create })
     }
 
     /// Returns the number of entries that were examined.
@@ -189,7 +207,7 @@ impl Neighbours {
         true
     }
 
-    /// Returns the number of own frames that were dropped because too many waited.
+    /// Returns the number of own frames and notices that were dropped because too many waited.
     pub(crate) fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -272,12 +290,16 @@ impl Neighbours {
             {
                 self.examined += 1;
             }
-            if self.entries.get(&ip).is_some_and(|neighbour| neighbour.request_count >= MAX_REQUESTS) {
+            let Some(known) = self.entries.get(&ip).copied() else { continue };
+            if known.request_count < MAX_REQUESTS {
+                self.request(ip, now);
+            } else if known.mac.is_some() && self.part.index > 0 {
+                // The replies come by way of part 0, possibly late. If the neighbour is gone, requests time out.
+                self.store(ip, Neighbour { request_at: now + LIFETIME, request_count: 0, ..known });
+            } else {
                 self.remove(ip);
                 self.version += 1;
                 given_up.push(ip);
-            } else {
-                self.request(ip, now);
             }
         }
         given_up
@@ -306,7 +328,7 @@ impl Neighbours {
     /// Stores the MAC address that a neighbour announced for `ip`. An address that is not in the table is
     /// stored only if `create` is set and `ip` can be a next hop, so that unrelated hosts cannot fill the
     /// table.
-    fn learn(&mut self, ip: IpAddr, mac: MacAddr, create: bool, now: Nanos) -> bool {
+    pub(crate) fn learn(&mut self, ip: IpAddr, mac: MacAddr, create: bool, now: Nanos) -> bool {
         if mac.is_group() || self.interface.has(ip) {
             return false;
         }
@@ -322,6 +344,20 @@ impl Neighbours {
             self.version += 1;
         }
         true
+    }
+
+    /// Stores the MAC address that a received frame announced, and tells the other parts.
+    fn on_announcement(&mut self, ip: IpAddr, mac: MacAddr, create: bool, now: Nanos) -> bool {
+        if self.part.has_others() {
+            if let Some(known) = self.announced.get_mut(&ip) {
+                *known = (mac, create || known.1);
+            } else if self.announced.len() < MAX_NEIGHBOURS {
+                self.announced.insert(ip, (mac, create));
+            } else {
+                self.dropped += 1;
+            }
+        }
+        self.learn(ip, mac, create, now)
     }
 
     /// Processes a frame that is not RoCEv2. Returns true if it resolved an address for which a queue pair
@@ -364,7 +400,7 @@ impl Neighbours {
         if operation == 1 && for_us {
             self.arp(2, sender_mac, sender_mac, target, sender);
         }
-        !sender.is_unspecified() && self.learn(sender.into(), sender_mac, for_us, now)
+        !sender.is_unspecified() && self.on_announcement(sender.into(), sender_mac, for_us, now)
     }
 
     fn on_ipv4(&mut self, src_mac: MacAddr, packet: &[u8]) {
@@ -412,11 +448,11 @@ impl Neighbours {
                     (src, their_mac)
                 };
                 self.discovery(ADVERTISEMENT, TARGET_ADDRESS, to_mac, target, to, target);
-                !src.is_unspecified() && self.learn(src.into(), their_mac, true, now)
+                !src.is_unspecified() && self.on_announcement(src.into(), their_mac, true, now)
             }
             (ADVERTISEMENT, Some(target)) if ip.hop_limit == 255 => {
                 let mac = option(&message[ND_LEN..], TARGET_ADDRESS).unwrap_or(src_mac);
-                self.learn(target.into(), mac, false, now)
+                self.on_announcement(target.into(), mac, false, now)
             }
             (ECHO_REQUEST_V6, _) if self.interface.has(dst.into()) => {
                 let mut echo = message.to_vec();

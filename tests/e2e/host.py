@@ -5,8 +5,8 @@
 
 Boots a guest with Linux soft-RoCE, with `understudy host` at the other end of its link:
 rping and ucmatose as client and as server, with many connections, large messages and
-IPv6, perftest's clients, and some of these through `understudy run` with [impair], which
-loses packets. Each program has to succeed, and understudy's report has to show that every
+IPv6, perftest's clients, some of these with two workers of the host, and some through
+`understudy run` with [impair], which loses packets. Each program has to succeed, and understudy's report has to show that every
 connection was used and ended as expected. Needs root, for a network namespace of its own.
 """
 
@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ END_TIMEOUT_S = 30
 NIC = """
 [runtime]
 idle = "sleep"
+workers = {workers}
 
 [[port]]
 name = "eth"
@@ -94,6 +95,8 @@ class Case:
     options: str = ""
     # Whether the guest's server does not exit by itself
     runs_forever: bool = False
+    # Workers of the host
+    workers: int = 1
 
 
 def in_parallel(count: int, command: str) -> str:
@@ -195,7 +198,10 @@ def cases() -> list[Case]:
         perftest("write_lat", "loss", "-s 5000 -n 100", loss=0.01, size=5000),
         perftest("send_lat", "loss", "-s 5000 -n 100", loss=0.01),
     ]  # fmt: skip
-    return all_cases + lossy
+    shared = ("rping_ipv6", "rping_many", "ucmatose_many", "serves_rping_many", "serves_ucmatose_many", "perftest_write_bw_small_4qp",
+              "perftest_send_lat", "perftest_read_bw_2qp_ipv6", "loss_ucmatose", "loss_serves_ucmatose")  # fmt: skip
+    on_two = [replace(case, name=f"two_workers_{case.name}", workers=2) for case in all_cases + lossy if case.name in shared]
+    return all_cases + lossy + on_two
 
 
 def toml(values: dict[str, Any]) -> str:
@@ -206,7 +212,8 @@ def config_of(case: Case, guest: Guest, interface: str) -> str:
     service = dict(case.service)
     if case.guest_serves:
         service["server"] = guest.addresses[case.network]
-    return NIC.format(interface=interface, mtu=1500, path_mtu=1024, options=case.options) + (
+    workers = json.dumps(["any"] * case.workers)
+    return NIC.format(interface=interface, workers=workers, mtu=1500, path_mtu=1024, options=case.options) + (
         "\n[[nic.service]]\n" + toml(service)
     )
 

@@ -1,7 +1,7 @@
 //! The connection table: connections by local ID, by remote ID and queue pair, and by deadline.
 
 use super::state::State;
-use super::types::{AddressPair, Conn, ConnInfo};
+use super::types::{AddressPair, Conn, ConnInfo, IdSpace};
 use core::cmp::Reverse;
 use core::net::IpAddr;
 use rocev2::cm::{Kind, MAD_LEN};
@@ -23,6 +23,8 @@ pub(super) struct Connection {
     pub(super) remote_id: Option<u32>,
     pub(super) local_qpn: Option<Qpn>,
     pub(super) remote_qpn: Option<Qpn>,
+    /// When the remote side's ID and queue pair were stored
+    pub(super) bound_at: Nanos,
     /// PSN of the REQ; together with transaction ID and queue pair it distinguishes a retransmitted REQ from
     /// a new one
     pub(super) request_psn: Psn,
@@ -52,6 +54,7 @@ impl Connection {
             remote_id: None,
             local_qpn: None,
             remote_qpn: None,
+            bound_at: Nanos::ZERO,
             request_psn: Psn::ZERO,
             timeout: Nanos::ZERO,
             round_trip: Nanos::ZERO,
@@ -87,6 +90,11 @@ impl Connection {
 struct Slot {
     generation: u32,
     connection: Option<Box<Connection>>,
+}
+
+/// Returns a number whose lowest `bits` bits are set.
+const fn mask(bits: u32) -> u32 {
+    (1u64 << bits).wrapping_sub(1) as u32
 }
 
 /// An ID or queue pair number that another host chose.
@@ -159,7 +167,8 @@ pub(super) struct Table {
     capacity: usize,
     /// Number of ID bits that hold the slot number; the remaining bits hold the generation
     slot_bits: u32,
-    /// XORed into IDs, so that they do not reveal the number of connections
+    ids: IdSpace,
+    /// XORed into the numbers of IDs, so that they do not reveal the number of connections
     scramble: u32,
     rng: Rng,
     pub(super) by_remote_id: RemoteIndex,
@@ -168,15 +177,17 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new(capacity: usize, mut rng: Rng) -> Self {
-        let capacity = capacity.min(1 << 24);
+    pub(super) fn new(capacity: usize, ids: IdSpace, mut rng: Rng) -> Self {
+        // At least two bits for the generation
+        let capacity = capacity.min(1 << 24).min(1 << (ids.bits() - 2));
         let seed = rng.bits();
         Self {
             slots: Vec::new(),
             free: VecDeque::new(),
             capacity,
             slot_bits: capacity.max(2).next_power_of_two().trailing_zeros(),
-            scramble: rng.bits() as u32,
+            ids,
+            scramble: rng.bits() as u32 & mask(ids.bits()),
             rng,
             by_remote_id: RemoteIndex::new(capacity, Salt::new(seed)),
             by_remote_qpn: RemoteIndex::new(capacity, Salt::new(!seed)),
@@ -200,8 +211,8 @@ impl Table {
         let slot = &mut self.slots[number as usize];
         slot.connection = Some(Box::new(connection));
         loop {
-            slot.generation = slot.generation.wrapping_add(1) & (u32::MAX >> self.slot_bits);
-            let id = (slot.generation << self.slot_bits | number) ^ self.scramble;
+            slot.generation = slot.generation.wrapping_add(1) & mask(self.ids.bits() - self.slot_bits);
+            let id = self.ids.id((slot.generation << self.slot_bits | number) ^ self.scramble);
             // 0 means "no ID" in a REJ.
             if id != 0 {
                 return Ok(Conn(id));
@@ -210,8 +221,8 @@ impl Table {
     }
 
     fn slot(&self, conn: Conn) -> Option<usize> {
-        let plain = conn.0 ^ self.scramble;
-        let number = (plain & ((1 << self.slot_bits) - 1)) as usize;
+        let plain = self.ids.number(conn.0)? ^ self.scramble;
+        let number = (plain & mask(self.slot_bits)) as usize;
         let slot = self.slots.get(number)?;
         (slot.generation == plain >> self.slot_bits).then_some(number)
     }
@@ -236,8 +247,15 @@ impl Table {
     }
 
     /// Stores the remote side's ID of the connection and its queue pair.
-    pub(super) fn bind(&mut self, conn: Conn, remote_id: u32, remote_qpn: Qpn) -> Result<(), Full> {
+    pub(super) fn bind(
+        &mut self,
+        conn: Conn,
+        remote_id: u32,
+        remote_qpn: Qpn,
+        now: Nanos,
+    ) -> Result<(), Full> {
         let Some(connection) = self.get_mut(conn) else { return Err(Full) };
+        connection.bound_at = now;
         connection.remote_id = Some(remote_id);
         connection.remote_qpn = Some(remote_qpn);
         let host = connection.addresses.remote;

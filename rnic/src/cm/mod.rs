@@ -30,9 +30,10 @@ pub use service::{PortSpace, port_of, service_id_of};
 pub use state::State;
 pub use types::{
     Accept, AddressPair, CallError, Config, Conn, ConnInfo, ConnectError, ConnectRequest, ConnectedTransport,
-    Event, ListenError, Listener, RemoteReply, RemoteRequest, private_data,
+    Event, IdSpace, ListenError, Listener, RemoteReply, RemoteRequest, private_data,
 };
 
+use crate::part::Notice;
 use connection::{Connection, Table};
 use rocev2::cm::{Kind, MAD_LEN, RejReason};
 use std::collections::{BTreeSet, VecDeque};
@@ -42,7 +43,7 @@ use switch::random::Rng;
 /// Minimum response timeout, whatever the remote side announces. Linux rounds up to it, too.
 const MIN_RESPONSE_TIMEOUT: Nanos = Nanos::from_millis(1);
 
-/// Limit of messages that wait to be sent
+/// Limit of messages that wait to be sent, and of notices
 pub const MAX_MESSAGES: usize = 4096;
 
 /// A communication manager.
@@ -56,6 +57,10 @@ pub struct Cm {
     out: VecDeque<(AddressPair, [u8; MAD_LEN])>,
     dropped: u64,
     events: VecDeque<Event>,
+    /// Connections of which the managers with the other IDs are told, and when
+    unsettled: VecDeque<(Nanos, Conn)>,
+    /// For these managers
+    notices: VecDeque<Notice>,
 }
 
 impl Cm {
@@ -71,12 +76,14 @@ impl Cm {
         };
         Self {
             rng: Rng::stream(seed, 0),
-            table: Table::new(config.capacity, Rng::stream(seed, 1)),
+            table: Table::new(config.capacity, config.ids, Rng::stream(seed, 1)),
             config,
             listeners: BTreeSet::new(),
             out: VecDeque::new(),
             dropped: 0,
             events: VecDeque::new(),
+            unsettled: VecDeque::new(),
+            notices: VecDeque::new(),
         }
     }
 
@@ -136,12 +143,14 @@ impl Cm {
 
     /// Returns when to call [`on_timer`](Self::on_timer); there may be nothing to do then.
     pub fn next_timer(&self) -> Option<Nanos> {
-        self.table.next_timer()
+        let settled = self.unsettled.front().map(|(at, _)| *at);
+        [self.table.next_timer(), settled].into_iter().flatten().min()
     }
 
     /// Retransmits messages whose response timed out, gives up connections without retries left, and forgets
     /// connections whose time wait is over.
     pub fn on_timer(&mut self, now: Nanos) {
+        self.announce_settled(now);
         while let Some(conn) = self.table.due(now) {
             let Some(connection) = self.table.get_mut(conn) else { continue };
             if connection.state == State::TimeWait {
@@ -154,6 +163,30 @@ impl Cm {
             } else {
                 self.give_up(conn, now);
             }
+        }
+    }
+
+    /// Tells the managers with the other IDs of the connections that exist for a while. Others have ended meanwhile.
+    fn announce_settled(&mut self, now: Nanos) {
+        while let Some(&(at, conn)) = self.unsettled.front()
+            && at <= now
+        {
+            self.unsettled.pop_front();
+            if let Some(connection) = self.table.get(conn).filter(|old| old.state != State::TimeWait)
+                && let (Some(comm_id), Some(qpn)) = (connection.remote_id, connection.remote_qpn)
+            {
+                let (host, at) = (connection.addresses.remote, connection.bound_at);
+                self.tell(Notice::Connected { host, qpn, comm_id, at });
+            }
+        }
+    }
+
+    /// Queues a notice for the managers with the other IDs. Beyond the limit, it is dropped and counted.
+    fn tell(&mut self, notice: Notice) {
+        if self.notices.len() < MAX_MESSAGES {
+            self.notices.push_back(notice);
+        } else {
+            self.dropped += 1;
         }
     }
 
@@ -181,9 +214,14 @@ impl Cm {
         }
     }
 
-    /// Returns the number of messages dropped because too many waited to be sent.
+    /// Returns the number of messages and notices dropped because too many waited.
     pub fn dropped(&self) -> u64 {
         self.dropped
+    }
+
+    /// Returns the next notice for the managers that have the other IDs.
+    pub(crate) fn poll_notice(&mut self) -> Option<Notice> {
+        self.notices.pop_front()
     }
 
     /// Sends a message of a connection and keeps it for retransmission.

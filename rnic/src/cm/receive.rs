@@ -1,9 +1,10 @@
 //! Processing of received messages.
 
 use super::connection::Connection;
-use super::types::{AddressPair, Conn, Event, Listener};
+use super::types::{AddressPair, Conn, Event, IdSpace, Listener};
 use super::wire::{self, MessageType};
 use super::{Cm, State};
+use crate::part::{Notice, SETTLED_AFTER};
 use rocev2::Qpn;
 use rocev2::cm::{Body, Drep, Dreq, Kind, Message, Mra, Rej, RejReason, Rep, Req, Rtu};
 use switch::{Full, Nanos};
@@ -81,7 +82,7 @@ impl Cm {
             connection.round_trip = wire::span(request.ack_timeout);
         }
         let conn = self.table.insert(connection).map_err(|Full| RejReason::NO_RESOURCES)?;
-        if self.table.bind(conn, req.local_comm_id.get(), req.qpn()) == Err(Full) {
+        if self.bind(conn, req.local_comm_id.get(), req.qpn(), now) == Err(Full) {
             self.table.remove(conn);
             return Err(RejReason::NO_RESOURCES);
         }
@@ -111,6 +112,43 @@ impl Cm {
             }
         }
         stale
+    }
+
+    /// Stores the remote side's ID of a connection and its queue pair.
+    fn bind(&mut self, conn: Conn, comm_id: u32, qpn: Qpn, now: Nanos) -> Result<(), Full> {
+        self.table.bind(conn, comm_id, qpn, now)?;
+        if self.config.ids != IdSpace::ALL {
+            self.unsettled.push_back((now + SETTLED_AFTER, conn));
+        }
+        Ok(())
+    }
+
+    /// Processes a notice of a manager that has other IDs of the same set.
+    pub(crate) fn on_notice(&mut self, notice: Notice, now: Nanos) {
+        match notice {
+            Notice::Connected { host, qpn, comm_id, at } => {
+                let by_id = self.table.by_remote_id.get(host, comm_id);
+                let by_qpn = self.table.by_remote_qpn.get(host, qpn.get());
+                for conn in [by_id, by_qpn].into_iter().flatten() {
+                    if self.is_older(conn, at) {
+                        self.close_stale(conn, now);
+                    }
+                }
+            }
+            Notice::GivenUp { host, comm_id, at } => {
+                if let Some(conn) = self.table.by_remote_id.get(host, comm_id)
+                    && self.is_older(conn, at)
+                {
+                    self.on_rejected(conn, RejReason::TIMEOUT, &[], now);
+                }
+            }
+            Notice::Neighbour { .. } => {}
+        }
+    }
+
+    /// Returns whether a connection was open before a time, and still is.
+    fn is_older(&self, conn: Conn, than: Nanos) -> bool {
+        self.table.get(conn).is_some_and(|old| old.state != State::TimeWait && old.bound_at < than)
     }
 
     /// Answers a retransmitted REQ: the remote side did not receive the first response.
@@ -178,7 +216,7 @@ impl Cm {
         if self.close_stale_connections(addresses, by_id, rep.qpn(), Some(conn), now) {
             return Err(RejReason::STALE_CONNECTION);
         }
-        self.table.bind(conn, remote_id, rep.qpn()).map_err(|Full| RejReason::NO_RESOURCES)?;
+        self.bind(conn, remote_id, rep.qpn(), now).map_err(|Full| RejReason::NO_RESOURCES)?;
         self.proceed(conn, State::RepReceived);
         self.events.push_back(Event::Replied { conn, reply: Box::new(wire::read_rep(rep)) });
         Ok(())
@@ -238,12 +276,21 @@ impl Cm {
     }
 
     fn on_rej(&mut self, addresses: AddressPair, rej: &Rej, now: Nanos) {
-        let Some(conn) = self.connection_of_rej(addresses, rej) else { return };
+        if let Some(conn) = self.connection_of_rej(addresses, rej) {
+            self.on_rejected(conn, rej.reason(), &rej.private_data, now);
+        } else if rej.remote_comm_id.get() == 0 && self.config.ids != IdSpace::ALL {
+            let (host, comm_id) = (addresses.remote, rej.local_comm_id.get());
+            self.tell(Notice::GivenUp { host, comm_id, at: now });
+        }
+    }
+
+    /// Closes a connection that the remote side has rejected.
+    fn on_rejected(&mut self, conn: Conn, reason: RejReason, private_data: &[u8], now: Nanos) {
         let Some(connection) = self.table.get_mut(conn) else { return };
         let event = match connection.state {
             State::TimeWait => return,
             State::DreqSent => Event::Disconnected { conn },
-            _ => Event::Rejected { conn, reason: rej.reason(), private_data: rej.private_data.to_vec() },
+            _ => Event::Rejected { conn, reason, private_data: private_data.to_vec() },
         };
         connection.last = None;
         self.close_connection(conn, Some(event), now);

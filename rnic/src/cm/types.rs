@@ -35,7 +35,9 @@ pub struct Config {
     /// ACK delay of the local adapter, which a REP carries: 4.096 us times 2^`ack_delay` (5 bits). Soft-RoCE:
     /// 15
     pub ack_delay: u8,
-    /// Limit of connections, including those in time wait; at most 2^24
+    /// Communication IDs that may be assigned
+    pub ids: IdSpace,
+    /// Limit of connections, including those in time wait; at most 2^24, and a quarter of the IDs
     pub capacity: usize,
     /// Time for which a closed connection is remembered, so that late messages find it
     pub time_wait: Nanos,
@@ -52,10 +54,40 @@ impl Default for Config {
             response_timeout: 20,
             max_retries: 15,
             ack_delay: 15,
+            ids: IdSpace::ALL,
             capacity: 1024,
             time_wait: Nanos::from_secs(2),
             max_response_timeout: Nanos::from_secs(60),
         }
+    }
+}
+
+/// A subset of the communication IDs, for managers that have them together: `first`, and every `step`-th ID from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdSpace {
+    /// Smallest ID, less than `step`
+    pub first: u32,
+    /// Difference between two IDs, from 1
+    pub step: u32,
+}
+
+impl IdSpace {
+    /// All IDs
+    pub const ALL: Self = Self { first: 0, step: 1 };
+
+    /// Returns the number of bits that the number of an ID has.
+    pub(super) const fn bits(self) -> u32 {
+        32 - self.step.next_power_of_two().trailing_zeros()
+    }
+
+    /// Returns the ID with a number of [`bits`](Self::bits) bits.
+    pub(super) const fn id(self, number: u32) -> u32 {
+        number * self.step + self.first
+    }
+
+    /// Returns the number of an ID, or `None` if the ID is not in the set.
+    pub(super) const fn number(self, id: u32) -> Option<u32> {
+        if id % self.step == self.first { Some(id / self.step) } else { None }
     }
 }
 

@@ -10,6 +10,7 @@ use crate::connections::{Connections, cm_config};
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::memory::{Access, Buffer, Memory, MemoryError, Mr, Pd, Region};
+use crate::part::Notice;
 use crate::path::Path;
 use crate::qp::{Event, Modify, Qp, QpContext, QpError, QpInit, State};
 use crate::queue::{Completion, CompletionQueue, Cq, ReceiveQueue, RecvRequest, SendRequest, Srq};
@@ -62,10 +63,11 @@ impl Rnic {
         let queues = config.max_qps.max(16) * 2;
         Self {
             memory: Memory::new(config.max_regions, Rng::stream(config.key_seed.unwrap_or(config.seed), 0)),
-            qps: QpTable::new(config.max_qps),
+            qps: QpTable::new(config.max_qps, config.part),
             cqs: DenseTable::with_capacity(queues),
             srqs: DenseTable::with_capacity(queues),
-            endpoint: Endpoint::new(config.interface.clone(), cm_config(&config), config.seed ^ 0x6373_6d00),
+            endpoint: Endpoint::new(config.interface.clone(), cm_config(&config), config.seed ^ 0x6373_6d00)
+                .of_part(config.part),
             connections: Connections::default(),
             timers: Timers::new(config.max_qps),
             unresolved: BTreeSet::new(),
@@ -411,6 +413,19 @@ impl Rnic {
     /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// Returns the next notice for all other parts of the NIC.
+    pub fn poll_notice(&mut self) -> Option<Notice> {
+        self.endpoint.poll_notice()
+    }
+
+    /// Processes a notice of another part.
+    pub fn on_notice(&mut self, notice: Notice, now: Nanos) {
+        if self.endpoint.on_notice(notice, now) {
+            self.wake_unresolved();
+        }
+        self.process_cm_events(now);
     }
 
     /// Returns the MAC address of the next hop to `ip`. If it is not known, sends an ARP request or neighbour

@@ -1,12 +1,13 @@
 //! The table of queue pairs: found by number in an array, and scheduled in a round-robin queue.
 
+use crate::part::{FIRST_QPN, MAX_QPS, Part};
 use crate::qp::{Qp, QpInit};
 use rocev2::Qpn;
 use std::collections::VecDeque;
 use switch::Full;
 
-/// Queue pair numbers below this one are not assigned to applications.
-const FIRST_QPN: u32 = 16;
+/// Binary digits of the fraction by which a number is divided by the number of parts
+const SHIFT: u32 = 40;
 
 /// A slot for a queue pair, and the number that the next queue pair in it gets.
 #[derive(Debug)]
@@ -25,15 +26,32 @@ pub(super) struct QpTable {
     /// Slots of queue pairs that may have something to send, in round-robin order
     ready: VecDeque<u32>,
     capacity: usize,
-    /// Difference between consecutive queue pair numbers of the same slot, a power of two
+    /// Number of slots of a part, a power of two
     stride: u32,
+    part: Part,
+    /// 1 divided by the number of parts, as a fraction of 2^[`SHIFT`], rounded up
+    parts_inverse: u64,
 }
 
 impl QpTable {
-    /// Creates a table for `capacity` queue pairs.
-    pub(super) fn new(capacity: usize) -> Self {
-        let stride = (capacity.next_power_of_two() as u32).min(1 << 23);
-        Self { slots: Vec::new(), free: VecDeque::new(), ready: VecDeque::new(), capacity, stride }
+    /// Creates the table of a part, for `capacity` queue pairs.
+    pub(super) fn new(capacity: usize, part: Part) -> Self {
+        let most = MAX_QPS / (part.count as usize).next_power_of_two();
+        let stride = capacity.next_power_of_two().min(most) as u32;
+        Self {
+            slots: Vec::new(),
+            free: VecDeque::new(),
+            ready: VecDeque::new(),
+            capacity: capacity.min(most),
+            stride,
+            part,
+            parts_inverse: (1u64 << SHIFT).div_ceil(part.count.into()),
+        }
+    }
+
+    /// Returns the first number of a queue pair in a slot.
+    const fn first_qpn(&self, slot: u32) -> u32 {
+        FIRST_QPN + slot * self.part.count + self.part.index
     }
 
     /// Creates a queue pair in the reset state. Returns its number.
@@ -42,7 +60,7 @@ impl QpTable {
             Some(slot) => slot,
             None if self.slots.len() < self.capacity => {
                 let slot = self.slots.len() as u32;
-                self.slots.push(Slot { qpn: FIRST_QPN + slot, scheduled: false, qp: None });
+                self.slots.push(Slot { qpn: self.first_qpn(slot), scheduled: false, qp: None });
                 slot
             }
             None => return Err(Full),
@@ -56,11 +74,13 @@ impl QpTable {
     /// Removes and returns the queue pair in a slot. The next one in this slot gets another number, so that
     /// late packets do not reach it.
     pub(super) fn remove(&mut self, slot: u32) -> Option<Box<Qp>> {
+        let (first, step) = (self.first_qpn(slot), self.stride * self.part.count);
         let entry = self.slots.get_mut(slot as usize)?;
         let qp = entry.qp.take()?;
-        entry.qpn += self.stride;
-        if entry.qpn >= 1 << 24 {
-            entry.qpn = FIRST_QPN + slot;
+        entry.qpn += step;
+        // The last number means multicast (IB 9.2.3.1).
+        if entry.qpn >= (1 << 24) - 1 {
+            entry.qpn = first;
         }
         self.free.push_back(slot);
         Some(qp)
@@ -69,7 +89,9 @@ impl QpTable {
     /// Returns the slot of the queue pair with this number.
     #[inline]
     pub(super) fn slot(&self, qpn: Qpn) -> Option<u32> {
-        let slot = qpn.get().checked_sub(FIRST_QPN)? & (self.stride - 1);
+        // Exact: the number has 24 bits, and there are fewer than 2^16 parts.
+        let number = (u64::from(qpn.get().checked_sub(FIRST_QPN)?) * self.parts_inverse) >> SHIFT;
+        let slot = number as u32 & (self.stride - 1);
         let entry = self.slots.get(slot as usize)?;
         (entry.qpn == qpn.get() && entry.qp.is_some()).then_some(slot)
     }
@@ -117,5 +139,45 @@ impl QpTable {
     /// Returns the length of the round-robin queue.
     pub(super) fn ready(&self) -> usize {
         self.ready.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Pd;
+    use crate::queue::Cq;
+
+    #[test]
+    fn numbers_of_a_part_stay_its_own_however_often_a_slot_is_used_again() {
+        for count in 1..=9 {
+            for index in 0..count {
+                let mut table = QpTable::new(1 << 18, Part { index, count });
+                let init = QpInit::rc(Pd(0), Cq(0), 1, 1);
+                let _other_slot = table.create(init).unwrap();
+                let mut last = None;
+                for _ in 0..200 {
+                    let qpn = table.create(init).unwrap();
+                    assert_eq!((qpn.get() - FIRST_QPN) % count, index);
+                    assert!(qpn.get() >= FIRST_QPN && qpn.get() < 0xff_ffff && last != Some(qpn));
+                    assert_eq!((table.slot(qpn), last.and_then(|last| table.slot(last))), (Some(1), None));
+                    for other in 0..count {
+                        let number = FIRST_QPN + (qpn.get() - FIRST_QPN) / count * count + other;
+                        assert!(other == index || table.slot(Qpn::new(number)).is_none());
+                    }
+                    table.remove(1);
+                    last = Some(qpn);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn all_parts_have_numbers_for_their_queue_pairs() {
+        for count in [1, 2, 3, 16, 128] {
+            let table = QpTable::new(1 << 24, Part { index: count - 1, count });
+            let last = table.first_qpn(table.capacity as u32 - 1);
+            assert!(table.capacity <= table.stride as usize && last < 1 << 23, "{count} parts");
+        }
     }
 }

@@ -4,6 +4,7 @@ mod connect;
 mod neighbours;
 mod pacing;
 mod pair;
+mod parts;
 mod queues;
 mod responder;
 mod rights;

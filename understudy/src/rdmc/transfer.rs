@@ -196,6 +196,13 @@ impl TransferArgs {
                 self.on.display()
             )));
         };
+        if host.workers > 1 {
+            return Err(ExitReason::InvalidArgument(format!(
+                "a transfer supports one worker, but {} has {}; write `workers = [1]`, or leave the key out",
+                self.on.display(),
+                host.workers
+            )));
+        }
         // An address on the peer's subnet is preferred.
         let family = || host.addresses.iter().filter(|(ip, _)| ip.is_ipv4() == peer.is_ipv4());
         let own =

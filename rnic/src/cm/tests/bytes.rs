@@ -32,6 +32,7 @@ fn with_ids_of(mut mad: [u8; MAD_LEN], like: &[u8; MAD_LEN]) -> [u8; MAD_LEN] {
 }
 
 const LINUX: Config = Config {
+    ids: IdSpace::ALL,
     ca_guid: 0x5054_00ff_fe00_0002,
     response_timeout: 20,
     max_retries: 15,

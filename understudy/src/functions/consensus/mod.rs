@@ -95,7 +95,7 @@ impl SwitchFunction for ConsensusConfig {
     }
 
     fn check(&mut self, file: &File<'_>) {
-        self.host.check(file);
+        file.check_one_worker("[consensus] supports one worker");
     }
 
     fn summary(&self, _ports: &[Port]) -> Vec<(&'static str, String)> {

@@ -25,6 +25,7 @@ fn config(id: u8, load: Load) -> ConsensusConfig {
         seed: Some(id.into()),
         services: Vec::new(),
         perftests: Vec::new(),
+        workers: 1,
     };
     ConsensusConfig {
         host,

@@ -4,8 +4,10 @@
 mod tests;
 
 use super::{Client, HostConfig, Kind, MAX_ADDRESSES, PerftestConfig, ServiceConfig, Test};
+use crate::functions::function::File;
 use core::net::IpAddr;
 use core::ops::Range;
+use rnic::part::MAX_QPS;
 use rnic::{AckPolicy, PathMtu, Transport};
 use rocev2::ethernet::MacAddr;
 use settings::address::own_addresses;
@@ -48,7 +50,7 @@ settings::table! {
     window: u32 = whole(1..=65_536).unit("packets") => default(128);
     /// Whether acknowledgements carry credits (IB 9.7.7.2)
     credits: bool = boolean() => default(false);
-    /// Connections that may exist at one time
+    /// Connections that may exist at one time; with several workers, at each of them
     max_connections: usize = whole(1..=1 << 20) => default(1024);
     /// Seed of first PSNs and of identifiers
     seed: u64 = whole(0..=i64::MAX as u64) => optional("random") example(1);
@@ -147,6 +149,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<HostConfig> {
         seed: table.read(Keys::seed),
         services: Vec::new(),
         perftests: Vec::new(),
+        workers: 1,
     };
     let (mut services, mut perftests) = (Vec::new(), Vec::new());
     // The ports of TCP and those of rdma_cm are different ones.
@@ -181,6 +184,17 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<HostConfig> {
         );
     }
     Some(HostConfig { services, perftests, ..config })
+}
+
+/// Reports more connections than there are queue pair numbers.
+pub(super) fn check_workers(config: &HostConfig, file: &File<'_>) {
+    let most = MAX_QPS / config.workers.next_power_of_two();
+    if config.max_qps > most {
+        let workers = config.workers;
+        let problem = format!("{} connections at each of {workers} workers", config.max_qps);
+        let help = format!("write `max_connections = {most}`, or list fewer workers");
+        file.runtime.reject_workers(&problem, "too many", &help, file.root.problems());
+    }
 }
 
 /// Service, by how its clients connect

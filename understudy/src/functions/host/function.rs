@@ -2,12 +2,15 @@
 
 use super::HostConfig;
 use super::perftest::Servers;
-use super::service::{Service, ServiceRow};
+use super::service::Service;
+use super::status::HostStatus;
+use super::tcp;
 use rnic::cm::{Event as CmEvent, PortSpace, service_id_of};
+use rnic::part::{self, Notice, Part};
 use rnic::{Cq, Outbox, Rnic};
 use rocev2::cm::RejReason;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
 /// Capacity of the completion queue
@@ -16,26 +19,17 @@ const CQ_LEN: usize = 1 << 16;
 /// Event for the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// All clients have finished their work.
-    Done,
+    /// All clients of a worker have finished their work.
+    Done { worker: usize },
+    /// A worker's part of the NIC has a notice for all others.
+    Notice { worker: usize, notice: Notice },
 }
 
-switch::metrics! {
-    /// State of a host as other threads see it.
-    #[derive(Clone, Debug, Default)]
-    pub(crate) struct HostStatus {
-        pub(crate) counters: rnic::Counters,
-        /// Messages of the communication manager and frames of neighbour discovery dropped because their queue
-        /// was full
-        pub(crate) control_dropped: u64 [frames],
-        /// TCP segments dropped because a queue was full or too many peers had connections
-        pub(crate) tcp_dropped: u64 [segments],
-        pub(crate) services: Vec<ServiceRow>,
-    }
-}
-
-/// A host on a port.
+/// A worker's part of a host on a port.
 pub(crate) struct Host {
+    worker: usize,
+    /// Workers of the host
+    workers: usize,
     nic: Rnic,
     cq: Cq,
     services: Vec<Service>,
@@ -53,9 +47,10 @@ pub(crate) struct Host {
 const PUBLISH_INTERVAL: Nanos = Nanos::from_millis(10);
 
 impl Host {
-    /// Creates a host on a port with this MAC address.
-    pub(crate) fn new(config: &HostConfig, port_mac: [u8; 6]) -> Result<Self, String> {
-        let mut nic = Rnic::new(config.nic(port_mac));
+    /// Creates the part of a worker, on a port with this MAC address.
+    pub(super) fn new(config: &HostConfig, worker: usize, port_mac: [u8; 6]) -> Result<Self, String> {
+        let part = Part { index: worker as u32, count: config.workers as u32 };
+        let mut nic = Rnic::new(rnic::Config { part, ..config.nic(port_mac) });
         let pd = nic.alloc_pd();
         let cq = nic.create_cq(CQ_LEN).map_err(|error| error.to_string())?;
         let services: Vec<_> =
@@ -65,6 +60,8 @@ impl Host {
         }
         let perftest = Servers::new(&config.perftests, &nic, pd, cq)?;
         Ok(Self {
+            worker,
+            workers: config.workers,
             nic,
             cq,
             services,
@@ -111,12 +108,15 @@ impl Host {
             }
         }
         while self.nic.poll_event().is_some() {}
+        let worker = self.worker;
+        let notices = core::iter::from_fn(|| self.nic.poll_notice());
+        self.events.extend(notices.map(|notice| Event::Notice { worker, notice }));
         if let Some(perftest) = &mut self.perftest {
             perftest.serve(&mut self.nic, now);
         }
         if !self.done_reported && self.is_done() {
             self.done_reported = true;
-            self.events.push_back(Event::Done);
+            self.events.push_back(Event::Done { worker: self.worker });
             self.publish(now);
         } else if now.since(self.published_at) >= PUBLISH_INTERVAL {
             self.publish(now);
@@ -143,7 +143,12 @@ impl Host {
     fn publish(&mut self, now: Nanos) {
         self.published_at = now;
         // A worker does not wait for a lock: while another thread reads, that thread sees the previous state.
-        let Ok(mut status) = self.status.try_lock() else { return };
+        if let Ok(mut status) = self.status.try_lock() {
+            self.write_status(&mut status);
+        }
+    }
+
+    fn write_status(&self, status: &mut HostStatus) {
         status.counters = *self.nic.counters();
         status.control_dropped = self.nic.control_dropped();
         status.tcp_dropped = self.perftest.as_ref().map_or(0, Servers::tcp_dropped);
@@ -168,9 +173,34 @@ impl Host {
     }
 }
 
+/// Returns the worker that processes a frame: that of its queue pair or connection, or of its TCP connection. Worker 0
+/// processes all others: ARP, neighbour discovery and echo requests.
+#[inline]
+fn owner(frame: &[u8], workers: u32) -> usize {
+    match part::owner(frame, workers) {
+        Some(worker) => worker as usize,
+        None => tcp::peer_of(frame)
+            .map_or(0, |(host, ports)| (part::hash(host, ports) % u64::from(workers)) as usize),
+    }
+}
+
+impl Drop for Host {
+    /// Publishes the last state, for the closing report.
+    fn drop(&mut self) {
+        self.write_status(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
 impl Function for Host {
-    type Command = ();
+    type Command = Notice;
     type Event = Event;
+
+    const HAS_OWNERS: bool = true;
+
+    #[inline]
+    fn owner(&self, frame: &impl Frame, _port: PortId) -> Option<usize> {
+        Some(owner(frame.bytes(), self.workers as u32))
+    }
 
     fn on_frame<O: Output>(
         &mut self,
@@ -208,7 +238,10 @@ impl Function for Host {
             .min()
     }
 
-    fn on_command(&mut self, (): (), _now: Nanos) {}
+    fn on_command(&mut self, notice: Notice, now: Nanos) {
+        self.nic.on_notice(notice, now);
+        self.serve(now);
+    }
 
     fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()

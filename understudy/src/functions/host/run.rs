@@ -1,59 +1,58 @@
 //! The host's control plane, which ends the run when all clients are done, and the host's report.
 
-use super::{Event, Host, HostConfig, HostStatus, ServiceRow};
+use super::status::Total;
+use super::{Event, Host, HostConfig, HostControl, ServiceRow};
 use crate::functions::launch::{ClosingReport, Launch};
 use crate::functions::ports::Ports;
 use crate::observe::{FunctionMetrics, Port, Row, Table, Values, headings};
 use comfy_table::{Cell, CellAlignment, presets};
 use core::fmt::Write as _;
-use dataplane::{ControlHandler, ControlOutput, Live, Mbuf};
+use dataplane::{ControlHandler, ControlOutput, ControlPlane, Live, Mbuf};
 use serde::Serialize;
 use std::process::ExitCode;
 use switch::PortId;
 use switch::metrics::Metrics as _;
 
-/// Ends the run when all clients are done.
-#[derive(Default)]
-struct ClientWatch {
-    done: bool,
-}
+/// Runs the control plane, and ends the run when all clients are done.
+struct Plane(ControlPlane<HostControl>);
 
-impl ControlHandler<Host> for ClientWatch {
-    fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, Host>) {
-        self.done |= event == Event::Done;
+impl ControlHandler<Host> for Plane {
+    fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Host>) {
+        self.0.on_event(worker, event, out);
     }
 
-    fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Host>) {}
+    fn on_punt(&mut self, worker: usize, frame: Mbuf, port: PortId, out: &mut ControlOutput<'_, Host>) {
+        self.0.on_punt(worker, frame, port, out);
+    }
 
-    fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, Host>) -> bool {
-        !self.done
+    fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Host>) -> bool {
+        self.0.on_tick(live, out) && !self.0.control.is_done()
     }
 }
 
 /// The closing report of a host.
 pub(super) struct Report {
     seconds: f64,
-    status: HostStatus,
+    total: Total,
     ports: Ports,
 }
 
 pub(super) fn run(config: &HostConfig, launch: Launch<'_>) -> Result<Report, miette::Report> {
     let mut run = launch.start()?;
-    let host = Host::new(config, run.port_mac().0).map_err(|error| miette::miette!("{error}"))?;
-    let status = host.status();
-    let metrics =
-        |_: &ClientWatch| metrics_of(&status.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-    let (outcome, seconds) = run.run(vec![host], &mut ClientWatch::default(), metrics);
-    let status = status.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+    let functions = config.functions(run.port_mac().0).map_err(|error| miette::miette!("{error}"))?;
+    let statuses: Vec<_> = functions.iter().map(Host::status).collect();
+    let mut plane = Plane(ControlPlane::new(HostControl::new(config.workers)));
+    let metrics = |_: &Plane| metrics_of(&Total::of(&statuses));
+    let (outcome, seconds) = run.run(functions, &mut plane, metrics);
     let ports = Ports::of(&run.runtime, &outcome);
-    Ok(Report { seconds, status, ports })
+    Ok(Report { seconds, total: Total::of(&statuses), ports })
 }
 
 /// Returns the host's metrics for observation.
-fn metrics_of(status: &HostStatus) -> FunctionMetrics {
+fn metrics_of(total: &Total) -> FunctionMetrics {
     let services =
-        status.services.iter().map(|row| Row::of([row.service, &row.port.to_string()], &Values::of(row)));
-    FunctionMetrics::default().values(&counters_of(status)).table(Table::of(&ServiceRow::GROUP, services))
+        total.services.iter().map(|row| Row::of([row.service, &row.port.to_string()], &Values::of(row)));
+    FunctionMetrics::default().values(&total.nic).table(Table::of(&ServiceRow::GROUP, services))
 }
 
 /// The serialised form of the closing report. Fields are added, not renamed.
@@ -63,7 +62,10 @@ pub(super) struct Printed<'a> {
     /// Length of the run
     seconds: f64,
     /// Counters of the NIC
-    #[cfg_attr(test, schemars(schema_with = "crate::reference::metrics2::<rnic::Counters, HostStatus>"))]
+    #[cfg_attr(
+        test,
+        schemars(schema_with = "crate::reference::metrics2::<rnic::Counters, super::HostStatus>")
+    )]
     nic: Values,
     services: &'a Vec<ServiceRow>,
     ports: &'a Vec<Port>,
@@ -72,15 +74,15 @@ pub(super) struct Printed<'a> {
 impl ClosingReport for Report {
     /// Returns failure if a service failed.
     fn code(&self) -> ExitCode {
-        let failed = self.status.services.iter().any(|row| row.failed > 0 || row.error.is_some());
+        let failed = self.total.services.iter().any(|row| row.failed > 0 || row.error.is_some());
         if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
     }
 
     fn json(&self) -> String {
         let printed = Printed {
             seconds: self.seconds,
-            nic: counters_of(&self.status),
-            services: &self.status.services,
+            nic: self.total.nic.clone(),
+            services: &self.total.services,
             ports: &self.ports.rows,
         };
         serde_json::to_string(&printed).expect("numbers and text always serialise")
@@ -93,7 +95,7 @@ impl ClosingReport for Report {
         let head = |name: &str| Cell::new(name).set_alignment(CellAlignment::Right);
         let words = [Cell::new("service"), head("port")];
         table.set_header(words.into_iter().chain(numbers.into_iter().map(head)));
-        for row in &self.status.services {
+        for row in &self.total.services {
             let numbers = [u64::from(row.port)].into_iter().chain(Values::of(row).numbers());
             let numbers = numbers.map(|n| Cell::new(n).set_alignment(CellAlignment::Right));
             table.add_row([Cell::new(row.service)].into_iter().chain(numbers));
@@ -105,19 +107,14 @@ impl ClosingReport for Report {
                 text.push('\n');
             }
         }
-        for row in &self.status.services {
+        for row in &self.total.services {
             if let Some(error) = &row.error {
                 // Writing to a string does not fail.
                 _ = writeln!(text, "{} at port {}: {error}", row.service, row.port);
             }
         }
-        text + "\n" + &self.ports.notes + &counters_line(&counters_of(&self.status), self.seconds)
+        text + "\n" + &self.ports.notes + &counters_line(&self.total.nic, self.seconds)
     }
-}
-
-/// Returns the counters of the NIC, and of frames dropped because the port was blocked.
-fn counters_of(status: &HostStatus) -> Values {
-    Values::of(&status.counters).and(Values::of(status))
 }
 
 /// Returns the counters that are not zero, in one line.
@@ -130,12 +127,15 @@ pub(in crate::functions) fn counters_line(all: &Values, seconds: f64) -> String 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::functions::host::HostStatus;
     use serde_json::json;
+    use std::sync::{Arc, Mutex};
 
     #[test]
     fn dropped_frames_are_in_the_report_of_a_host() {
         let status = HostStatus { control_dropped: 5, tcp_dropped: 7, ..HostStatus::default() };
-        let mut report = Report { seconds: 1.0, status, ports: Ports::default() };
+        let total = Total::of(&[Arc::new(Mutex::new(status))]);
+        let mut report = Report { seconds: 1.0, total, ports: Ports::default() };
         let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!((&json["nic"]["control_dropped"], &json["nic"]["tcp_dropped"]), (&json!(5), &json!(7)));
         assert_eq!(report.text(), "\nNIC: 5 control dropped, 7 tcp dropped, in 1.00 s");

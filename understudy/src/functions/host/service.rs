@@ -30,6 +30,19 @@ pub(crate) struct Client {
     pub(crate) at_once: u32,
 }
 
+impl Client {
+    /// Returns one of several parts of the client, which have its connections, and those that are requested at once,
+    /// together.
+    pub(super) fn part(self, part: u32, parts: u32) -> Self {
+        let parts = parts.min(self.at_once);
+        if part >= parts {
+            return Self { connections: 0, ..self };
+        }
+        let share = |all: u32| all / parts + u32::from(part < all % parts);
+        Self { connections: share(self.connections), at_once: share(self.at_once), ..self }
+    }
+}
+
 /// Protocol spoken on the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -82,6 +95,19 @@ switch::metrics! {
         pub(crate) bytes: u64 [bytes],
         /// First error
         pub(crate) error: Option<String>,
+    }
+}
+
+impl ServiceRow {
+    /// Adds the results of another worker's part of the service.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.connections += other.connections;
+        self.finished += other.finished;
+        self.failed += other.failed;
+        self.refused += other.refused;
+        self.operations += other.operations;
+        self.bytes += other.bytes;
+        self.error = self.error.take().or_else(|| other.error.clone());
     }
 }
 

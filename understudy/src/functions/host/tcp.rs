@@ -33,6 +33,50 @@ const BACKLOG: usize = 64;
 const MAX_PACKETS: usize = 1024;
 const TCP: u8 = 6;
 
+/// A frame with TCP.
+struct Segment<'a> {
+    to: MacAddr,
+    /// VLAN, or 0
+    vlan: u16,
+    /// Offset of the IP packet
+    ip_at: usize,
+    src: IpAddr,
+    dst: IpAddr,
+    /// The frame from the TCP header on
+    tcp: &'a [u8],
+}
+
+impl<'a> Segment<'a> {
+    fn parse(frame: &'a [u8]) -> Option<Self> {
+        let (ethernet, rest) = Ethernet::ref_from_prefix(frame).ok()?;
+        let (vlan, kind, packet) = if ethernet.ethertype.get() == ethertype::VLAN {
+            let (tag, packet) = VlanTag::ref_from_prefix(rest).ok()?;
+            (tag.id(), tag.ethertype.get(), packet)
+        } else {
+            (0, ethernet.ethertype.get(), rest)
+        };
+        let (src, dst, protocol, header_len): (IpAddr, IpAddr, u8, usize) = match kind {
+            ethertype::IPV4 => {
+                let (ip, _) = Ipv4::ref_from_prefix(packet).ok()?;
+                (ip.src.into(), ip.dst.into(), ip.protocol, ip.header_len())
+            }
+            ethertype::IPV6 => {
+                let (ip, _) = Ipv6::ref_from_prefix(packet).ok()?;
+                (ip.src.into(), ip.dst.into(), ip.next_header, Ipv6::LEN)
+            }
+            _ => return None,
+        };
+        let tcp = packet.get(header_len..).filter(|_| protocol == TCP)?;
+        Some(Self { to: ethernet.dst, vlan, ip_at: frame.len() - packet.len(), src, dst, tcp })
+    }
+}
+
+/// Returns the host that sent a TCP segment, and the ports from which and to which, if the frame is one.
+pub(super) fn peer_of(frame: &[u8]) -> Option<(IpAddr, u32)> {
+    let segment = Segment::parse(frame)?;
+    Some((segment.src, u32::from_be_bytes(*segment.tcp.first_chunk()?)))
+}
+
 /// The TCP stack of a host.
 pub(super) struct Tcp {
     mac: MacAddr,
@@ -268,28 +312,11 @@ impl Tcp {
 
     /// Returns the offset of the IP packet and its source address, if the frame is TCP for this host.
     fn classify(&self, frame: &[u8]) -> Option<(usize, IpAddr)> {
-        let (ethernet, rest) = Ethernet::ref_from_prefix(frame).ok()?;
-        let (vlan, kind, packet) = if ethernet.ethertype.get() == ethertype::VLAN {
-            let (tag, packet) = VlanTag::ref_from_prefix(rest).ok()?;
-            (tag.id(), tag.ethertype.get(), packet)
-        } else {
-            (0, ethernet.ethertype.get(), rest)
-        };
-        let (src, dst): (IpAddr, IpAddr) = match kind {
-            ethertype::IPV4 => {
-                let (ip, _) = Ipv4::ref_from_prefix(packet).ok()?;
-                (ip.protocol == TCP).then(|| (ip.src.into(), ip.dst.into()))?
-            }
-            ethertype::IPV6 => {
-                let (ip, _) = Ipv6::ref_from_prefix(packet).ok()?;
-                (ip.next_header == TCP).then(|| (ip.src.into(), ip.dst.into()))?
-            }
-            _ => return None,
-        };
-        let ours = ethernet.dst == self.mac
-            && vlan == self.vlan.unwrap_or(0) & 0xfff
-            && self.addresses.contains(&dst);
-        ours.then(|| (frame.len() - packet.len(), src))
+        let segment = Segment::parse(frame)?;
+        let ours = segment.to == self.mac
+            && segment.vlan == self.vlan.unwrap_or(0) & 0xfff
+            && self.addresses.contains(&segment.dst);
+        ours.then_some((segment.ip_at, segment.src))
     }
 
     /// Processes received packets and due timers. Returns `false` if there was nothing to do.

@@ -1,8 +1,9 @@
 //! Hosts and their services in the simulator.
 
+use super::status::Total;
 use super::*;
 use rnic::AckPolicy;
-use sim::{Clock, Link, NodeId, Switch, World};
+use sim::{Clock, Controlled, Link, NodeId, Queues, Workers, World};
 use switch::{Nanos, Probability};
 
 fn config(last: u8, services: Vec<ServiceConfig>) -> HostConfig {
@@ -19,6 +20,7 @@ fn config(last: u8, services: Vec<ServiceConfig>) -> HostConfig {
         seed: Some(last.into()),
         services,
         perftests: Vec::new(),
+        workers: 1,
     }
 }
 
@@ -34,20 +36,37 @@ fn client(kind: Kind, port: u16, connections: u32) -> ServiceConfig {
     }
 }
 
-fn add(world: &mut World, last: u8, services: Vec<ServiceConfig>) -> NodeId {
-    let config = config(last, services);
-    let make = move || Host::new(&config, [2, 0, 0, 0, 0, last]).unwrap();
-    world.add(&last.to_string(), Switch::new(make), Clock::default())
+/// Returns a host on these workers.
+pub(super) fn node(config: HostConfig, mac: [u8; 6], workers: Workers) -> Controlled<HostControl> {
+    let config = HostConfig { workers: workers.count, ..config };
+    let count = workers.count;
+    let mut functions = Vec::new();
+    let make = move |worker| {
+        if worker == 0 {
+            functions = config.functions(mac).unwrap();
+            functions.reverse();
+        }
+        functions.pop().expect("the functions of all workers are made in their order")
+    };
+    let queues = if count > 1 { Queues::drawn(workers.seed) } else { Queues::USUAL };
+    Controlled::with_workers(workers, make, move |_| HostControl::new(count)).with_queues(queues)
 }
 
-fn rows(world: &World, host: NodeId) -> Vec<ServiceRow> {
-    world.node::<Switch<Host>>(host).functions[0].status().lock().unwrap().services.clone()
+fn add(world: &mut World, last: u8, services: Vec<ServiceConfig>, workers: Workers) -> NodeId {
+    let host = node(config(last, services), [2, 0, 0, 0, 0, last], workers);
+    world.add(&last.to_string(), host, Clock::default())
+}
+
+/// Returns the results of all services.
+pub(super) fn rows(world: &World, host: NodeId) -> Vec<ServiceRow> {
+    let functions = &world.node::<Controlled<HostControl>>(host).switch.functions;
+    Total::of(&functions.iter().map(Host::status).collect::<Vec<_>>()).services
 }
 
 /// Runs until the clients at `host` are done.
 fn run(world: &mut World, host: NodeId) -> Vec<ServiceRow> {
     let until = Nanos::from_secs(3000);
-    while world.node::<Switch<Host>>(host).events.is_empty() {
+    while !world.node::<Controlled<HostControl>>(host).control.is_done() {
         assert!(world.step(until), "the clients do not finish: {:?}", rows(world, host));
     }
     // If the reply to a disconnection is lost, the request is retransmitted seconds later.
@@ -58,9 +77,20 @@ fn run(world: &mut World, host: NodeId) -> Vec<ServiceRow> {
 
 /// Runs a server and a client with a link between them. Returns the client's report and the server's.
 fn run_pair(seed: u64, link: Link, server: ServiceConfig, client: ServiceConfig) -> (ServiceRow, ServiceRow) {
+    run_pair_on([Workers::ONE; 2], seed, link, server, client)
+}
+
+/// Does so with these workers of the server and of the client.
+fn run_pair_on(
+    workers: [Workers; 2],
+    seed: u64,
+    link: Link,
+    server: ServiceConfig,
+    client: ServiceConfig,
+) -> (ServiceRow, ServiceRow) {
     let mut world = World::new(seed);
-    let a = add(&mut world, 1, vec![server]);
-    let b = add(&mut world, 2, vec![client]);
+    let a = add(&mut world, 1, vec![server], workers[0]);
+    let b = add(&mut world, 2, vec![client], workers[1]);
     world.connect(a, b, link);
     let rows_b = run(&mut world, b);
     (rows_b[0].clone(), rows(&world, a)[0].clone())
@@ -117,14 +147,13 @@ fn failures_are_reported() {
 fn run_with_max_qps(max_qps: usize) -> ServiceRow {
     let mut world = World::new(1);
     let rping = Kind::Rping { count: 3, size: 64 };
-    let a = add(&mut world, 1, vec![server(rping, 7174)]);
+    let a = add(&mut world, 1, vec![server(rping, 7174)], Workers::ONE);
     let ten = ServiceConfig {
         client: Some(Client { server: [10, 0, 0, 1].into(), connections: 10, at_once: 4 }),
         ..client(rping, 7174, 10)
     };
     let config = HostConfig { max_qps, ..config(2, vec![ten]) };
-    let make = move || Host::new(&config, [2, 0, 0, 0, 0, 2]).unwrap();
-    let b = world.add("2", Switch::new(make), Clock::default());
+    let b = world.add("2", node(config, [2, 0, 0, 0, 0, 2], Workers::ONE), Clock::default());
     world.connect(a, b, Link::default());
     run(&mut world, b)[0].clone()
 }
@@ -140,4 +169,70 @@ fn a_client_without_queue_pairs_fails_all_connections_and_ends() {
     let row = run_with_max_qps(0);
     assert_eq!((row.connections, row.finished, row.failed), (0, 0, 10), "{row:?}");
     assert!(row.error.unwrap().starts_with("no resources for a connection"));
+}
+
+/// Draws the workers of a host: in a third of the seeds one. With smaller rings than these, the packets of many connections
+/// are lost more often than they are retransmitted.
+pub(super) fn drawn_workers(seed: u64) -> Workers {
+    if seed.is_multiple_of(3) { Workers::ONE } else { Workers { ring: 1024, ..Workers::drawn(seed) } }
+}
+
+#[test]
+fn services_complete_on_several_workers() {
+    let kinds = [Kind::Rping { count: 10, size: 10_000 }, Kind::Ucmatose { messages: 10, size: 3_000 }];
+    for (seed, kind) in (1..=40).flat_map(|seed| kinds.map(|kind| (seed, kind))) {
+        let mut rng = switch::Rng::stream(seed, 77);
+        let workers = [drawn_workers(rng.bits()), drawn_workers(rng.bits())];
+        let connections = rng.between(1, 30) as u32;
+        let link = faulty_link(*rng.pick(&[0, 1, 3]));
+        let at_once = rng.between(1, 40) as u32;
+        let server_kind = match kind {
+            Kind::Rping { size, .. } => Kind::Rping { count: 0, size },
+            other => other,
+        };
+        let mut client = client(kind, 7174, connections);
+        client.client.as_mut().unwrap().at_once = at_once;
+        let (client, server) = run_pair_on(workers, seed, link, server(server_kind, 7174), client);
+        let all = u64::from(connections);
+        let is_complete = |row: &ServiceRow| {
+            (row.connections, row.finished, row.failed, row.refused) == (all, all, 0, 0)
+                && row.error.is_none()
+        };
+        assert!(is_complete(&client), "seed {seed}: {client:?}");
+        // A client is done although the acknowledgement of the server's last message was lost. If its DREQ is lost, too,
+        // the server retransmits to a queue pair that has ended.
+        let is_unlucky = link.loss != Probability::NEVER
+            && server.connections == server.finished + server.failed
+            && server.failed <= 3
+            && server.error.as_deref() == Some("Send failed: RetryExceeded");
+        assert!(is_complete(&server) || is_unlucky, "seed {seed}: {server:?}");
+        if let Kind::Rping { count, .. } = kind {
+            let all = u64::from(connections) * u64::from(count) * 4;
+            let rest = u64::from(connections);
+            assert!((all - rest..=all).contains(&client.operations), "seed {seed}: {client:?}");
+        }
+    }
+}
+
+#[test]
+fn parts_of_a_client_have_its_connections_together() {
+    for (connections, at_once, workers) in [(0, 1, 1), (1, 64, 4), (10, 3, 4), (7, 7, 2), (100, 1, 3)] {
+        let all = Client { server: [10, 0, 0, 1].into(), connections, at_once };
+        let parts: Vec<_> = (0..workers).map(|part| all.part(part, workers)).collect();
+        let sum = parts.iter().map(|part| part.connections).sum::<u32>();
+        let active = parts.iter().filter(|part| part.connections > 0);
+        assert_eq!(sum, connections);
+        assert!(active.map(|part| part.at_once).sum::<u32>() <= at_once, "{parts:?}");
+    }
+}
+
+#[test]
+fn clients_with_one_connection_are_at_different_workers() {
+    let services = (0..4).map(|port| client(Kind::Rping { count: 1, size: 64 }, port + 1, 1)).collect();
+    let config = HostConfig { workers: 4, ..config(2, services) };
+    for worker in 0..4 {
+        let of_worker: u32 =
+            config.part(worker, 1).services.iter().map(|s| s.client.unwrap().connections).sum();
+        assert_eq!(of_worker, 1);
+    }
 }

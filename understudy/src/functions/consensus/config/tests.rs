@@ -83,7 +83,7 @@ fn consensus_needs_nic_alone() {
     );
     fails(
         &["[runtime]\nworkers = [0, 1] #!\n", &with("")].concat(),
-        "a host supports one worker",
+        "[consensus] supports one worker",
         "write `workers = [1]`, or leave the key out",
     );
 }

@@ -40,6 +40,7 @@ fn defaults() -> HostConfig {
         seed: None,
         services: vec![],
         perftests: vec![],
+        workers: 1,
     }
 }
 
@@ -64,6 +65,7 @@ fn keys_and_defaults_are_read() {
         seed: Some(9),
         services: vec![],
         perftests: vec![],
+        workers: 1,
     };
     assert_eq!(host(&all), expected);
 }
@@ -186,7 +188,7 @@ fn numbers_outside_of_their_range_are_reported() {
 }
 
 #[test]
-fn a_host_has_one_port_and_one_worker() {
+fn a_host_has_one_port_and_numbers_for_all_connections() {
     let two = ["[[port]]\nname = \"b\"\nring = {}\n", PORT].concat().replace("\"a\"", "\"a\" #!");
     fails(
         &[&two, "[nic]\naddresses = [\"10.0.0.2/24\"]\n"].concat(),
@@ -194,9 +196,13 @@ fn a_host_has_one_port_and_one_worker() {
         "remove it, or run another instance for another host",
     );
     fails(
-        &["[runtime]\nworkers = [1, 2] #!\n", &nic("addresses = [\"10.0.0.2/24\"]")].concat(),
-        "a host supports one worker",
-        "write `workers = [1]`, or leave the key out",
+        &[
+            "[runtime]\nworkers = [\"any\", \"any\", \"any\", \"any\", \"any\"] #!\n",
+            &nic("addresses = [\"10.0.0.2/24\"]\nmax_connections = 524289"),
+        ]
+        .concat(),
+        "524289 connections at each of 5 workers",
+        "write `max_connections = 524288`, or list fewer workers",
     );
 }
 

@@ -5,13 +5,14 @@ use super::*;
 use crate::functions::host::service::ServiceRow;
 use crate::functions::host::session::{SessionQp, VA};
 use crate::functions::host::tcp::{SocketHandle, Tcp};
+use crate::functions::host::tests::{node, rows};
 use crate::functions::host::{Host, HostConfig, PerftestConfig};
 use rnic::{
     AckPolicy, CompletionOpcode, Cq, Data, Interface, Operation, RecvRequest, Remote, Rnic, SendRequest,
     Transport,
 };
 use rocev2::ethernet::MacAddr;
-use sim::{Clock, Link, Node, NodeId, Ports, Switch, World};
+use sim::{Clock, Link, Node, NodeId, Ports, Workers, World};
 use std::collections::VecDeque;
 use switch::memory::{FrameCollector, MemoryFrame};
 use switch::{Frame, Function as _, Nanos, PortId, Probability};
@@ -301,12 +302,13 @@ struct Case {
     ipv6: bool,
     seed: u64,
     link: Link,
+    workers: Workers,
 }
 
 impl Case {
     fn new(test: Test) -> Self {
         let (transport, link) = (Transport::Rc, Link::default());
-        Self { test, qps: 1, size: 64, transport, ipv6: false, seed: 1, link }
+        Self { test, qps: 1, size: 64, transport, ipv6: false, seed: 1, link, workers: Workers::ONE }
     }
 
     fn server(&self) -> HostConfig {
@@ -328,15 +330,14 @@ impl Case {
                 size: self.size,
                 transport: self.transport,
             }],
+            workers: 1,
         }
     }
 
     /// Runs the world until the client has finished. Returns the server's report some time later.
     fn run(&self) -> ServiceRow {
         let mut world = World::new(self.seed);
-        let config = self.server();
-        let make = move || Host::new(&config, SERVER.0).unwrap();
-        let server = world.add("server", Switch::new(make), Clock::default());
+        let server = world.add("server", node(self.server(), SERVER.0, self.workers), Clock::default());
         let client = world.add("client", Client::new(self), Clock::default());
         world.connect(server, client, self.link);
         let until = Nanos::from_secs(300);
@@ -351,7 +352,7 @@ impl Case {
 }
 
 fn row(world: &World, server: NodeId) -> ServiceRow {
-    world.node::<Switch<Host>>(server).functions[0].status().lock().unwrap().services[0].clone()
+    rows(world, server)[0].clone()
 }
 
 fn assert_finished(case: &Case) {
@@ -406,12 +407,18 @@ fn every_test_finishes_on_faulty_links() {
 }
 
 #[test]
+fn every_test_finishes_on_several_workers() {
+    for (seed, (_, test)) in (1..=16).zip(Test::ALL.into_iter().cycle()) {
+        let (workers, ipv6) = (Workers { ring: 1024, ..Workers::drawn(seed) }, seed % 2 == 0);
+        assert_finished(&Case { size: 3000, seed, workers, ipv6, ..Case::new(test) });
+    }
+}
+
+#[test]
 fn a_client_that_disconnects_early_is_a_failure() {
     let case = Case::new(Test::WriteBw);
     let mut world = World::new(1);
-    let config = case.server();
-    let server =
-        world.add("server", Switch::new(move || Host::new(&config, SERVER.0).unwrap()), Clock::default());
+    let server = world.add("server", node(case.server(), SERVER.0, Workers::ONE), Clock::default());
     let mut leaving = Client::new(&case);
     leaving.script = script(case.test, 1).into_iter().take(5).chain([Step::Close]).collect();
     let client = world.add("client", leaving, Clock::default());
@@ -546,7 +553,7 @@ fn arp_request(n: u16) -> Vec<u8> {
 
 #[test]
 fn a_host_counts_drops_while_its_port_is_blocked() {
-    let mut host = Host::new(&Case::new(Test::WriteBw).server(), SERVER.0).unwrap();
+    let mut host = Host::new(&Case::new(Test::WriteBw).server(), 0, SERVER.0).unwrap();
     let status = host.status();
     let mut port = FrameCollector::with_room(0);
     for n in 0..5000 {
