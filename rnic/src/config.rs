@@ -36,7 +36,7 @@ pub struct Config {
     /// Seed of the `L_Key`s and `R_Key`s, if it differs from `seed`: a NIC may assign the same keys again
     /// after a restart
     pub key_seed: Option<u64>,
-    /// Which of several parts of a host's NIC this is
+    /// Part of the host's NIC
     pub part: Part,
     /// Planted bug, to check that tests find it; has no effect without debug assertions
     pub bug: Option<Bug>,

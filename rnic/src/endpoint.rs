@@ -56,7 +56,7 @@ impl Endpoint {
         }
     }
 
-    /// Makes it the endpoint of a part of a NIC, whose communication IDs its configuration sets.
+    /// Returns the endpoint as that of a part of a NIC, whose communication IDs its configuration sets.
     #[must_use]
     pub(crate) fn of_part(mut self, part: Part) -> Self {
         self.neighbours = self.neighbours.of_part(part);
@@ -70,15 +70,20 @@ impl Endpoint {
 
     /// Processes a notice of another part. Returns whether a neighbour was resolved.
     pub(crate) fn on_notice(&mut self, notice: Notice, now: Nanos) -> bool {
-        let Notice::Neighbour { ip, mac, create } = notice else {
-            self.cm.on_notice(notice, now);
-            return false;
-        };
-        let resolved = self.neighbours.learn(ip, mac, create, now);
-        if resolved {
-            self.retry_waiting();
+        match notice {
+            Notice::Neighbour { ip, mac, create } => {
+                let resolved = self.neighbours.learn(ip, mac, create, now);
+                if resolved {
+                    self.retry_waiting();
+                }
+                return resolved;
+            }
+            Notice::Connected { host, qpn, comm_id, at } => {
+                self.cm.close_older(host, qpn, comm_id, at, now);
+            }
+            Notice::GivenUp { host, comm_id, at } => self.cm.close_given_up(host, comm_id, at, now),
         }
-        resolved
+        false
     }
 
     /// Returns its addresses.

@@ -140,9 +140,8 @@ pub(crate) struct Neighbours {
     /// Version of the table: incremented whenever an address changes or an entry is removed
     version: u64,
     part: Part,
-    /// Addresses of which the other parts have not been told, with the MAC address, and whether to add them to the table;
-    /// the last announcement of each
-    announced: BTreeMap<IpAddr, (MacAddr, bool)>,
+    /// Notices for the other parts, the last one of each neighbour: its MAC address, and whether it may be added
+    notices: BTreeMap<IpAddr, (MacAddr, bool)>,
     /// Entries that were examined, for tests of the cost
     #[cfg(test)]
     examined: usize,
@@ -159,20 +158,20 @@ impl Neighbours {
             dropped: 0,
             version: 0,
             part: Part::WHOLE,
-            announced: BTreeMap::new(),
+            notices: BTreeMap::new(),
             #[cfg(test)]
             examined: 0,
         }
     }
 
-    /// Makes it the table of a part of a NIC.
+    /// Returns the table as that of a part of a NIC.
     pub(crate) fn of_part(self, part: Part) -> Self {
         Self { part, ..self }
     }
 
     /// Returns the next notice for the other parts.
     pub(crate) fn poll_notice(&mut self) -> Option<Notice> {
-        let (ip, (mac, create)) = self.announced.pop_first()?;
+        let (ip, (mac, create)) = self.notices.pop_first()?;
         Some(Notice::Neighbour { ip, mac, create })
     }
 
@@ -290,11 +289,11 @@ impl Neighbours {
             {
                 self.examined += 1;
             }
-            let Some(known) = self.entries.get(&ip).copied() else { continue };
+            let known = self.entries.get(&ip).copied().expect("each address in `requested` has an entry");
             if known.request_count < MAX_REQUESTS {
                 self.request(ip, now);
             } else if known.mac.is_some() && self.part.index > 0 {
-                // The replies come by way of part 0, possibly late. If the neighbour is gone, requests time out.
+                // Replies reach this part through part 0 and may be late. Requests to a neighbour that is gone time out.
                 self.store(ip, Neighbour { request_at: now + LIFETIME, request_count: 0, ..known });
             } else {
                 self.remove(ip);
@@ -346,18 +345,20 @@ impl Neighbours {
         true
     }
 
-    /// Stores the MAC address that a received frame announced, and tells the other parts.
+    /// Stores the MAC address that a received frame announced. If it is one of interest, also to other parts, which have
+    /// sent requests of their own, they get a notice.
     fn on_announcement(&mut self, ip: IpAddr, mac: MacAddr, create: bool, now: Nanos) -> bool {
-        if self.part.has_others() {
-            if let Some(known) = self.announced.get_mut(&ip) {
+        let learnt = self.learn(ip, mac, create, now);
+        if learnt && self.part.has_others() {
+            if let Some(known) = self.notices.get_mut(&ip) {
                 *known = (mac, create || known.1);
-            } else if self.announced.len() < MAX_NEIGHBOURS {
-                self.announced.insert(ip, (mac, create));
+            } else if self.notices.len() < MAX_NEIGHBOURS {
+                self.notices.insert(ip, (mac, create));
             } else {
                 self.dropped += 1;
             }
         }
-        self.learn(ip, mac, create, now)
+        learnt
     }
 
     /// Processes a frame that is not RoCEv2. Returns true if it resolved an address for which a queue pair
@@ -452,7 +453,9 @@ impl Neighbours {
             }
             (ADVERTISEMENT, Some(target)) if ip.hop_limit == 255 => {
                 let mac = option(&message[ND_LEN..], TARGET_ADDRESS).unwrap_or(src_mac);
-                self.on_announcement(target.into(), mac, false, now)
+                // An advertisement to this host may be the answer to a solicitation of another part.
+                let create = self.part.has_others() && self.interface.has(dst.into());
+                self.on_announcement(target.into(), mac, create, now)
             }
             (ECHO_REQUEST_V6, _) if self.interface.has(dst.into()) => {
                 let mut echo = message.to_vec();

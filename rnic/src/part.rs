@@ -2,7 +2,7 @@
 //!
 //! Each worker has a [`Rnic`](crate::Rnic) of its own, with its own queue pairs, memory and connections: a *part* of the
 //! host's NIC. All parts have the same addresses. [`owner`] returns the part that processes a frame: that of the queue pair
-//! or connection whose number or ID it carries. What all parts have to know, they tell each other by [`Notice`]s.
+//! or connection whose number or ID it carries. [`Notice`]s carry what all parts have to know.
 
 use crate::cm::IdSpace;
 use core::net::IpAddr;
@@ -41,10 +41,10 @@ impl Part {
     }
 }
 
-/// What a part of a NIC tells all other parts. It may arrive late; if it is lost, requests are repeated.
+/// Notice of a part of a NIC for all other parts. It may arrive late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A neighbour has announced its MAC address.
+    /// The MAC address of a neighbour was learnt.
     Neighbour {
         /// IP address of the neighbour
         ip: IpAddr,
@@ -76,16 +76,17 @@ pub enum Notice {
     },
 }
 
-/// Time after which a part tells the others of a connection. By then, messages that end an older connection to the same
+/// Time after which a connection is announced to the other parts. By then, messages that end an older connection to the same
 /// queue pair have arrived, also at a part that was not scheduled for a while.
 pub const SETTLED_AFTER: Nanos = Nanos::from_secs(1);
 
 /// Returns which of `parts` parts of a NIC processes a frame: the owner of the queue pair or connection to which a RoCEv2
 /// packet belongs. Returns `None` for other frames.
 ///
-/// A connection request belongs to the part that a hash of the remote queue pair determines, so that a request for a queue
-/// pair that is connected already meets that connection. All other messages of the communication manager carry the ID of the
-/// part's connection, except a REJ of a host that gives up before it knows that ID: part 0 tells the others.
+/// A connection request belongs to the part that a hash of the remote queue pair determines, so that a second request for
+/// a queue pair reaches the part that has its first connection. All other messages of the communication manager carry the
+/// ID of the part's connection, except a REJ of a host that gives up before it knows that ID: part 0 announces it to the
+/// others.
 #[inline]
 pub fn owner(frame: &[u8], parts: u32) -> Option<u32> {
     match destination_qp(frame)? {
@@ -112,12 +113,13 @@ fn owner_of_message(frame: &[u8], parts: u32) -> Option<u32> {
     Some(own_id.get() % parts)
 }
 
-/// Returns a hash of a host and a number of it that is consecutive for consecutive numbers, which spreads the queue pairs of
-/// each host evenly.
+/// Returns a hash of a host and a number. It is consecutive for up to 16 consecutive numbers, so that a few queue pairs of a
+/// host are spread evenly.
 pub fn hash(host: IpAddr, number: u32) -> u64 {
     let host = match host {
         IpAddr::V4(address) => address.to_bits().into(),
         IpAddr::V6(address) => address.to_bits(),
     };
-    (mix(host as u64 ^ mix((host >> 64) as u64)) >> 1) + u64::from(number)
+    let block = mix(u64::from(number >> 4) ^ mix(host as u64 ^ mix((host >> 64) as u64)));
+    (block >> 1) + u64::from(number)
 }

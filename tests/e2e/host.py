@@ -198,10 +198,13 @@ def cases() -> list[Case]:
         perftest("write_lat", "loss", "-s 5000 -n 100", loss=0.01, size=5000),
         perftest("send_lat", "loss", "-s 5000 -n 100", loss=0.01),
     ]  # fmt: skip
-    shared = ("rping_ipv6", "rping_many", "ucmatose_many", "serves_rping_many", "serves_ucmatose_many", "perftest_write_bw_small_4qp",
-              "perftest_send_lat", "perftest_read_bw_2qp_ipv6", "loss_ucmatose", "loss_serves_ucmatose")  # fmt: skip
-    on_two = [replace(case, name=f"two_workers_{case.name}", workers=2) for case in all_cases + lossy if case.name in shared]
-    return all_cases + lossy + on_two
+    all_cases += lossy
+    on_two_workers = (
+        "rping_ipv6", "rping_many", "ucmatose_many", "serves_rping_many", "serves_ucmatose_many", "loss_ucmatose",
+        "loss_serves_ucmatose", "perftest_write_bw_small_4qp", "perftest_send_lat", "perftest_read_bw_2qp_ipv6",
+    )  # fmt: skip
+    repeated = [case for case in all_cases if case.name in on_two_workers]
+    return all_cases + [replace(case, name=f"two_workers_{case.name}", workers=2) for case in repeated]
 
 
 def toml(values: dict[str, Any]) -> str:

@@ -57,9 +57,9 @@ pub struct Cm {
     out: VecDeque<(AddressPair, [u8; MAD_LEN])>,
     dropped: u64,
     events: VecDeque<Event>,
-    /// Connections of which the managers with the other IDs are told, and when
+    /// Connections to be announced to the managers that have the other IDs, and when
     unsettled: VecDeque<(Nanos, Conn)>,
-    /// For these managers
+    /// Notices for the managers that have the other IDs
     notices: VecDeque<Notice>,
 }
 
@@ -166,7 +166,8 @@ impl Cm {
         }
     }
 
-    /// Tells the managers with the other IDs of the connections that exist for a while. Others have ended meanwhile.
+    /// Announces connections that have existed for [`SETTLED_AFTER`](crate::part::SETTLED_AFTER) to the managers that have
+    /// the other IDs.
     fn announce_settled(&mut self, now: Nanos) {
         while let Some(&(at, conn)) = self.unsettled.front()
             && at <= now
@@ -176,13 +177,13 @@ impl Cm {
                 && let (Some(comm_id), Some(qpn)) = (connection.remote_id, connection.remote_qpn)
             {
                 let (host, at) = (connection.addresses.remote, connection.bound_at);
-                self.tell(Notice::Connected { host, qpn, comm_id, at });
+                self.announce(Notice::Connected { host, qpn, comm_id, at });
             }
         }
     }
 
-    /// Queues a notice for the managers with the other IDs. Beyond the limit, it is dropped and counted.
-    fn tell(&mut self, notice: Notice) {
+    /// Queues a notice for the managers that have the other IDs. Beyond the limit, it is dropped and counted.
+    fn announce(&mut self, notice: Notice) {
         if self.notices.len() < MAX_MESSAGES {
             self.notices.push_back(notice);
         } else {

@@ -1,10 +1,11 @@
 //! Processing of received messages.
 
 use super::connection::Connection;
-use super::types::{AddressPair, Conn, Event, IdSpace, Listener};
+use super::types::{AddressPair, Conn, Event, Listener};
 use super::wire::{self, MessageType};
 use super::{Cm, State};
 use crate::part::{Notice, SETTLED_AFTER};
+use core::net::IpAddr;
 use rocev2::Qpn;
 use rocev2::cm::{Body, Drep, Dreq, Kind, Message, Mra, Rej, RejReason, Rep, Req, Rtu};
 use switch::{Full, Nanos};
@@ -117,38 +118,38 @@ impl Cm {
     /// Stores the remote side's ID of a connection and its queue pair.
     fn bind(&mut self, conn: Conn, comm_id: u32, qpn: Qpn, now: Nanos) -> Result<(), Full> {
         self.table.bind(conn, comm_id, qpn, now)?;
-        if self.config.ids != IdSpace::ALL {
+        if self.config.ids.is_part() {
             self.unsettled.push_back((now + SETTLED_AFTER, conn));
         }
         Ok(())
     }
 
-    /// Processes a notice of a manager that has other IDs of the same set.
-    pub(crate) fn on_notice(&mut self, notice: Notice, now: Nanos) {
-        match notice {
-            Notice::Connected { host, qpn, comm_id, at } => {
-                let by_id = self.table.by_remote_id.get(host, comm_id);
-                let by_qpn = self.table.by_remote_qpn.get(host, qpn.get());
-                for conn in [by_id, by_qpn].into_iter().flatten() {
-                    if self.is_older(conn, at) {
-                        self.close_stale(conn, now);
-                    }
-                }
+    /// Closes connections to a queue pair, and those with a remote ID, that are older than `than`: a manager that has other
+    /// IDs of the same set has a newer one.
+    pub(crate) fn close_older(&mut self, host: IpAddr, qpn: Qpn, comm_id: u32, than: Nanos, now: Nanos) {
+        let by_id = self.table.by_remote_id.get(host, comm_id);
+        let by_qpn = self.table.by_remote_qpn.get(host, qpn.get());
+        let is_older = |old: &&Connection| old.state != State::TimeWait && old.bound_at < than;
+        for conn in [by_id, by_qpn].into_iter().flatten() {
+            if self.table.get(conn).filter(is_older).is_some() {
+                self.close_stale(conn, now);
             }
-            Notice::GivenUp { host, comm_id, at } => {
-                if let Some(conn) = self.table.by_remote_id.get(host, comm_id)
-                    && self.is_older(conn, at)
-                {
-                    self.on_rejected(conn, RejReason::TIMEOUT, &[], now);
-                }
-            }
-            Notice::Neighbour { .. } => {}
         }
     }
 
-    /// Returns whether a connection was open before a time, and still is.
-    fn is_older(&self, conn: Conn, than: Nanos) -> bool {
-        self.table.get(conn).is_some_and(|old| old.state != State::TimeWait && old.bound_at < than)
+    /// Closes the connection with this remote ID whose request the remote side gave up at `given_up`, as another manager has
+    /// found out. Without a reply to its REP it is not newer, whenever its request was taken from a queue.
+    pub(crate) fn close_given_up(&mut self, host: IpAddr, comm_id: u32, given_up: Nanos, now: Nanos) {
+        let Some(conn) = self.table.by_remote_id.get(host, comm_id) else { return };
+        let Some(connection) = self.table.get(conn) else { return };
+        let is_half_open = !connection.active
+            && matches!(
+                connection.state,
+                State::ReqReceived | State::MraReqSent | State::RepSent | State::MraRepReceived
+            );
+        if is_half_open || connection.bound_at < given_up {
+            self.on_rejected(conn, RejReason::TIMEOUT, &[], now);
+        }
     }
 
     /// Answers a retransmitted REQ: the remote side did not receive the first response.
@@ -278,9 +279,9 @@ impl Cm {
     fn on_rej(&mut self, addresses: AddressPair, rej: &Rej, now: Nanos) {
         if let Some(conn) = self.connection_of_rej(addresses, rej) {
             self.on_rejected(conn, rej.reason(), &rej.private_data, now);
-        } else if rej.remote_comm_id.get() == 0 && self.config.ids != IdSpace::ALL {
+        } else if rej.reason() == RejReason::TIMEOUT && self.config.ids.is_part() {
             let (host, comm_id) = (addresses.remote, rej.local_comm_id.get());
-            self.tell(Notice::GivenUp { host, comm_id, at: now });
+            self.announce(Notice::GivenUp { host, comm_id, at: now });
         }
     }
 

@@ -62,7 +62,8 @@ impl Default for Config {
     }
 }
 
-/// A subset of the communication IDs, for managers that have them together: `first`, and every `step`-th ID from there.
+/// A subset of the communication IDs: `first`, and every `step`-th ID from there. Several managers of a host divide the IDs
+/// among themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdSpace {
     /// Smallest ID, less than `step`
@@ -74,6 +75,11 @@ pub struct IdSpace {
 impl IdSpace {
     /// All IDs
     pub const ALL: Self = Self { first: 0, step: 1 };
+
+    /// Returns whether other managers have the remaining IDs.
+    pub(super) const fn is_part(self) -> bool {
+        self.step > 1
+    }
 
     /// Returns the number of bits that the number of an ID has.
     pub(super) const fn bits(self) -> u32 {

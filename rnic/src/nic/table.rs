@@ -36,6 +36,7 @@ pub(super) struct QpTable {
 impl QpTable {
     /// Creates the table of a part, for `capacity` queue pairs.
     pub(super) fn new(capacity: usize, part: Part) -> Self {
+        assert!(part.index < part.count, "parts are numbered from 0");
         let most = MAX_QPS / (part.count as usize).next_power_of_two();
         let stride = capacity.next_power_of_two().min(most) as u32;
         Self {

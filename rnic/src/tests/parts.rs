@@ -4,6 +4,7 @@ use super::pair::{VA, address, config};
 use crate::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use crate::part::{Notice, SETTLED_AFTER, owner};
 use crate::*;
+use core::cmp::Reverse;
 use proptest::prelude::*;
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
@@ -109,14 +110,16 @@ enum Item {
     Notice(usize),
 }
 
+/// Time, order, host, part
+type Arrival = (Nanos, u64, usize, usize, Item);
+
 /// Two hosts and the link between them.
 struct World {
     hosts: [Host; 2],
     now: Nanos,
     rng: Rng,
     latency: Latency,
-    /// Time, order, host, part
-    arrivals: BinaryHeap<core::cmp::Reverse<(Nanos, u64, usize, usize, Item)>>,
+    arrivals: BinaryHeap<Reverse<Arrival>>,
     order: u64,
     notices: Vec<Notice>,
     /// Time of the last frame in each ring, by host and part
@@ -124,7 +127,7 @@ struct World {
     /// Frames that are lost, by their order from now on
     lose: VecDeque<bool>,
     /// Hosts that no frame reaches
-    deaf: [bool; 2],
+    unreachable: [bool; 2],
 }
 
 impl World {
@@ -139,13 +142,13 @@ impl World {
             notices: Vec::new(),
             last: parts.map(|parts| vec![Nanos::ZERO; parts]),
             lose: VecDeque::new(),
-            deaf: [false; 2],
+            unreachable: [false; 2],
         }
     }
 
     fn push(&mut self, at: Nanos, host: usize, part: usize, item: Item) {
         self.order += 1;
-        self.arrivals.push(core::cmp::Reverse((at, self.order, host, part, item)));
+        self.arrivals.push(Reverse((at, self.order, host, part, item)));
     }
 
     /// Puts everything on its way that the hosts send, and lets the applications handle events.
@@ -171,7 +174,7 @@ impl World {
     }
 
     fn send(&mut self, to: usize, frame: Vec<u8>) {
-        if self.lose.pop_front() == Some(true) || self.deaf[to] {
+        if self.lose.pop_front() == Some(true) || self.unreachable[to] {
             return;
         }
         let parts = self.hosts[to].parts.len() as u32;
@@ -188,7 +191,7 @@ impl World {
         loop {
             self.collect();
             let timers = self.hosts.iter().flat_map(|host| &host.parts).filter_map(Rnic::next_timer);
-            let arrival = self.arrivals.peek().map(|core::cmp::Reverse((at, ..))| *at);
+            let arrival = self.arrivals.peek().map(|Reverse((at, ..))| *at);
             let Some(next) = timers.chain(arrival).min().filter(|at| *at <= until) else { break };
             self.now = self.now.max(next);
             for nic in self.hosts.iter_mut().flat_map(|host| &mut host.parts) {
@@ -196,8 +199,8 @@ impl World {
                     nic.on_timer(self.now);
                 }
             }
-            while self.arrivals.peek().is_some_and(|core::cmp::Reverse((at, ..))| *at <= self.now) {
-                let Some(core::cmp::Reverse((_, _, host, part, item))) = self.arrivals.pop() else { break };
+            while self.arrivals.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
+                let Some(Reverse((_, _, host, part, item))) = self.arrivals.pop() else { break };
                 let nic = &mut self.hosts[host].parts[part];
                 match item {
                     Item::Frame(frame) => nic.on_frame(&frame, self.now),
@@ -224,6 +227,9 @@ impl World {
     fn restart(&mut self, number: usize, seed: u64) {
         let parts = self.hosts[number].parts.len();
         self.hosts[number] = Host::new(number, parts, seed);
+        // Notices end with their process.
+        self.arrivals
+            .retain(|Reverse((_, _, host, _, item))| *host != number || matches!(item, Item::Frame(_)));
     }
 
     /// Returns the numbers of established connections.
@@ -292,8 +298,8 @@ proptest! {
             for ((part, conn), open) in &host.open {
                 let numbers = [conn.comm_id(), open.qpn.get() - 16];
                 prop_assert_eq!(numbers.map(|number| number as usize % parts), [*part; 2]);
-                let knowing = host.parts.iter().filter(|nic| nic.endpoint().cm().state(*conn).is_some());
-                prop_assert_eq!(knowing.count(), 1);
+                let with_state = host.parts.iter().filter(|nic| nic.endpoint().cm().state(*conn).is_some());
+                prop_assert_eq!(with_state.count(), 1);
             }
         }
         world.check_remote_qps();
@@ -334,11 +340,11 @@ proptest! {
         world.run(Nanos::from_secs(300));
         world.check_remote_qps();
         let pairs = world.check_data();
-        prop_assert_eq!(world.established()[1], pairs, "a connection of the new host leads nowhere");
+        prop_assert_eq!(world.established()[1], pairs, "a connection of the new host has no other end");
     }
 
     #[test]
-    fn a_request_that_is_given_up_leaves_nothing(
+    fn a_request_that_is_given_up_ends_at_its_part(
         seed in 0u64..1 << 32,
         parts in [1usize..6, 1..6],
         latency in latency(),
@@ -351,7 +357,7 @@ proptest! {
         world.run(SECOND);
         let conn = world.connect(0, part);
         // Linux ignores replies to a request that it has given up.
-        world.deaf[0] = true;
+        world.unreachable[0] = true;
         world.run(Nanos::from_millis(10));
         world.hosts[0].parts[part].reject(conn, RejReason::TIMEOUT, &[], world.now).unwrap();
         let open = world.hosts[0].open.remove(&(part, conn)).unwrap();
@@ -423,27 +429,27 @@ fn all_parts_learn_from_announcements_without_a_request() {
 }
 
 #[test]
-fn parts_keep_a_neighbour_whose_replies_are_late() {
+fn a_part_without_replies_of_its_own_keeps_a_silent_neighbour() {
     for part in 0..2 {
         let mut world = World::new(1, [1, 2], Latency { ring: 0, notice: 0 });
-        let late = &mut world.hosts[1].parts[part];
-        late.on_notice(
+        let part_of_host = &mut world.hosts[1].parts[part];
+        part_of_host.on_notice(
             Notice::Neighbour { ip: address(0), mac: config(0).interface.mac, create: true },
             Nanos::ZERO,
         );
         // The neighbour is asked again after a minute, and does not answer.
         let mut now = Nanos::from_secs(61);
-        assert!(late.resolve(address(0), now).is_some());
+        assert!(part_of_host.resolve(address(0), now).is_some());
         for _ in 0..20 {
             now = now + Nanos::from_millis(500);
-            late.on_timer(now);
+            part_of_host.on_timer(now);
         }
-        assert_eq!(late.endpoint().neighbours().len(), part, "part {part}");
+        assert_eq!(part_of_host.endpoint().neighbours().len(), part, "part {part}");
     }
 }
 
 #[test]
-fn a_connection_that_ended_soon_is_told_to_no_part() {
+fn a_connection_that_ended_soon_is_not_announced() {
     let mut world = World::new(1, [2, 1], Latency { ring: 0, notice: 0 });
     let conn = world.connect(0, 1);
     world.run(Nanos::from_millis(500));
@@ -454,7 +460,7 @@ fn a_connection_that_ended_soon_is_told_to_no_part() {
 }
 
 #[test]
-fn a_request_for_a_connected_queue_pair_meets_its_connection() {
+fn a_request_for_a_connected_queue_pair_reaches_the_part_of_its_connection() {
     // The owner of the request of queue pair 16 + `number` of a host that has not started before
     let owner_of_request = |seed: u64, number: usize, parts: u32| {
         let mut host = Host::new(0, 1, seed);

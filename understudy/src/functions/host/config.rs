@@ -191,7 +191,8 @@ pub(super) fn check_workers(config: &HostConfig, file: &File<'_>) {
     let most = MAX_QPS / config.workers.next_power_of_two();
     if config.max_qps > most {
         let workers = config.workers;
-        let problem = format!("{} connections at each of {workers} workers", config.max_qps);
+        let problem =
+            format!("{} connections at each of {workers} workers; the limit is {most}", config.max_qps);
         let help = format!("write `max_connections = {most}`, or list fewer workers");
         file.runtime.reject_workers(&problem, "too many", &help, file.root.problems());
     }

@@ -11,6 +11,7 @@ use rnic::{Cq, Outbox, Rnic};
 use rocev2::cm::RejReason;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
+use switch::table::mix;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
 /// Capacity of the completion queue
@@ -108,9 +109,6 @@ impl Host {
             }
         }
         while self.nic.poll_event().is_some() {}
-        let worker = self.worker;
-        let notices = core::iter::from_fn(|| self.nic.poll_notice());
-        self.events.extend(notices.map(|notice| Event::Notice { worker, notice }));
         if let Some(perftest) = &mut self.perftest {
             perftest.serve(&mut self.nic, now);
         }
@@ -179,15 +177,18 @@ impl Host {
 fn owner(frame: &[u8], workers: u32) -> usize {
     match part::owner(frame, workers) {
         Some(worker) => worker as usize,
-        None => tcp::peer_of(frame)
-            .map_or(0, |(host, ports)| (part::hash(host, ports) % u64::from(workers)) as usize),
+        None => tcp::peer_of(frame).map_or(0, |(host, ports)| {
+            (part::hash(host, mix(ports.into()) as u32) % u64::from(workers)) as usize
+        }),
     }
 }
 
 impl Drop for Host {
     /// Publishes the last state, for the closing report.
     fn drop(&mut self) {
-        self.write_status(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
+        if !std::thread::panicking() {
+            self.write_status(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
+        }
     }
 }
 
@@ -244,6 +245,8 @@ impl Function for Host {
     }
 
     fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        // While the control plane's queue is full, notices stay in the NIC, which bounds them.
+        let notice = |notice| Event::Notice { worker: self.worker, notice };
+        self.events.pop_front().or_else(|| self.nic.poll_notice().map(notice))
     }
 }

@@ -71,8 +71,8 @@ impl HostConfig {
         for (number, service) in part.services.iter_mut().enumerate() {
             if let Some(client) = &mut service.client {
                 // Clients begin at different workers, so that those with one connection are not all at the same.
-                let place = (worker + self.workers - number % self.workers) % self.workers;
-                *client = client.part(place as u32, self.workers as u32);
+                let position = (worker + self.workers - number % self.workers) % self.workers;
+                *client = client.part(position as u32, self.workers as u32);
             }
         }
         part

@@ -31,8 +31,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Returns one of several parts of the client, which have its connections, and those that are requested at once,
-    /// together.
+    /// Returns one of several parts of the client, among which its connections are divided, as those that it requests at
+    /// once.
     pub(super) fn part(self, part: u32, parts: u32) -> Self {
         let parts = parts.min(self.at_once);
         if part >= parts {
@@ -101,13 +101,15 @@ switch::metrics! {
 impl ServiceRow {
     /// Adds the results of another worker's part of the service.
     pub(super) fn add(&mut self, other: &Self) {
-        self.connections += other.connections;
-        self.finished += other.finished;
-        self.failed += other.failed;
-        self.refused += other.refused;
-        self.operations += other.operations;
-        self.bytes += other.bytes;
-        self.error = self.error.take().or_else(|| other.error.clone());
+        let Self { service: _, port: _, connections, finished, failed, refused, operations, bytes, error } =
+            other;
+        self.connections += connections;
+        self.finished += finished;
+        self.failed += failed;
+        self.refused += refused;
+        self.operations += operations;
+        self.bytes += bytes;
+        self.error = self.error.take().or_else(|| error.clone());
     }
 }
 

@@ -9,8 +9,8 @@ switch::metrics! {
     #[derive(Clone, Debug, Default)]
     pub(crate) struct HostStatus {
         pub(crate) counters: rnic::Counters,
-        /// Messages of the communication manager, and frames and notices of neighbour discovery, dropped because their
-        /// queue was full
+        /// Messages, frames and notices of the communication manager and of neighbour discovery dropped because their queue
+        /// was full
         pub(crate) control_dropped: u64 [frames],
         /// TCP segments dropped because a queue was full or too many peers had connections
         pub(crate) tcp_dropped: u64 [segments],

@@ -201,7 +201,7 @@ fn a_host_has_one_port_and_numbers_for_all_connections() {
             &nic("addresses = [\"10.0.0.2/24\"]\nmax_connections = 524289"),
         ]
         .concat(),
-        "524289 connections at each of 5 workers",
+        "524289 connections at each of 5 workers; the limit is 524288",
         "write `max_connections = 524288`, or list fewer workers",
     );
 }

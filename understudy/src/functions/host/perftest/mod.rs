@@ -2,7 +2,7 @@
 
 mod exchange;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use super::service::ServiceRow;
 use super::session::{SessionQp, VA};

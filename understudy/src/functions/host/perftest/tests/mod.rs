@@ -1,6 +1,6 @@
 //! The exchange, as recorded between perftest 4.5's client and server.
 
-mod world;
+pub(in crate::functions::host) mod world;
 
 use super::exchange::*;
 use core::net::IpAddr;

@@ -5,7 +5,7 @@ use super::*;
 use crate::functions::host::service::ServiceRow;
 use crate::functions::host::session::{SessionQp, VA};
 use crate::functions::host::tcp::{SocketHandle, Tcp};
-use crate::functions::host::tests::{node, rows};
+use crate::functions::host::tests::{node, rows, several_workers};
 use crate::functions::host::{Host, HostConfig, PerftestConfig};
 use rnic::{
     AckPolicy, CompletionOpcode, Cq, Data, Interface, Operation, RecvRequest, Remote, Rnic, SendRequest,
@@ -409,7 +409,7 @@ fn every_test_finishes_on_faulty_links() {
 #[test]
 fn every_test_finishes_on_several_workers() {
     for (seed, (_, test)) in (1..=16).zip(Test::ALL.into_iter().cycle()) {
-        let (workers, ipv6) = (Workers { ring: 1024, ..Workers::drawn(seed) }, seed % 2 == 0);
+        let (workers, ipv6) = (several_workers(seed), seed % 2 == 0);
         assert_finished(&Case { size: 3000, seed, workers, ipv6, ..Case::new(test) });
     }
 }
@@ -465,7 +465,14 @@ const SYN: u8 = 2;
 const ACK: u8 = 16;
 
 /// Returns a segment without data from a port of 10.0.0.`host`, whose MAC address ends in `mac`.
-fn segment(host: u8, mac: u8, port: u16, flags: u8, seq: u32, ack: u32) -> Vec<u8> {
+pub(in crate::functions::host) fn segment(
+    host: u8,
+    mac: u8,
+    port: u16,
+    flags: u8,
+    seq: u32,
+    ack: u32,
+) -> Vec<u8> {
     let (src, dst) = ([10, 0, 0, host], [10, 0, 0, 9]);
     let mut tcp =
         [&port.to_be_bytes()[..], &PORT.to_be_bytes(), &seq.to_be_bytes(), &ack.to_be_bytes()].concat();
@@ -542,7 +549,7 @@ fn queues_of_packets_that_cannot_leave_are_bounded() {
 }
 
 /// Returns an ARP request for the host's address from neighbour number `n`.
-fn arp_request(n: u16) -> Vec<u8> {
+pub(in crate::functions::host) fn arp_request(n: u16) -> Vec<u8> {
     let (mac, [high, low]) = ([2, 0, 1, 0, (n >> 8) as u8, n as u8], n.to_be_bytes());
     let mut frame =
         [&[0xff; 6][..], &mac, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &mac, &[10, 0, high, low]].concat();
