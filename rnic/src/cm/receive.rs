@@ -129,9 +129,9 @@ impl Cm {
     pub(crate) fn close_older(&mut self, host: IpAddr, qpn: Qpn, comm_id: u32, than: Nanos, now: Nanos) {
         let by_id = self.table.by_remote_id.get(host, comm_id);
         let by_qpn = self.table.by_remote_qpn.get(host, qpn.get());
-        let is_older = |old: &&Connection| old.state != State::TimeWait && old.bound_at < than;
+        let is_older = |old: &Connection| old.state != State::TimeWait && old.bound_at < than;
         for conn in [by_id, by_qpn].into_iter().flatten() {
-            if self.table.get(conn).filter(is_older).is_some() {
+            if self.table.get(conn).is_some_and(is_older) {
                 self.close_stale(conn, now);
             }
         }

@@ -403,6 +403,8 @@ fn invalid_calls_are_refused_before_anything_begins() {
         "host.toml",
         "[[port]]\nname = \"eth\"\nmemif = { socket = \"x.sock\", id = 1, role = \"client\" }\n[nic]\naddresses = [\"10.0.0.1/24\"]\n",
     );
+    let two_workers = std::fs::read_to_string(&host).unwrap() + "[runtime]\nworkers = [\"any\", \"any\"]\n";
+    let two_workers = path("two.toml", &two_workers);
     let (file, empty) = (path("file", "some bytes"), path("empty", ""));
     let gone = folder.path().join("gone").to_str().unwrap().to_owned();
     let dir = folder.path().to_str().unwrap().to_owned();
@@ -410,7 +412,7 @@ fn invalid_calls_are_refused_before_anything_begins() {
     assert!(command("mkfifo").arg(&pipe).status().unwrap().success());
     let pipe = pipe.to_str().unwrap().to_owned();
     let topology = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/onepipe/testbed.toml");
-    let cases: [(&[&str], &str); 13] = [
+    let cases: [(&[&str], &str); 14] = [
         (&["send", &pipe, "--to", "10.0.0.2", "--on", &host], "is not a regular file"),
         (&["send", &gone, "--to", "10.0.0.2", "--on", &host], "No such file"),
         (&["send", &dir, "--to", "10.0.0.2", "--on", &host], "is not a regular file"),
@@ -420,6 +422,7 @@ fn invalid_calls_are_refused_before_anything_begins() {
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--block-bytes", "0"], "1 to 10 are possible"),
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--block-bytes", "11"], "1 to 10 are possible"),
         (&["send", &file, "--to", "fd00::2", "--on", &host], "no address of the same family as"),
+        (&["send", &file, "--to", "10.0.0.2", "--on", &two_workers], "a transfer supports one worker"),
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--algorithm", "in-network"], "--switch"),
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--algorithm", "hybrid"], "--topology"),
         (
