@@ -203,6 +203,7 @@ impl Frame for Mbuf {
         self.mbuf().nb_segs == 1
     }
 
+    #[inline]
     fn resize(&mut self, len: usize) -> Result<(), NoRoom> {
         if !self.is_whole() {
             return Err(NoRoom);

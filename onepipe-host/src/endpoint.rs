@@ -213,6 +213,7 @@ impl Sender {
     /// Nothing of the scattering is sent. [`SendError::Full`] is temporary, as long as the
     /// application receives; the others are not. If a receiver is set dead before the polling thread has read
     /// the scattering, all of it fails as [`Failure::Dead`](crate::Failure::Dead).
+    #[inline]
     pub fn unreliable_send(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<Scattering, SendError> {
         let shared = &self.handle.0.shared;
         if shared.closing.load(Ordering::Relaxed) {
@@ -284,6 +285,7 @@ pub struct Receiver {
 impl Receiver {
     /// Returns the next message in the order of timestamp and sender, if there is one (1Pipe, Table 1,
     /// `onepipe_unreliable_recv`). Calls the callback for messages that have failed.
+    #[inline]
     pub fn unreliable_recv(&mut self) -> Option<Message> {
         self.call_back();
         let mut message = None;
@@ -327,6 +329,7 @@ impl Receiver {
     /// Returns the next event: messages that failed, and a barrier that stands still or rises again, unless
     /// there is a callback for them, which is called; and scatterings that are settled, if
     /// [configured](crate::Settings::settled_events).
+    #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.call_back();
         if let Some(inbox) = &mut self.inbox {
@@ -508,11 +511,13 @@ impl Endpoint {
     ///
     /// # Errors
     /// Nothing of the scattering is sent.
+    #[inline]
     pub fn unreliable_send(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<Scattering, SendError> {
         self.sender.unreliable_send(messages)
     }
 
     /// See [`Receiver::unreliable_recv`].
+    #[inline]
     pub fn unreliable_recv(&mut self) -> Option<Message> {
         self.receiver.unreliable_recv()
     }
@@ -541,6 +546,7 @@ impl Endpoint {
     }
 
     /// See [`Receiver::poll_event`].
+    #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.receiver.poll_event()
     }

@@ -261,6 +261,7 @@ impl ProcessFunction {
     }
 
     /// Publishes events.
+    #[inline]
     fn publish_events(&mut self) {
         // Several at once, because there are rarely others
         while self.settled_events && self.event.is_none() && self.refused.is_empty() {

@@ -48,6 +48,7 @@ impl Timestamp {
     const MASK: u64 = (1 << Self::BITS) - 1;
 
     /// Returns the timestamp of the low 48 bits of `nanos`.
+    #[inline]
     pub const fn new(nanos: u64) -> Self {
         Self(nanos & Self::MASK)
     }

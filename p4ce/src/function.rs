@@ -535,6 +535,7 @@ impl Function for P4ce {
         }
     }
 
+    #[inline]
     fn next_timer(&self) -> Option<Nanos> {
         let check_at =
             (self.config.silent_after > Nanos::ZERO).then(|| self.checked_at + self.check_interval());

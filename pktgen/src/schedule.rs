@@ -164,6 +164,7 @@ impl Schedule {
     }
 
     /// Returns whether the stream has a rate other than the maximum.
+    #[inline]
     fn is_paced(&self) -> bool {
         self.rate != Rate::Max
     }
@@ -187,6 +188,7 @@ impl Schedule {
     }
 
     /// Notes how long the stream has sent.
+    #[inline]
     fn note_time(&self, now: Nanos, counters: &StreamCounters) {
         counters.sending_ns.add(now.since(self.began).0.saturating_sub(counters.sending_ns.get()));
     }

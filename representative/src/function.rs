@@ -450,7 +450,8 @@ impl Function for Representative {
         }
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "runs for every packet")]
+    #[inline(always)]
     fn on_frame<O: Output>(
         &mut self,
         frame: &mut O::Frame,

@@ -263,6 +263,7 @@ impl CompletionQueue {
         self.overrun
     }
 
+    #[inline]
     pub(crate) fn pop(&mut self) -> Option<Completion> {
         self.queue.pop_front()
     }

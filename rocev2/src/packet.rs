@@ -393,6 +393,7 @@ impl<'a> Packet<'a> {
     }
 
     /// Returns the source address.
+    #[inline]
     pub fn src(&self) -> IpAddr {
         match self.ipv4() {
             Some(ip) => Ipv4Addr::from(ip.src).into(),
@@ -401,6 +402,7 @@ impl<'a> Packet<'a> {
     }
 
     /// Returns the destination address.
+    #[inline]
     pub fn dst(&self) -> IpAddr {
         match self.ipv4() {
             Some(ip) => Ipv4Addr::from(ip.dst).into(),

@@ -39,6 +39,7 @@ impl Frame for MemoryFrame {
         self.whole
     }
 
+    #[inline]
     fn resize(&mut self, len: usize) -> Result<(), NoRoom> {
         self.bytes.resize(len, 0);
         Ok(())

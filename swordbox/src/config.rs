@@ -275,6 +275,7 @@ impl Server {
     }
 
     /// Returns whether the word at `va` overlaps a range that is never cached.
+    #[inline]
     pub(crate) fn is_never_cached(&self, va: u64) -> bool {
         self.never_cached.iter().any(|range| range.start < va.saturating_add(8) && va < range.end)
     }

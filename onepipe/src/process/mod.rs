@@ -219,11 +219,13 @@ impl Process {
     }
 
     /// Returns the memory of a received payload for reuse. Optional.
+    #[inline]
     pub fn reuse_buffer(&mut self, payload: Vec<u8>) {
         self.receiver.reuse_buffer(payload);
     }
 
     /// Returns the next event for the application.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.stall.pop().or_else(|| self.sender.pop_event())
     }

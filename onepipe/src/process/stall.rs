@@ -60,6 +60,7 @@ impl Stall {
     }
 
     /// Removes and returns the next event.
+    #[inline]
     pub(super) fn pop(&mut self) -> Option<Event> {
         self.pending.pop_front()
     }

@@ -225,6 +225,7 @@ impl Rnic {
     }
 
     /// Returns the next connection event.
+    #[inline]
     pub fn poll_cm_event(&mut self) -> Option<CmEvent> {
         self.connections.poll_event()
     }

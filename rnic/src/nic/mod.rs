@@ -223,6 +223,7 @@ impl Rnic {
     }
 
     /// Removes and returns the oldest completion.
+    #[inline]
     pub fn poll_cq(&mut self, cq: Cq) -> Option<Completion> {
         self.cqs.get_mut(cq.0)?.pop()
     }
@@ -411,6 +412,7 @@ impl Rnic {
     }
 
     /// Returns the next event.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }

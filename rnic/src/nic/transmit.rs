@@ -81,6 +81,7 @@ impl Rnic {
         self.update_timer(slot);
     }
 
+    #[inline]
     fn update_timer(&mut self, slot: u32) {
         if let Some(deadline) = self.qps.at(slot).and_then(|qp| qp.deadline()) {
             self.timers.arm(slot, deadline);

@@ -76,6 +76,7 @@ impl Stations {
     }
 
     /// Learns the sender and returns the verdict; `None` if the frame is to be flooded.
+    #[inline]
     pub(super) fn route(&mut self, bytes: &[u8], port: PortId, now: Nanos) -> Option<Verdict> {
         let (src, dst) = addresses(bytes)?;
         self.observe(src, port, now);

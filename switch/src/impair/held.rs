@@ -35,6 +35,7 @@ struct PortQueue {
 }
 
 impl PortQueue {
+    #[inline]
     fn next(&self) -> Option<Nanos> {
         self.by_time.first().map(|(due, _)| Nanos(due).max(self.retry))
     }
@@ -111,6 +112,7 @@ impl Held {
     }
 
     /// Returns when the next frame is due.
+    #[inline]
     pub(super) fn next(&self) -> Option<Nanos> {
         self.queues.iter().filter_map(PortQueue::next).min()
     }

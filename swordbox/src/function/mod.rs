@@ -214,6 +214,7 @@ impl Swordbox {
         id
     }
 
+    #[inline(always)]
     fn on_roce<O: Output>(
         &mut self,
         frame: &mut O::Frame,
@@ -358,7 +359,8 @@ impl Function for Swordbox {
         self.owners.owner(frame.bytes(), self.config.has_bug(Bug::WrongOwner))
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "runs for every packet")]
+    #[inline(always)]
     fn on_frame<O: Output>(
         &mut self,
         frame: &mut O::Frame,

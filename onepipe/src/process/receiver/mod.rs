@@ -179,6 +179,7 @@ impl Receiver {
     }
 
     /// Keeps the memory of a received payload for reuse.
+    #[inline]
     pub(super) fn reuse_buffer(&mut self, payload: Vec<u8>) {
         if payload.capacity() <= MAX_SPARE_BYTES && self.outcome.spare.len() < MAX_SPARES {
             self.outcome.spare.push(payload);

@@ -79,11 +79,13 @@ impl Process {
     }
 
     /// Returns the next event of the reliable service.
+    #[inline]
     pub fn poll_reliable_event(&mut self) -> Option<Event> {
         self.reliable.0.as_mut()?.sender.events.pop_front()
     }
 
     /// Returns the memory of a received reliable payload for reuse. Optional.
+    #[inline]
     pub fn reuse_reliable_buffer(&mut self, payload: Vec<u8>) {
         if let Some(service) = &mut self.reliable.0 {
             service.receiver.reuse_buffer(payload);

@@ -166,9 +166,10 @@ impl Receiver {
             && let Some(run) = self.complete.runs.pop()
         {
             self.queue.push(id, peer, run);
-        }
-        for run in self.complete.runs.drain(..) {
-            self.queue.push(id, peer, run);
+        } else {
+            for run in self.complete.runs.drain(..) {
+                self.queue.push(id, peer, run);
+            }
         }
         if self.complete.dropped > 0 {
             self.grants.release(peer, core::mem::take(&mut self.complete.dropped));
@@ -347,6 +348,7 @@ impl Receiver {
     }
 
     /// Keeps the memory of a received payload for reuse.
+    #[inline]
     pub(super) fn reuse_buffer(&mut self, payload: Vec<u8>) {
         if self.complete.spare.len() < MAX_SPARES {
             self.complete.spare.push(payload);

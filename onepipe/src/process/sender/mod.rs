@@ -125,6 +125,7 @@ impl Sender {
     }
 
     /// Removes and returns the next event.
+    #[inline]
     pub(super) fn pop_event(&mut self) -> Option<Event> {
         self.results.pop()
     }

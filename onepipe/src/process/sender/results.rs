@@ -33,6 +33,7 @@ impl Results {
     }
 
     /// Removes and returns the next event.
+    #[inline]
     pub(super) fn pop(&mut self) -> Option<Event> {
         self.events.pop_front()
     }

@@ -294,6 +294,7 @@ impl QpContext<'_> {
 }
 
 /// Returns the opcode of a request packet.
+#[inline]
 fn opcode_of(operation: Operation, is_first: bool, is_last: bool, is_rc: bool) -> Opcode {
     let position = match (is_first, is_last) {
         (true, false) => 0,

@@ -67,6 +67,7 @@ fn multiply_block(x: __m128i, (low, high): (i64, i64)) -> __m128i {
 }
 
 /// Returns [`fold_all`] if the CPU has the instructions.
+#[inline]
 pub(super) fn available_fold() -> Option<Fold> {
     available().then_some(fold_all as Fold)
 }
