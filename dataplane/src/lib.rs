@@ -43,6 +43,6 @@ pub use live::{DeviceCounters, Devices, Live, PortState};
 pub use mbuf::Mbuf;
 pub use plane::ControlPlane;
 pub use port::PortInfo;
-pub use runtime::{Outcome, Runtime, Stop};
+pub use runtime::{Outcome, Runtime, Stop, WorkerMain, WorkerThread, run_worker};
 pub use stopwatch::{Laps, Stopwatch};
 pub use tx::QUEUE as TX_QUEUE;

@@ -136,6 +136,25 @@ impl Runtime {
         F: Function + Send,
         C: ControlHandler<F>,
     {
+        self.run_by(run_worker, functions, control, stop)
+    }
+
+    /// Runs as [`Self::run`] does, with `main` on the thread of each worker. The packet path is compiled in the crate
+    /// that defines `main`.
+    ///
+    /// # Panics
+    /// As [`Self::run`] does.
+    pub fn run_by<F, C>(
+        &mut self,
+        main: WorkerMain<F>,
+        functions: Vec<F>,
+        control: &mut C,
+        stop: &Stop,
+    ) -> Outcome
+    where
+        F: Function + Send,
+        C: ControlHandler<F>,
+    {
         let clock = self.clock.take().unwrap_or_else(Clock::start);
         let count = self.config.workers.cpus.len();
         assert_eq!(functions.len(), count, "one function for each worker");
@@ -171,10 +190,18 @@ impl Runtime {
         let sleeps = self.config.workers.idle == Idle::Sleep;
         thread::scope(|scope| {
             for (worker, &cpu) in workers.into_iter().zip(&self.config.workers.cpus) {
-                let (quit, receiving, running) = (&quit, &receiving, &running);
+                let name = format!("worker-{}", worker.index);
+                let thread = WorkerThread {
+                    worker,
+                    cpu,
+                    sleeps,
+                    quit: &quit,
+                    receiving: &receiving,
+                    running: &running,
+                };
                 thread::Builder::new()
-                    .name(format!("worker-{}", worker.index))
-                    .spawn_scoped(scope, move || run_worker(worker, cpu, sleeps, quit, receiving, running))
+                    .name(name)
+                    .spawn_scoped(scope, move || main(thread))
                     .expect("the system can create a thread");
             }
             // Also set if the control plane panics; otherwise the scope would wait forever.
@@ -422,14 +449,24 @@ impl Drop for CountPanic<'_> {
     }
 }
 
-fn run_worker<F: Function>(
+/// A worker that its thread is to run, until the run ends.
+pub struct WorkerThread<'a, F: Function> {
     worker: Worker<F>,
     cpu: Option<usize>,
+    /// Whether the worker sleeps when it is idle
     sleeps: bool,
-    quit: &AtomicBool,
-    receiving: &Users,
-    running: &Users,
-) {
+    /// Set when the run ends
+    quit: &'a AtomicBool,
+    receiving: &'a Users,
+    running: &'a Users,
+}
+
+/// Main function of a worker's thread, which calls [`run_worker`]
+pub type WorkerMain<F> = fn(WorkerThread<'_, F>);
+
+/// Runs a worker on its thread.
+pub fn run_worker<F: Function>(thread: WorkerThread<'_, F>) {
+    let WorkerThread { worker, cpu, sleeps, quit, receiving, running } = thread;
     let _count_panic = CountPanic(running);
     if sleeps {
         idle::wake_on_time();

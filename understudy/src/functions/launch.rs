@@ -9,7 +9,7 @@ use crate::system::{now, start};
 use core::cell::Cell;
 use crossbeam_channel::{Receiver, Sender};
 use dataplane::{
-    ControlHandler, ControlOutput, LinkChange, Live, Mbuf, Outcome, PortInfo, Runtime, Stop, log,
+    ControlHandler, ControlOutput, LinkChange, Live, Mbuf, Outcome, PortInfo, Runtime, Stop, WorkerMain, log,
 };
 use miette::Report;
 use rocev2::ethernet::MacAddr;
@@ -170,20 +170,22 @@ impl Run<'_> {
         MacAddr(self.runtime.ports().next().map_or([0; 6], |port| port.mac))
     }
 
-    /// Runs functions, one per worker, until the end conditions or a signal end the run. Returns the outcome
-    /// and the duration in seconds. `metrics` returns the function's metrics for observation.
+    /// Runs functions, one per worker, whose thread calls `main`, until the end conditions or a signal end the run.
+    /// Returns the outcome and the duration in seconds. `metrics` returns the function's metrics for observation.
     pub(super) fn run<F: Function + Send, P: ControlHandler<F>>(
         &mut self,
+        main: WorkerMain<F>,
         functions: Vec<F>,
         control: &mut P,
         metrics: impl Fn(&P) -> FunctionMetrics,
     ) -> (Outcome, f64) {
-        self.run_groups(functions, control, metrics, |_, id| no_groups(id))
+        self.run_groups(main, functions, control, metrics, |_, id| no_groups(id))
     }
 
     /// Runs functions as [`Self::run`] does, with `group` returning the queue pairs of a group.
     pub(super) fn run_groups<F: Function + Send, P: ControlHandler<F>>(
         &mut self,
+        main: WorkerMain<F>,
         functions: Vec<F>,
         control: &mut P,
         metrics: impl Fn(&P) -> FunctionMetrics,
@@ -193,7 +195,7 @@ impl Run<'_> {
         let supervision = self.supervision.take();
         let began = now();
         let mut control = RunControl { control, metrics, group, until, supervision, awaited: Vec::new() };
-        let outcome = runtime.run(functions, &mut control, stop);
+        let outcome = runtime.run_by(main, functions, &mut control, stop);
         self.lost_link.set(outcome.lost_link.is_some());
         for port in control.awaited {
             warn!("Port {port} had no peer during the whole run.");

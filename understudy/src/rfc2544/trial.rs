@@ -174,7 +174,7 @@ impl Tester for Runner<'_> {
             ended: None,
             error: None,
         };
-        let run = self.runtime.run(vec![function], &mut control, &Stop::new());
+        let run = self.runtime.run_by(workers::pktgen, vec![function], &mut control, &Stop::new());
         let (began, ended, error) = (control.began, control.ended, control.error);
         if self.show_progress {
             _ = write!(std::io::stderr(), "\r\x1b[K");

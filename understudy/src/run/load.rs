@@ -35,7 +35,7 @@ pub(crate) fn health_load(args: &bench::health::LoadArgs) -> Result<(), Report> 
     let counters = function.counters();
     let function = bench::health::Advancing::new(function, args.frames);
     let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
-    runtime.run(vec![function], &mut NoControl, &stop);
+    runtime.run_by(workers::health_load, vec![function], &mut NoControl, &stop);
     bench::health::check(&counters)
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn swordbox_load(args: &bench::swordbox::LoadArgs) -> Result<(), Repo
     let watches: Vec<_> = functions.iter().map(Replay::watch).collect();
     let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
     // The load made its control-plane requests when it was created.
-    let outcome = runtime.run(functions, &mut NoControl, &stop);
+    let outcome = runtime.run_by(workers::swordbox_load, functions, &mut NoControl, &stop);
     drop(runtime);
     let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
     let tally = watches.iter().map(Watch::tally).sum();
@@ -66,7 +66,7 @@ pub(crate) fn onepipe_load(args: &bench::onepipe::LoadArgs) -> Result<(), Report
     let function = Stopwatch::new(function);
     let laps = function.laps();
     let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
-    let outcome = runtime.run(vec![function], &mut NoControl, &stop);
+    let outcome = runtime.run_by(workers::onepipe_load, vec![function], &mut NoControl, &stop);
     drop(runtime);
     let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
     println!("{frames} frames, {} beacons sent", counters.beacons.get());

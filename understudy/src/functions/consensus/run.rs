@@ -9,7 +9,7 @@ use crate::system::{now, random_u64};
 use consensus::{Membership, WaitReason};
 use core::fmt::Write as _;
 use core::time::Duration;
-use dataplane::{ControlHandler, ControlOutput, Live, Mbuf};
+use dataplane::{ControlHandler, ControlOutput, Live, Mbuf, run_worker};
 use rnic::{HostFunction, Rnic};
 use serde::Serialize;
 use std::io::Write as _;
@@ -271,7 +271,7 @@ pub(super) fn run(config: &ConsensusConfig, launch: Launch<'_>) -> Result<Report
     let host = HostFunction::new(Rnic::new(config.host.nic(run.port_mac().0)), replica);
     let metrics =
         |control: &ReplicaControl| metrics_of(&control.status.lock().unwrap_or_else(PoisonError::into_inner));
-    let (outcome, seconds) = run.run(vec![host], &mut control, metrics);
+    let (outcome, seconds) = run.run(run_worker, vec![host], &mut control, metrics);
     let time = Duration::from_secs_f64(seconds);
     let status = control.read();
     let whole = ReplicaStatus { pause: control.pause, ..status.clone() };

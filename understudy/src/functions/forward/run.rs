@@ -34,7 +34,8 @@ pub(super) fn run(config: &Config, launch: Launch<'_>) -> Result<Report, miette:
     let functions: Vec<_> = (0..run.workers).map(|_| Forward::new(config).salted(random_u64())).collect();
     let counters: Vec<_> = functions.iter().map(Forward::counters).collect();
     let metrics = |_: &Bridge| FunctionMetrics::forwarded(&counters);
-    let (outcome, seconds, tunnel) = tunnel::run(&mut run, functions, &mut Bridge, metrics);
+    let mains = (workers::forward as _, workers::tunnelled_forward as _);
+    let (outcome, seconds, tunnel) = tunnel::run(&mut run, mains, functions, &mut Bridge, metrics);
     let report = Report::of(&run.runtime, &outcome, &counters, config.counted_qps, seconds);
     Ok(tunnel.iter().fold(report, Report::with))
 }

@@ -7,7 +7,7 @@ use crate::functions::ports::Ports;
 use crate::observe::{FunctionMetrics, Port, Row, Table, Values, headings};
 use comfy_table::{Cell, CellAlignment, presets};
 use core::fmt::Write as _;
-use dataplane::{ControlHandler, ControlOutput, ControlPlane, Live, Mbuf};
+use dataplane::{ControlHandler, ControlOutput, ControlPlane, Live, Mbuf, run_worker};
 use serde::Serialize;
 use std::process::ExitCode;
 use switch::PortId;
@@ -43,7 +43,7 @@ pub(super) fn run(config: &HostConfig, launch: Launch<'_>) -> Result<Report, mie
     let statuses: Vec<_> = functions.iter().map(Host::status).collect();
     let mut plane = Plane(ControlPlane::new(HostControl::new(config.workers)));
     let metrics = |_: &Plane| metrics_of(&Total::of(&statuses));
-    let (outcome, seconds) = run.run(functions, &mut plane, metrics);
+    let (outcome, seconds) = run.run(run_worker, functions, &mut plane, metrics);
     let ports = Ports::of(&run.runtime, &outcome);
     Ok(Report { seconds, total: Total::of(&statuses), ports })
 }

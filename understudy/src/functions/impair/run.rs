@@ -21,7 +21,7 @@ pub(super) fn run(config: &Config, launch: Launch<'_>) -> Result<Report, miette:
     let metrics = |control: &ImpairControl| {
         ImpairReport::of(&control.rules, &counters).add_metrics(FunctionMetrics::forwarded(&seen))
     };
-    let (outcome, seconds) = run.run(functions, &mut control, metrics);
+    let (outcome, seconds) = run.run(workers::impair, functions, &mut control, metrics);
     let report = Report::of(&run.runtime, &outcome, &seen, config.counted_qps, seconds);
     Ok(report.with(&ImpairReport::of(&control.rules, &counters)))
 }

@@ -250,7 +250,8 @@ pub(super) fn run(config: &OnePipeConfig, launch: Launch<'_>) -> Result<Report, 
         report::switch_report(config, &counters, plane.view.as_ref(), &plane.lag, keeper)
             .add_metrics(&counters, of_bridge)
     };
-    let (outcome, seconds, tunnel) = tunnel::run(&mut run, functions, &mut plane, metrics);
+    let mains = (workers::representative as _, workers::tunnelled_representative as _);
+    let (outcome, seconds, tunnel) = tunnel::run(&mut run, mains, functions, &mut plane, metrics);
     let report = Report::of(&run.runtime, &outcome, &bridged, counted_qps, seconds);
     let view = Gauges::read_all(&plane.gauges).or(plane.view);
     let keeper = plane.keeper.as_ref().map(KeeperDriver::status);

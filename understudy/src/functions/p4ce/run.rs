@@ -111,7 +111,7 @@ pub(super) fn run(config: &P4ceConfig, launch: Launch<'_>) -> Result<Report, mie
             existing: plane.control.groups().map(|group| group.id.0).collect(),
         })
     };
-    let (outcome, seconds) = run.run_groups(functions, &mut plane, metrics, group);
+    let (outcome, seconds) = run.run_groups(workers::p4ce, functions, &mut plane, metrics, group);
     let report = Report::of(&run.runtime, &outcome, &bridged, config.counted_qps, seconds);
     let p4ce = P4ceReport {
         counts: counts(&plane.control, &counters),
@@ -197,5 +197,5 @@ pub(crate) fn load(runtime: &mut Runtime, config: &P4ceConfig, args: &bench::p4c
         assert_eq!(function.owner(&MemoryFrame::new(write.clone()), PortId(0)), Some((n % workers) as usize));
         run_frame(function, &write, PortId(0), Nanos::ZERO);
     }
-    runtime.run(functions, &mut NoControl, stop);
+    runtime.run_by(workers::p4ce, functions, &mut NoControl, stop);
 }

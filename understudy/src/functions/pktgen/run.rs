@@ -313,7 +313,7 @@ pub(super) fn run(profile: &Profile, launch: Launch<'_>) -> Result<Closing, miet
         supervision: run.supervision.take(),
     };
     let began = now();
-    let outcome = run.runtime.run(instances, &mut plane, &Stop::new());
+    let outcome = run.runtime.run_by(workers::pktgen, instances, &mut plane, &Stop::new());
     let seconds = began.elapsed().as_secs_f64();
     let counters = plane.totals.get();
     run.lost_link.set(outcome.lost_link.is_some());

@@ -209,7 +209,7 @@ pub(super) fn run(config: &SwordboxConfig, launch: Launch<'_>) -> Result<Report,
     let metrics = |control: &SwordboxControl| {
         FunctionMetrics::forwarded(&bridged).values(&counts(&counters, control)).values(&usage(&counters))
     };
-    let (outcome, seconds) = run.run(functions, &mut control, metrics);
+    let (outcome, seconds) = run.run(workers::swordbox, functions, &mut control, metrics);
     let report = Report::of(&run.runtime, &outcome, &bridged, counted_qps, seconds);
     let MemoryBounds { connections, in_flight, lines, held, structures } = memory;
     let swordbox = SwordboxReport {

@@ -5,17 +5,18 @@ use crate::functions::report::Section;
 use crate::observe::{FunctionMetrics, Values};
 use crate::output::{row, section};
 use core::fmt::Write as _;
-use dataplane::{ControlHandler, Outcome};
+use dataplane::{ControlHandler, Outcome, WorkerMain};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use switch::Function;
 use switch::tunnel::{Counters, Refusal, Tunnel};
 
-/// Runs functions as [`Run::run`] does, behind the tunnels that end at this instance. Returns what it returns,
-/// and the tunnels' report if there are tunnels.
+/// Runs functions as [`Run::run`] does, behind the tunnels that end at this instance. `mains` are for functions without
+/// and with tunnels. Returns what it returns, and the tunnels' report if there are tunnels.
 pub(in crate::functions) fn run<F, C>(
     run: &mut Run<'_>,
+    mains: (WorkerMain<F>, WorkerMain<Tunnel<F>>),
     functions: Vec<F>,
     control: &mut C,
     metrics: impl Fn(&C) -> FunctionMetrics,
@@ -25,7 +26,7 @@ where
     C: ControlHandler<F> + ControlHandler<Tunnel<F>>,
 {
     let Some(config) = run.tunnel else {
-        let (outcome, seconds) = run.run(functions, control, metrics);
+        let (outcome, seconds) = run.run(mains.0, functions, control, metrics);
         return (outcome, seconds, None);
     };
     let config = config.with_port_mac(run.port_mac());
@@ -38,7 +39,7 @@ where
             .values(&terminated)
             .reasons(Refusal::ALL.map(|why| (why.metric(), refused(&counters, why))))
     };
-    let (outcome, seconds) = run.run(functions, control, metrics);
+    let (outcome, seconds) = run.run(mains.1, functions, control, metrics);
     (outcome, seconds, Some(TunnelReport::of(&counters)))
 }
 
