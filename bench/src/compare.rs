@@ -241,22 +241,45 @@ impl Bench {
     /// Returns the beginning of a configuration for `understudy run` with one worker on a capture.
     pub(crate) fn runtime(&self, capture: &Path, file_prefix: &str, mtu: u16, capacity: Capacity) -> String {
         let capture = format!("\"{}\"", capture.display());
-        Self::runtime_on(&self.cpu.to_string(), &capture, file_prefix, mtu, capacity)
+        Self::process(&self.cpus(1), file_prefix, capacity) + &Self::port("loop", &capture, mtu, capacity)
     }
 
     /// Returns the beginning of a configuration with a worker for each capture: on [`cpu`](Self::cpu) and those before.
     pub(crate) fn runtime_of_workers(&self, captures: &[PathBuf], file_prefix: &str) -> String {
-        let cpus: Vec<_> = (0..captures.len()).map(|worker| (self.cpu - worker).to_string()).collect();
         let captures: Vec<_> = captures.iter().map(|path| format!("\"{}\"", path.display())).collect();
-        let captures = format!("[{}]", captures.join(", "));
-        Self::runtime_on(&cpus.join(", "), &captures, file_prefix, 1500, Capacity::default())
+        let rx = format!("[{}]", captures.join(", "));
+        let capacity = Capacity::default();
+        Self::process(&self.cpus(captures.len()), file_prefix, capacity)
+            + &Self::port("loop", &rx, 1500, capacity)
     }
 
-    fn runtime_on(cpus: &str, rx: &str, file_prefix: &str, mtu: u16, capacity: Capacity) -> String {
-        let Capacity { memory_mb, buffers } = capacity;
+    /// Returns the beginning of a configuration with these workers, and ports `p0`, `p1` and so on that each play a capture.
+    pub(crate) fn runtime_of_ports(&self, captures: &[PathBuf], workers: usize, file_prefix: &str) -> String {
+        let Capacity { memory_mb, buffers } = Capacity::default();
+        let capacity = Capacity { memory_mb: memory_mb * captures.len(), buffers };
+        let ports = captures.iter().enumerate().map(|(n, path)| {
+            Self::port(&format!("p{n}"), &format!("\"{}\"", path.display()), 1500, capacity)
+        });
+        Self::process(&self.cpus(workers), file_prefix, capacity) + &ports.collect::<String>()
+    }
+
+    /// Returns the CPUs of this number of workers, as in a configuration.
+    fn cpus(&self, workers: usize) -> String {
+        let cpus: Vec<_> = (0..workers).map(|worker| (self.cpu - worker).to_string()).collect();
+        cpus.join(", ")
+    }
+
+    fn process(cpus: &str, file_prefix: &str, capacity: Capacity) -> String {
+        let memory_mb = capacity.memory_mb;
         format!(
-            "[runtime]\nworkers = [{cpus}]\nmemory_mb = {memory_mb}\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
-             [[port]]\nname = \"loop\"\nmtu = {mtu}\nbuffers = {buffers}\ndescriptors = 512\npcap = {{ rx = {rx}, infinite = true }}\n"
+            "[runtime]\nworkers = [{cpus}]\nmemory_mb = {memory_mb}\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n"
+        )
+    }
+
+    fn port(name: &str, rx: &str, mtu: u16, capacity: Capacity) -> String {
+        let buffers = capacity.buffers;
+        format!(
+            "[[port]]\nname = \"{name}\"\nmtu = {mtu}\nbuffers = {buffers}\ndescriptors = 512\npcap = {{ rx = {rx}, infinite = true }}\n"
         )
     }
 }

@@ -41,17 +41,25 @@ impl Telemetry {
         serde_json::from_slice(&reply[..len]).map_err(io::Error::other)
     }
 
-    /// Returns the frames that port 0 has sent or received.
+    /// Returns the frames that all ports have sent or received.
     pub(crate) fn frames(&mut self, counts: CountedFrames) -> io::Result<u64> {
         let counter = match counts {
             CountedFrames::Sent => "opackets",
             CountedFrames::Received => "ipackets",
         };
-        self.0.write_all(b"/ethdev/stats,0")?;
-        let reply = self.receive()?;
-        reply["/ethdev/stats"][counter]
-            .as_u64()
-            .ok_or_else(|| io::Error::other(format!("no counter in {reply}")))
+        let ports = self.ask("/ethdev/list")?;
+        let missing = |what: &str, reply: &Value| io::Error::other(format!("no {what} in {reply}"));
+        let mut frames = 0;
+        for port in ports["/ethdev/list"].as_array().ok_or_else(|| missing("ports", &ports))? {
+            let stats = self.ask(&format!("/ethdev/stats,{port}"))?;
+            frames += stats["/ethdev/stats"][counter].as_u64().ok_or_else(|| missing("counter", &stats))?;
+        }
+        Ok(frames)
+    }
+
+    fn ask(&mut self, command: &str) -> io::Result<Value> {
+        self.0.write_all(command.as_bytes())?;
+        self.receive()
     }
 }
 

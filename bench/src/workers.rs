@@ -3,13 +3,15 @@
 //! One port plays a capture for each worker into a receive queue of its own, and discards what is sent. Frames are
 //! steered if each capture has the frames that its worker owns, as a NIC delivers them that distributes by queue pair;
 //! half of them are dispatched to the other worker if each capture has the frames of all owners. The packet generator sends
-//! to a ring instead, which has a queue for each worker.
+//! to a ring instead, which has a queue for each worker. 1Pipe's chip has four ports, each of which one worker receives and
+//! sends; messages leave by a port of the same worker, or half of them by a port of the other worker.
 
 use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio};
+use crate::onepipe::load::{Kind, Load, Ports};
 use crate::process::Program;
 use crate::swordbox::{CLIENTS_1024, load_command};
 use crate::telemetry::CountedFrames;
-use crate::{p4ce, pktgen, traffic};
+use crate::{onepipe, p4ce, pktgen, traffic};
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report, miette};
 use std::path::{Path, PathBuf};
@@ -22,6 +24,9 @@ const PAYLOAD: usize = 64;
 const ONE: &str = "one worker";
 const STEERED: &str = "two workers, steered";
 const DISPATCHED: &str = "two workers, half dispatched";
+const HANDED_OVER: &str = "two workers, half handed over";
+/// Names of the workers' threads
+const WORKERS: &[&str] = &["worker-0", "worker-1"];
 /// Time that dispatching a frame may take, in nanoseconds
 const DISPATCHED_NS: f64 = 15.0;
 
@@ -59,6 +64,10 @@ pub fn run(args: &WorkersArgs, understudy: &Path) -> Result<(), Report> {
         let (frames, _) = CLIENTS_1024.make_for(worker, workers);
         capture(&format!("server-{worker}-of-{workers}"), &mut frames.into_iter())
     };
+    // The frames are the same, wherever they leave.
+    let links = chip_load(Ports::Four).captures().into_iter().enumerate();
+    let links = links.map(|(port, frames)| capture(&format!("chip-{port}"), &mut frames.into_iter()));
+    let links: Vec<_> = links.collect::<Result<_, _>>()?;
     let entries = [
         entry(ONE, FORWARD, vec![wire.clone()], forwarding),
         entry(STEERED, FORWARD, vec![wire.clone(), wire], forwarding),
@@ -67,12 +76,16 @@ pub fn run(args: &WorkersArgs, understudy: &Path) -> Result<(), Report> {
         entry(DISPATCHED, P4CE, vec![all.clone(), all], replicating),
         entry(ONE, SWORDBOX, vec![server(0, 1)?], sharing),
         entry(STEERED, SWORDBOX, vec![server(0, 2)?, server(1, 2)?], sharing),
+        entry_of(ONE, CHIP, switching(links.clone(), Ports::Crossed, 1)),
+        entry_of(STEERED, CHIP, switching(links.clone(), Ports::Four, 2)),
+        entry_of(HANDED_OVER, CHIP, switching(links, Ports::Crossed, 2)),
         entry_of(ONE, PKTGEN, pktgen::sending(FLOWS, true, 1)),
         entry_of(STEERED, PKTGEN, pktgen::sending(FLOWS, true, 2)),
     ];
     bench.compare(&args.compare, &entries, ratios)
 }
 
+const CHIP: &str = "1Pipe's chip, message 64 B";
 const FORWARD: &str = "forward, 64 B";
 const P4CE: &str = "P4CE to one, WRITE 64 B";
 const PKTGEN: &str = "pktgen, WRITE 64 B, sent and checked";
@@ -102,6 +115,24 @@ fn sharing(workers: usize) -> (String, Vec<String>) {
     (forwarding(workers).0, command)
 }
 
+/// Launches a chip with a capture for each port.
+fn switching(captures: Vec<PathBuf>, ports: Ports, workers: usize) -> Launch {
+    Box::new(move |bench, _, file_prefix| {
+        let pairs: Vec<_> = (0..captures.len()).map(|port| format!("[\"p{port}\", \"p{port}\"]")).collect();
+        let config = bench.runtime_of_ports(&captures, workers, &file_prefix)
+            + &format!("[forward]\npairs = [{}]\ncounted_qps = 0\n", pairs.join(", "));
+        let path = bench.dir.path().join("workers.toml");
+        std::fs::write(&path, config).into_diagnostic()?;
+        let mut command = Command::new(&bench.understudy);
+        command.args(onepipe::load_command(chip_load(ports))).arg(path);
+        Ok(Program { command, file_prefix, thread_names: WORKERS })
+    })
+}
+
+const fn chip_load(ports: Ports) -> Load {
+    Load { kind: Kind::Messages, links: 4, ports, payload: PAYLOAD, standby: false }
+}
+
 fn entry(program: &str, traffic: &str, captures: Vec<PathBuf>, function: Function) -> Entry {
     let launch: Launch = Box::new(move |bench, _, file_prefix| {
         let workers = captures.len();
@@ -111,7 +142,7 @@ fn entry(program: &str, traffic: &str, captures: Vec<PathBuf>, function: Functio
         std::fs::write(&path, config).into_diagnostic()?;
         let mut command = Command::new(&bench.understudy);
         command.args(arguments).arg(path);
-        Ok(Program { command, file_prefix, thread_names: &["worker-0", "worker-1"] })
+        Ok(Program { command, file_prefix, thread_names: WORKERS })
     });
     entry_of(program, traffic, launch)
 }
@@ -141,6 +172,8 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
             figures.ratio(STEERED, ONE, SWORDBOX),
             1.85,
         ),
+        ratio("chip: two workers, same worker / one", figures.ratio(STEERED, ONE, CHIP), 1.85),
+        ratio("chip: two workers, half handed over / one", figures.ratio(HANDED_OVER, ONE, CHIP), 1.5),
         ratio("pktgen: two workers, steered / one", figures.ratio(STEERED, ONE, PKTGEN), 1.85),
         ratio("P4CE: two workers, half dispatched / one", figures.ratio(DISPATCHED, ONE, P4CE), 1.7),
         ratio(

@@ -41,7 +41,7 @@ mains! {
     swordbox: swordbox::Swordbox;
     /// Load of `understudy bench health`
     health_load: bench::health::Advancing;
-    /// Load of `understudy bench onepipe`
+    /// Load of `understudy bench onepipe` and `bench workers`
     onepipe_load: Stopwatch<representative::Representative>;
     /// Load of `understudy bench swordbox`
     swordbox_load: bench::swordbox::load::Replay;

@@ -3,7 +3,7 @@
 
 use crate::process::{self, Service};
 use ::onepipe::Timestamp;
-use bench::onepipe::load::{self as onepipe, Kind};
+use bench::onepipe::load::{self as onepipe, Kind, Ports};
 use bench::swordbox::load::{Load, Verb};
 use p4ce::{Command, Group, P4ce};
 use pktgen::profile::{HostAddress, RemoteMemory};
@@ -371,10 +371,10 @@ fn swordbox(verb: Verb) -> Prepared {
 
 /// Handles messages or beacons, and sends the function's own beacons when they are due.
 fn pipe(kind: Kind, links: u16, standby: bool) -> Prepared {
-    let load = onepipe::Load { kind, links, payload: 64, standby };
-    let mut function = load.make();
-    let counters = function.counters();
-    let mut frames: Vec<_> = load.frames().into_iter().map(MemoryFrame::new).collect();
+    let load = onepipe::Load { kind, links, ports: Ports::One, payload: 64, standby };
+    let mut function = load.make(1).remove(0);
+    let counters = [function.counters()];
+    let mut frames: Vec<_> = load.captures().remove(0).into_iter().map(MemoryFrame::new).collect();
     let times = frames.len();
     let mut out = Pool::new(times + 2 * usize::from(links));
     let work = move |n: usize| {

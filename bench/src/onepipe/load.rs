@@ -11,12 +11,13 @@ use core::fmt;
 use core::net::{IpAddr, Ipv4Addr};
 use onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use representative::config::{BeaconForm, Config, End, Incarnation, Link, Pace, Registers, Side};
-use representative::{Counters, Refusal, Representative};
+use representative::{Counters, Refusal, Representative, SharedWords};
 use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::ipv4::Ipv4;
 use rocev2::repr::{Ip, Repr};
 use rocev2::{Bth, Opcode, Psn, Qpn};
+use std::sync::Arc;
 use switch::forward::config::ForwardingMode;
 use switch::{Nanos, PortId, forward};
 use zerocopy::IntoBytes;
@@ -47,13 +48,42 @@ pub enum Kind {
     Beacons,
 }
 
+/// Ports of a switch whose traffic is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Ports {
+    /// One port with all links, which reflects messages
+    One,
+    /// Four ports with a link each, which reflect messages: each is received and sent by the same worker
+    Four,
+    /// Four ports with a link each. Two of them send to each other, so that half of all messages are received by one worker
+    /// and sent by another, if there are two
+    Crossed,
+}
+
+impl Ports {
+    const fn count(self) -> u16 {
+        match self {
+            Self::One => 1,
+            Self::Four | Self::Crossed => 4,
+        }
+    }
+
+    fn pairs(self) -> Vec<(PortId, PortId)> {
+        let crossed = if self == Self::Crossed { 2 } else { 0 };
+        let reflecting = (crossed..self.count()).map(|port| (PortId(port), PortId(port)));
+        (crossed > 0).then_some((PortId(0), PortId(1))).into_iter().chain(reflecting).collect()
+    }
+}
+
 /// Traffic of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
     /// Kind of traffic
     pub kind: Kind,
-    /// Number of links
+    /// Number of links, distributed over the ports round-robin
     pub links: u16,
+    /// Ports
+    pub ports: Ports,
     /// Bytes behind a message's header
     pub payload: usize,
     /// Whether each link's other end is a switch with a standby, which sends and gets beacons as well
@@ -76,10 +106,14 @@ fn address(link: u16, end: u8) -> Ipv4Addr {
 }
 
 impl Load {
-    /// Returns the frames of the capture.
-    pub fn frames(&self) -> Vec<Vec<u8>> {
-        let links = usize::from(self.links);
-        let rounds = FRAMES.div_ceil(links).next_power_of_two();
+    /// Returns the frames of each port's capture.
+    pub fn captures(&self) -> Vec<Vec<Vec<u8>>> {
+        (0..self.ports.count()).map(|port| self.frames(port)).collect()
+    }
+
+    fn frames(&self, port: u16) -> Vec<Vec<u8>> {
+        let links = (port..self.links).step_by(self.ports.count().into());
+        let rounds = FRAMES.div_ceil(links.len()).next_power_of_two();
         let step = (1 << 48) / rounds as u64;
         let time = |round: usize| match self.kind {
             Kind::Messages => {
@@ -89,21 +123,20 @@ impl Load {
             Kind::Beacons => step * round as u64,
         };
         let frame = |round: usize, link: u16, end: u8| {
-            self.frame(self.kind, (link, end), Timestamp::new(time(round) + step / 2))
+            self.build(self.kind, (link, end), Timestamp::new(time(round) + step / 2))
         };
         // A chip reads barriers in messages after a beacon that declares them. `dead_after_intervals` is large,
         // so the declaration stays valid.
-        let declaring = if self.kind == Kind::Messages { self.links } else { 0 };
-        let declarations =
-            (0..declaring).map(|link| self.frame(Kind::Beacons, (link, 0), Timestamp::new(step / 4)));
-        let senders =
-            (0..self.links).flat_map(|link| (0..=u8::from(self.standby)).map(move |end| (link, end)));
+        let declaring = if self.kind == Kind::Messages { links.len() } else { 0 };
+        let declare = |link| self.build(Kind::Beacons, (link, 0), Timestamp::new(step / 4));
+        let declarations = links.clone().take(declaring).map(declare);
+        let senders = links.flat_map(|link| (0..=u8::from(self.standby)).map(move |end| (link, end)));
         let rounds =
             (0..rounds).flat_map(|round| senders.clone().map(move |(link, end)| frame(round, link, end)));
         declarations.chain(rounds).collect()
     }
 
-    fn frame(&self, kind: Kind, (link, end): (u16, u8), timestamp: Timestamp) -> Vec<u8> {
+    fn build(&self, kind: Kind, (link, end): (u16, u8), timestamp: Timestamp) -> Vec<u8> {
         let (opcode, dst, dst_ip, qpn) = match kind {
             Kind::Messages => (OnePipeOpcode::DATA, PEER, Ipv4Addr::new(10, 2, 0, 1), Qpn::new(0x99)),
             Kind::Beacons => (OnePipeOpcode::BEACON, OWN, OWN_IP, Qpn::new(FIRST_QP.get() + u32::from(link))),
@@ -127,8 +160,13 @@ impl Load {
     /// Returns the configuration of the switch that handles the traffic.
     pub fn config(&self) -> Config {
         let link = |n: u16| Link {
-            side: if n < self.links.div_ceil(2) { Side::Below } else { Side::Above },
-            port: PortId(0),
+            // A switch refuses messages that go up again.
+            side: if self.kind == Kind::Messages || n < self.links.div_ceil(2) {
+                Side::Below
+            } else {
+                Side::Above
+            },
+            port: PortId(n % self.ports.count()),
             mac: PEER,
             address: IpAddr::V4(address(n, 0)),
             detour: Vec::new(),
@@ -144,8 +182,8 @@ impl Load {
         };
         Config {
             forward: forward::Config {
-                mode: ForwardingMode::Pairs(vec![(PortId(0), PortId(0))]),
-                ..forward::Config::bridge(1, 0)
+                mode: ForwardingMode::Pairs(self.ports.pairs()),
+                ..forward::Config::bridge(self.ports.count(), 0)
             },
             incarnation: match self.kind {
                 Kind::Messages => Incarnation::Chip,
@@ -179,33 +217,45 @@ impl Load {
         }
     }
 
-    /// Creates the switch function for the traffic.
+    /// Creates the switch function of each worker for the traffic.
     ///
     /// # Panics
-    /// Never: the configuration is valid.
-    pub fn make(&self) -> Representative {
-        Representative::new(self.config()).expect("a valid configuration")
+    /// If there are several workers, and the traffic is beacons or several links share a port.
+    pub fn make(&self, workers: usize) -> Vec<Representative> {
+        let config = self.config();
+        let shared = SharedWords::new(&config, workers);
+        (0..workers)
+            .map(|worker| {
+                Representative::on_worker(config.clone(), worker, &shared).expect("a valid configuration")
+            })
+            .collect()
     }
 
-    /// Checks that the counters match the traffic, after `frames` frames.
+    /// Checks that the counters of all workers match the traffic, after `frames` frames.
     ///
     /// # Errors
     /// The counter that differs from the expected value.
-    pub fn check(&self, counters: &Counters, frames: u64) -> Result<(), String> {
-        if let Some(why) = Refusal::ALL.into_iter().find(|&why| counters.refused(why) > 0) {
-            return Err(format!("{} refused: {}", counters.refused(why), why.name()));
+    pub fn check(&self, counters: &[Arc<Counters>], frames: u64) -> Result<(), String> {
+        let sum = |count: &dyn Fn(&Counters) -> u64| counters.iter().map(|own| count(own)).sum::<u64>();
+        for why in Refusal::ALL {
+            let refused = sum(&|counters| counters.refused(why));
+            if refused > 0 {
+                return Err(format!("{refused} refused: {}", why.name()));
+            }
         }
+        let datagrams = sum(&|counters| counters.datagrams.get());
         let (accepted, beacons) = match self.kind {
-            Kind::Messages => (counters.messages.get() + counters.datagrams.get(), 0),
+            Kind::Messages => (sum(&|counters| counters.messages.get()) + datagrams, 0),
             // With fewer links than a burst has frames, one beacon may answer several rounds.
-            Kind::Beacons if self.links < 32 => (counters.datagrams.get(), frames / 8),
-            Kind::Beacons => (counters.datagrams.get(), frames / 10 * 9),
+            Kind::Beacons if self.links < 32 => (datagrams, frames / 8),
+            Kind::Beacons => (datagrams, frames / 10 * 9),
         };
         if accepted != frames {
             return Err(format!("{accepted} of {frames} frames were accepted"));
         }
-        if counters.beacons.get() < beacons || counters.dead.get() > 0 {
-            return Err(format!("{} beacons were sent for {frames}", counters.beacons.get()));
+        let sent = sum(&|counters| counters.beacons.get());
+        if sent < beacons || sum(&|counters| counters.dead.get()) > 0 {
+            return Err(format!("{sent} beacons were sent for {frames}"));
         }
         Ok(())
     }
@@ -214,8 +264,8 @@ impl Load {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use switch::Function;
-    use switch::memory::{FrameCollector, run_frame};
+    use switch::memory::{FrameCollector, MemoryFrame, run_frame};
+    use switch::{Function, Verdict};
 
     #[test]
     fn every_frame_raises_barriers_in_every_replay() {
@@ -226,9 +276,9 @@ mod tests {
             (Kind::Beacons, 64, 0, true),
         ];
         for (kind, links, payload, standby) in loads {
-            let load = Load { kind, links, payload, standby };
-            let (frames, mut function) = (load.frames(), load.make());
-            let counters = function.counters();
+            let load = Load { kind, links, ports: Ports::One, payload, standby };
+            let (frames, mut function) = (load.captures().remove(0), load.make(1).remove(0));
+            let counters = [function.counters()];
             let mut before = function.barriers(Side::Below).0;
             let mut now = Nanos::ZERO;
             for _ in 0..3 {
@@ -249,6 +299,33 @@ mod tests {
             let played = 3 * frames.len() as u64;
             assert_eq!(load.check(&counters, played), Ok(()));
             assert!(load.check(&counters, played + 1).is_err());
+        }
+    }
+
+    #[test]
+    fn half_of_the_messages_cross_between_two_workers() {
+        for (ports, expected) in [(Ports::Four, 0), (Ports::Crossed, 2)] {
+            let load = Load { kind: Kind::Messages, links: 4, ports, payload: 64, standby: false };
+            let mut workers = load.make(2);
+            let counters: Vec<_> = workers.iter().map(Representative::counters).collect();
+            let (mut crossed, mut frames) = (0, 0);
+            for (port, capture) in (0..).map(PortId).zip(load.captures()) {
+                let receiver = workers[0].receiver(port);
+                let mut out = PortId(u16::MAX);
+                for frame in &capture {
+                    frames += 1;
+                    let (verdict, mut sent) = run_frame(&mut workers[receiver], frame, port, Nanos::ZERO);
+                    let Verdict::Forward(to) = verdict else { continue };
+                    out = to;
+                    let sender = workers[0].sender(out);
+                    if sender != receiver {
+                        let mut frame = MemoryFrame::new(sent.remove(0).0);
+                        workers[sender].on_handoff(&mut frame, out, Nanos::ZERO);
+                    }
+                }
+                crossed += usize::from(workers[0].sender(out) != receiver);
+            }
+            assert_eq!((crossed, load.check(&counters, frames)), (expected, Ok(())), "{ports:?}");
         }
     }
 }

@@ -14,12 +14,13 @@ use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio
 use crate::process::Program;
 use crate::telemetry::CountedFrames;
 use crate::traffic;
-use clap::Args;
-use load::{Kind, Load};
+use clap::{Args, ValueEnum};
+use load::{Kind, Load, Ports};
 use miette::{IntoDiagnostic as _, Report, miette};
 use representative::Counters;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 const MACSWAP: &str = "testpmd macswap";
 const FORWARD: &str = "understudy forward";
@@ -54,10 +55,10 @@ pub struct OnePipeArgs {
     compare: CompareArgs,
 }
 
-/// Run the data plane on synthetic 1Pipe traffic (used by `bench onepipe`)
+/// Run the data plane on synthetic 1Pipe traffic (used by `bench onepipe` and `bench workers`)
 #[derive(Args)]
 pub struct LoadArgs {
-    /// Configuration with a port that plays the traffic's capture
+    /// Configuration whose ports play the traffic's captures
     pub config: PathBuf,
     /// Kind of traffic
     #[arg(long)]
@@ -65,6 +66,9 @@ pub struct LoadArgs {
     /// Number of links
     #[arg(long)]
     links: u16,
+    /// Ports
+    #[arg(long, default_value = "one")]
+    ports: Ports,
     /// Size of a message, in bytes
     #[arg(long)]
     payload: usize,
@@ -73,16 +77,17 @@ pub struct LoadArgs {
 impl LoadArgs {
     /// Returns the traffic.
     pub const fn load(&self) -> Load {
-        Load { kind: self.kind, links: self.links, payload: self.payload, standby: false }
+        let Self { kind, links, ports, payload, config: _ } = *self;
+        Load { kind, links, ports, payload, standby: false }
     }
 }
 
 const fn messages(payload: usize) -> Load {
-    Load { kind: Kind::Messages, links: 1, payload, standby: false }
+    Load { kind: Kind::Messages, links: 1, ports: Ports::One, payload, standby: false }
 }
 
 const fn beacons(links: u16) -> Load {
-    Load { kind: Kind::Beacons, links, payload: 0, standby: false }
+    Load { kind: Kind::Beacons, links, ports: Ports::One, payload: 0, standby: false }
 }
 
 /// Runs the comparison and prints it. `understudy` is the path of the program itself.
@@ -112,7 +117,7 @@ pub fn run(args: &OnePipeArgs, understudy: &Path) -> Result<(), Report> {
 
 fn capture(bench: &Bench, load: Load) -> Result<PathBuf, Report> {
     let path = bench.dir.path().join(format!("{load}.pcap").replace(' ', "-"));
-    traffic::write(&path, load.frames().into_iter()).into_diagnostic()?;
+    traffic::write(&path, load.captures().remove(0).into_iter()).into_diagnostic()?;
     Ok(path)
 }
 
@@ -152,12 +157,26 @@ fn forwarding() -> Launch {
 fn playing(load: Load) -> Launch {
     Box::new(move |bench, capture, file_prefix| {
         let mut command = Command::new(&bench.understudy);
-        command.args(["bench", "onepipe-load"]).arg(reflecting(bench, capture, &file_prefix)?);
-        let kind = if load.kind == Kind::Messages { "messages" } else { "beacons" };
-        command.args(["--kind", kind, "--links", &load.links.to_string()]);
-        command.args(["--payload", &load.payload.to_string()]);
+        command.args(load_command(load)).arg(reflecting(bench, capture, &file_prefix)?);
         Ok(Program { command, file_prefix, thread_names: &["worker-0"] })
     })
+}
+
+/// Returns the command that runs the data plane on a load's traffic, without its configuration.
+pub(crate) fn load_command(load: Load) -> Vec<String> {
+    fn name(value: &impl ValueEnum) -> String {
+        value.to_possible_value().expect("no value is skipped").get_name().into()
+    }
+    let mut command: Vec<_> = ["bench", "onepipe-load"].map(String::from).into();
+    for (option, value) in [
+        ("--kind", name(&load.kind)),
+        ("--links", load.links.to_string()),
+        ("--ports", name(&load.ports)),
+        ("--payload", load.payload.to_string()),
+    ] {
+        command.extend([option.into(), value]);
+    }
+    command
 }
 
 /// Launches a process that receives all of its own messages: its only peer, and its switch, have its own
@@ -193,7 +212,7 @@ fn messages_of(mpps: f64) -> f64 {
 ///
 /// # Errors
 /// The difference from the intended behaviour.
-pub fn check(load: &Load, counters: &Counters, frames: u64) -> Result<(), Report> {
+pub fn check(load: &Load, counters: &[Arc<Counters>], frames: u64) -> Result<(), Report> {
     load.check(counters, frames).map_err(|what| miette!("invalid measurement of {load}: {what}"))
 }
 

@@ -6,6 +6,8 @@ use crate::system::{catch_signals, explain, random_u64};
 use bench::swordbox::load::{Replay, Watch};
 use dataplane::{NoControl, Runtime, Stopwatch};
 use miette::Report;
+use representative::Representative;
+use switch::DropReason;
 use switch::forward::Forward;
 
 /// Runs the load that `bench p4ce` measures.
@@ -61,16 +63,22 @@ pub(crate) fn onepipe_load(args: &bench::onepipe::LoadArgs) -> Result<(), Report
     let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
     let stop = catch_signals()?;
     let load = args.load();
-    let function = load.make();
-    let counters = function.counters();
-    let function = Stopwatch::new(function);
-    let laps = function.laps();
+    let workers = config.runtime.workers.cpus.len();
+    let functions = load.make(workers);
+    let counters: Vec<_> = functions.iter().map(Representative::counters).collect();
+    let functions: Vec<_> = functions.into_iter().map(Stopwatch::new).collect();
+    // Frames that another worker hands over are not timed.
+    let laps = (workers == 1).then(|| functions[0].laps());
     let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
-    let outcome = runtime.run_by(workers::onepipe_load, vec![function], &mut NoControl, &stop);
+    let outcome = runtime.run_by(workers::onepipe_load, functions, &mut NoControl, &stop);
     drop(runtime);
-    let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
-    println!("{frames} frames, {} beacons sent", counters.beacons.get());
-    if let Some(ns) = laps.median_ns() {
+    // A message is counted when it is sent: not if a full ring between workers has dropped it.
+    let handoff_full = DropReason::HandoffFull.index();
+    let frames =
+        outcome.workers.iter().map(|worker| worker.received() - worker.drops[handoff_full].get()).sum();
+    let beacons: u64 = counters.iter().map(|counters| counters.beacons.get()).sum();
+    println!("{frames} frames, {beacons} beacons sent");
+    if let Some(ns) = laps.and_then(|laps| laps.median_ns()) {
         println!("{}{ns}", bench::OWN_TIME);
     }
     bench::onepipe::check(&load, &counters, frames)
