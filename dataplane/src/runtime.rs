@@ -139,8 +139,8 @@ impl Runtime {
         self.run_by(run_worker, functions, control, stop)
     }
 
-    /// Runs as [`Self::run`] does, with `main` on the thread of each worker. The packet path is compiled in the crate
-    /// that defines `main`.
+    /// Runs as [`Self::run`] does, with `main` on the thread of each worker. The packet path is compiled where `main`
+    /// is: for a function that is not generic, in the crate that defines it, and else in the caller's.
     ///
     /// # Panics
     /// As [`Self::run`] does.
