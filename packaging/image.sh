@@ -35,8 +35,8 @@ done
 for path in /usr/share/doc/'*'/copyright /usr/share/doc/understudy/'*'; do
     options+=(--dpkgopt="path-include=$path")
 done
-sources=(/etc/apt/sources.list.d/*.sources)
-[ -e "${sources[0]}" ] || sources=(/etc/apt/sources.list)
+sources=$(scripts/apt-sources.sh)
+mapfile -t sources <<< "$sources"
 # merged-usr and usr-is-merged: otherwise perl is installed to merge /usr. Files that mmdebstrap copies from this machine
 # are removed. The folders of sockets and configurations are for any user (--user).
 hooks=/usr/share/mmdebstrap/hooks

@@ -29,8 +29,8 @@ cleanup() {
 trap cleanup EXIT
 
 # Uses the package and crate sources of this machine.
-sources=(/etc/apt/sources.list.d/*.sources)
-[ -e "${sources[0]}" ] || sources=(/etc/apt/sources.list)
+sources=$(scripts/apt-sources.sh)
+mapfile -t sources <<< "$sources"
 mmdebstrap --quiet --variant=minbase --include=ca-certificates,git,make bookworm "$root" "${sources[@]}"
 for file in /etc/apt/apt.conf.d/99* /etc/resolv.conf /etc/hosts /etc/ssl/certs/ca-certificates.crt; do
     [ ! -e "$file" ] || cp -L "$file" "$root$file"

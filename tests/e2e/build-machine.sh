@@ -24,8 +24,8 @@ work=$(mktemp -d "$out/work.XXXXXX")
 trap 'rm -rf --one-file-system "$work"' EXIT
 
 echo "build-machine: downloading a minimal Debian 12 with DPDK's drivers" >&2
-sources=(/etc/apt/sources.list.d/*.sources)
-[ -e "${sources[0]}" ] || sources=(/etc/apt/sources.list)
+sources=$("$here/../../scripts/apt-sources.sh")
+mapfile -t sources <<< "$sources"
 mmdebstrap --quiet --variant=minbase \
     --include="systemd,systemd-sysv,dbus,udev,kmod,iproute2,driverctl,xdp-tools,$drivers" \
     bookworm "$work/root" "${sources[@]}"

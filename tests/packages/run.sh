@@ -14,8 +14,8 @@ cleanup() {
 }
 trap cleanup EXIT
 
-sources=(/etc/apt/sources.list.d/*.sources)
-[ -e "${sources[0]}" ] || sources=(/etc/apt/sources.list)
+sources=$(../../scripts/apt-sources.sh)
+mapfile -t sources <<< "$sources"
 mmdebstrap --quiet --variant=minbase \
     --include=systemd,systemd-sysv,dbus,iproute2,man-db,bash-completion,gcc,libc6-dev,pkg-config \
     bookworm "$root" "${sources[@]}"
