@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build library demo-p4ce demo-swordbox demo-onepipe install deb test-deb image test-image check-deploy test etcd lint fresh e2e soak mutants bench report check-report instructions fuzz doctor clean
+.PHONY: help run build pgo library demo-p4ce demo-swordbox demo-onepipe install deb test-deb image test-image check-deploy test etcd lint fresh e2e soak mutants bench report check-report instructions fuzz doctor clean
 
 CARGO ?= cargo
 # Build directory of cargo
@@ -12,6 +12,8 @@ PROGRAM := $(BUILT)/release/understudy
 NEXTEST := $(shell $(CARGO) nextest --version 2>/dev/null)
 # ETCD=1: `make lint` and `make test` include the controller's store in etcd (feature etcd), in one build with all others
 FEATURES := $(if $(ETCD),--features understudy/etcd)
+# Tool of `make pgo`, if it is there
+PGO = $(shell scripts/pgo.sh --tool 2>/dev/null)
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 help: ## print this list
@@ -34,6 +36,11 @@ build: ## build the program (target/release/understudy)
 	@scripts/deps.sh build
 	$(CARGO) build --release --locked --bin understudy
 
+pgo: ## build the program with profile-guided optimisation, from benchmarks that it runs, and print its path; 15 minutes
+	@scripts/deps.sh build
+	@scripts/deps.sh bench pgo
+	CARGO='$(CARGO)' scripts/pgo.sh $(BUILT)
+
 library: build ## build the 1Pipe library for C as well, and list the licences of what is linked
 	$(CARGO) build --release --locked --package onepipe-c
 	scripts/notices.py > $(BUILT)/release/THIRD-PARTY
@@ -42,9 +49,9 @@ library: build ## build the 1Pipe library for C as well, and list the licences o
 install: $(if $(SUDO_USER),,library) ## install the program, its manual pages and completions, the 1Pipe library for C, the service and examples (PREFIX=/usr/local, DESTDIR=)
 	PREFIX='$(or $(PREFIX),/usr/local)' DESTDIR='$(DESTDIR)' packaging/install.sh $(BUILT)
 
-deb: library ## build Debian packages (target/deb): understudy, libonepipe0, libonepipe-dev, and symbols for debuggers
-	@scripts/deps.sh deb
-	packaging/deb.sh $(BUILT)
+deb: library ## build Debian packages (target/deb): understudy, libonepipe0, libonepipe-dev, and symbols for debuggers; as `make pgo` builds the program, where llvm-profdata is (PGO=: as `make build` does)
+	@scripts/deps.sh deb $(if $(PGO),bench)
+	$(if $(PGO),program=$$(CARGO='$(CARGO)' scripts/pgo.sh $(BUILT)) || echo 'warning: no profile-guided optimisation' >&2; )packaging/deb.sh $(BUILT) $${program:-}
 
 test-deb: deb ## install, start, upgrade and purge the packages in a new Debian that systemd-nspawn boots, and inject faults (root); three minutes
 	@scripts/deps.sh test-deb

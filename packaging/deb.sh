@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Builds Debian packages of a release build into BUILD_FOLDER/deb, from a copy of the tracked files, and checks them with
-# lintian: packaging/deb.sh BUILD_FOLDER
+# lintian: packaging/deb.sh BUILD_FOLDER [PROGRAM]
 set -euo pipefail
 built=$(realpath "$1")
+program=$(realpath "${2:-$built/release/understudy}")
+echo "packaging $program"
 cd "$(dirname "$0")/.."
 out=$built/deb
 rm -rf "$out"
@@ -16,7 +18,7 @@ fi
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
 cd "$out/understudy"
 sed -i "1s/(.*)/($version+git$commit)/" debian/changelog
-BUILT=$built dpkg-buildpackage --build=binary --no-sign --no-pre-clean > "$out/log" 2>&1 || {
+BUILT=$built PROGRAM=$program dpkg-buildpackage --build=binary --no-sign --no-pre-clean > "$out/log" 2>&1 || {
     tail -n 40 "$out/log"
     exit 1
 }

@@ -3,19 +3,21 @@
 #   packaging/install.sh BUILD_FOLDER
 # Variables say where to: PREFIX (/usr/local); LIBDIR (lib) and ZSH (share/zsh/site-functions) below it; SYSTEMD, a
 # folder below it if systemd looks there, and else /etc; and DESTDIR before all of them. STRIP=no leaves
-# debugging symbols in the program and the library, for tools that package them.
+# debugging symbols in the program and the library, for tools that package them. PROGRAM is the
+# program to install (BUILD_FOLDER/release/understudy).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 built=$1/release
+: "${PROGRAM:=$built/understudy}"
 : "${PREFIX:=/usr/local}" "${LIBDIR:=lib}" "${DESTDIR:=}" "${STRIP:=yes}"
 case $PREFIX in
 /usr | /usr/local) lib=$PREFIX/lib ;;
 *) lib=/etc ;;
 esac
 : "${ZSH:=share/zsh/site-functions}" "${SYSTEMD:=$lib/systemd/system}"
-for file in understudy libonepipe_c.so THIRD-PARTY; do
-    if [ ! -e "$built/$file" ]; then
-        echo "$built/$file is missing: run \`make library\` first" >&2
+for file in "$PROGRAM" "$built"/{libonepipe_c.so,THIRD-PARTY}; do
+    if [ ! -e "$file" ]; then
+        echo "$file is missing; \`make library\` builds what is in $built" >&2
         exit 1
     fi
 done
@@ -45,12 +47,12 @@ fill() { # FROM TO
     chmod 644 "$2"
 }
 
-put_binary 755 "$built/understudy" "$DESTDIR$PREFIX/bin/understudy"
-"$built/understudy" generate man "$share/man/man1"
+put_binary 755 "$PROGRAM" "$DESTDIR$PREFIX/bin/understudy"
+"$PROGRAM" generate man "$share/man/man1"
 for shell in bash:bash-completion/completions/understudy zsh:${ZSH#share/}/_understudy fish:fish/vendor_completions.d/understudy.fish; do
     file=$share/${shell#*:}
     mkdir -p "$(dirname "$file")"
-    "$built/understudy" generate completions "${shell%%:*}" > "$file"
+    "$PROGRAM" generate completions "${shell%%:*}" > "$file"
 done
 
 library=$DESTDIR$PREFIX/$LIBDIR/libonepipe.so

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs missing Debian packages and cargo tools of the groups that are named:
-#   deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [etcd] [fresh] [deb] [test-deb] [image] [test-image]
+#   deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [etcd] [pgo] [fresh] [deb] [test-deb] [image] [test-image]
 #           [check-deploy] [lint] [mutants] [mutants-of-a-file]
 # Prints nothing if nothing is missing. Uses sudo unless it runs as root.
 set -euo pipefail
@@ -13,6 +13,7 @@ declare -A packages=(
     [bench]="dpdk-dev"
     [instructions]="valgrind"
     [etcd]="etcd-server protobuf-compiler libprotobuf-dev"
+    [pgo]=""
     [fresh]="mmdebstrap"
     [deb]="debhelper git lintian python3"
     [test-deb]="mmdebstrap systemd-container"
@@ -23,6 +24,12 @@ declare -A packages=(
     [mutants]=""
     [mutants-of-a-file]=""
 )
+
+# The version that belongs to the compiler
+if [[ " $* " == *" pgo "* ]] && ! "$(dirname "$0")/pgo.sh" --tool >/dev/null 2>&1; then
+    llvm=llvm-$(rustc -vV | sed -n 's/^LLVM version: \([0-9]*\).*/\1/p')
+    ! apt-cache show "$llvm" >/dev/null 2>&1 || packages[pgo]=$llvm
+fi
 
 missing=()
 # Debian 12's rustc is too old for this workspace; its rustc-web, with which browsers are built, is not.
