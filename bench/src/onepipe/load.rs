@@ -82,7 +82,7 @@ pub struct Load {
     pub kind: Kind,
     /// Number of links, distributed over the ports round-robin
     pub links: u16,
-    /// Ports
+    /// Ports, and where messages leave
     pub ports: Ports,
     /// Bytes behind a message's header
     pub payload: usize,

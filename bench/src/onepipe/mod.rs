@@ -66,7 +66,7 @@ pub struct LoadArgs {
     /// Number of links
     #[arg(long)]
     links: u16,
-    /// Ports
+    /// Ports, and where messages leave
     #[arg(long, default_value = "one")]
     ports: Ports,
     /// Size of a message, in bytes
